@@ -1,0 +1,14 @@
+"""What doctests may use without importing it: torch, nn and bayesify's public names."""
+
+import pytest
+import torch
+
+import bayesify
+
+
+@pytest.fixture(autouse=True)
+def _doctest_namespace(doctest_namespace: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    doctest_namespace.update({"torch": torch, "nn": torch.nn})
+    for module in (bayesify.functional, bayesify):
+        doctest_namespace.update({name: getattr(module, name) for name in module.__all__})

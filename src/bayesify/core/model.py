@@ -1,0 +1,170 @@
+"""The root module: everything that losses, prediction, DDP, compile and export see of a Bayesian network."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bayesify.core.checks import check_integer
+from bayesify.core.posterior import Method
+from bayesify.core.sites import Drawing, Site
+
+__all__ = ["Bayesian", "Draws", "Folded", "LayerReport"]
+
+
+class Draws(NamedTuple):
+    """What one forward pass of a Bayesian network returns.
+
+    Attributes:
+        outputs: (S, B, ...), the net's output for each of S draws; a net that returns a tuple or dict gives the same structure.
+        kl: scalar of at least float32, nats, paid once per data set.
+        local_kl: (B,) of at least float32, nats, paid once per example (zero for methods without one).
+    """
+
+    outputs: Tensor
+    kl: Tensor
+    local_kl: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerReport:
+    """What became of one layer: its name, type, the method that made it random (None if it stayed as it was) and why."""
+
+    name: str
+    layer: str
+    method: Method | None
+    reason: str
+
+
+class Bayesian(nn.Module, ABC):
+    """Root of a Bayesian network: `forward(*inputs, samples=1, coherent=False, **kwargs) -> Draws`.
+
+    `train()` and `eval()` keep their PyTorch meaning (batch normalisation, plain dropout); how random the outputs are depends on
+    `samples` and `coherent` alone.
+
+    Attributes:
+        net: the network itself, its layers made random in place.
+        batch_dim, fold, shared: how inputs are laid out, as given to `bayesify`.
+        report: what became of each layer, for `summary`.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.drawing = Drawing()
+        self.batch_dim = 0
+        self.fold = True
+        self.shared: tuple[str, ...] = ()
+        self.report: tuple[LayerReport, ...] = ()
+
+    @abstractmethod
+    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
+        """Draw `samples` outputs for every example, with the KL terms.
+
+        Args:
+            inputs: what the net takes, batch first; keyword inputs and nested dicts or tuples too.
+            samples: S, the number of draws.
+            coherent: one weight draw per sample for the whole batch, so that every sample is a true function of the inputs. By
+                default a method may draw per example, which is cheaper or less noisy; for convolutions and sequences that route
+                agrees with the weight distribution in each output element's mean and variance, not in their correlations.
+            kwargs: keyword inputs of the net.
+        """
+
+    def sites(self) -> Iterator[tuple[str, Site]]:
+        """Names (within `net`) and modules of all random layers."""
+        return ((name, module) for name, module in self.net.named_modules() if isinstance(module, Site))
+
+    def kl(self) -> Tensor:
+        """KL(q || prior) of all random layers together: nats, summed, a scalar of at least float32."""
+        parameter = next(self.net.parameters(), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        with torch.autocast(device.type, enabled=False):
+            terms = [site.posterior.kl(site) for _, site in self.sites()]
+            return torch.stack([_whole(term) for term in terms]).sum() if terms else torch.zeros((), device=device)
+
+
+def _whole(value: Tensor) -> Tensor:
+    """The full tensor where parameters are sharded (FSDP), the tensor itself elsewhere."""
+    full = getattr(value, "full_tensor", None)
+    return value if full is None else full()
+
+
+class Folded(Bayesian):
+    """The default root: S draws are folded into the batch, so one pass over S*B rows serves them all.
+
+    With `fold=False`, or where the batch is not the first dimension, one pass per draw is made instead: the layers in between
+    could not tell which rows belong to which draw.
+    """
+
+    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
+        check_integer("samples", samples)
+        named = self._named(inputs)
+        batch = self._batch_size({**named, **kwargs})
+        self.drawing.coherent = coherent
+        if samples == 1 or not self.fold:
+            runs = [self._run(1, inputs, kwargs) for _ in range(samples)]
+            outputs = tree_map(self._stack, *runs)
+        else:
+            fold = _Fold(samples, batch)
+            args = tuple(x if name in self.shared else tree_map(fold, x) for name, x in named.items())
+            keywords = {name: x if name in self.shared else tree_map(fold, x) for name, x in kwargs.items()}
+            outputs = tree_map(fold.undo, self._run(samples, args, keywords))
+        kl = self.kl()
+        return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device))
+
+    def _run(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.drawing.samples = samples
+        self.drawing.drawn = {}
+        try:
+            return self.net(*args, **kwargs)
+        finally:
+            self.drawing.drawn = None
+
+    def _stack(self, *runs: Any) -> Any:
+        return torch.stack([y.movedim(self.batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
+
+    def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
+        """The positional inputs by the name of the parameter they are bound to, or by position where the net takes `*args`."""
+        names = [p.name for p in inspect.signature(self.net.forward).parameters.values() if p.kind in _POSITIONAL]
+        return {names[i] if i < len(names) else str(i): x for i, x in enumerate(inputs)}
+
+    def _batch_size(self, inputs: dict[str, Any]) -> int:
+        for leaf in tree_leaves({name: x for name, x in inputs.items() if name not in self.shared}):
+            if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim:
+                return leaf.shape[self.batch_dim]
+        kinds = {name: type(x).__name__ for name, x in inputs.items()}
+        raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class _Fold:
+    """(B, ...) to (S*B, ...), all rows of draw 0 first, and back."""
+
+    def __init__(self, samples: int, batch: int) -> None:
+        self.samples = samples
+        self.batch = batch
+
+    def __call__(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != self.batch:
+            return x
+        return x.expand(self.samples, *x.shape).flatten(0, 1)
+
+    def undo(self, y: Any) -> Any:
+        if not isinstance(y, Tensor):
+            return y
+        if y.dim() == 0 or y.shape[0] != self.samples * self.batch:
+            raise ValueError(
+                f"the net returned a tensor of shape {tuple(y.shape)} for {self.batch} examples and {self.samples} draws; its "
+                f"first dimension must be the batch ({self.samples * self.batch} rows). If the batch is another dimension, "
+                "say so: bayesify(net, method, batch_dim=1); if it is moved in between: bayesify(net, method, fold=False)"
+            )
+        return y.unflatten(0, (self.samples, self.batch))

@@ -1,0 +1,112 @@
+"""The two contracts a method fulfils: `Posterior`, the distribution of one layer, and `Method`, what to make random."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from bayesify.core.model import Bayesian
+    from bayesify.core.sites import Site
+
+__all__ = ["Method", "Posterior"]
+
+
+class Posterior(nn.Module, ABC):
+    """The distribution of one layer's weight and bias.
+
+    It holds the variational parameters the layer does not already have; the layer's own `weight` and `bias` usually stay where
+    they are, as means. A posterior that replaces them sets `layer.weight = None`, so that no parameter is left without a gradient,
+    and overrides `mean`.
+    """
+
+    @abstractmethod
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        """Draw weights: the definition every other route is tested against.
+
+        Args:
+            layer: the site this posterior belongs to.
+            samples: S, the number of draws.
+
+        Returns:
+            Weight of shape (S, *weight_shape) and bias of shape (S, *bias_shape), or None for a layer without bias.
+        """
+
+    @abstractmethod
+    def kl(self, layer: Site) -> Tensor:
+        """KL(q || prior): nats, summed over the layer's parameters, a scalar of at least float32."""
+
+    def forward(self, layer: Site, x: Tensor) -> Tensor:
+        """Apply the layer to x (S*B, ...), one weight draw per sample.
+
+        Override for a cheaper or less noisy route with the same mean and variance of every output element (local
+        reparameterisation, input noise); `coherent=True` bypasses the override.
+        """
+        return layer.op(layer.prepare(x), *layer.draw())
+
+    def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+        """The posterior mean of weight and bias: what `unbayesify` leaves behind."""
+        return layer.weight, layer.bias
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """What to make random and how: a frozen record of hyperparameters. Its JSON is what gets saved.
+
+    A new method is one file in `bayesify.methods`: a subclass (a frozen, keyword-only dataclass) that builds one `Posterior` per
+    layer. Naming it makes it known: tests, documentation, command line and benchmarks iterate over `Method.registry`.
+    """
+
+    registry: ClassVar[dict[str, type[Method]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Method.registry[cls.__name__] = cls
+
+    def build(self, layer: Site) -> Posterior | None:
+        """The posterior of one layer, or None to leave the layer as it is."""
+        return None
+
+    def root(self, net: nn.Module) -> Bayesian:
+        """The root module around the converted net. Override for matters of the whole network (ensembles, output noise)."""
+        from bayesify.core.model import Folded  # the default root is built on this very file
+
+        return Folded(net)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and fields, ready for JSON; `Method.from_dict` reads it back."""
+        return {"method": type(self).__name__, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Method:
+        """Build a method from what `to_dict` wrote.
+
+        Raises:
+            ValueError: an unknown method or field, with the known ones.
+        """
+        values = dict(fields)
+        kind = cls.named(values.pop("method", None))
+        known = [field.name for field in dataclasses.fields(kind)]
+        if unknown := sorted(set(values) - set(known)):
+            fields_text = ", ".join(known) or "none"
+            raise ValueError(f"{kind.__name__} has no field {', '.join(map(repr, unknown))}; its fields are {fields_text}")
+        return kind(**values)
+
+    @classmethod
+    def named(cls, name: object) -> type[Method]:
+        """The method class of that name, in any case.
+
+        Raises:
+            ValueError: no such method, with the known ones.
+        """
+        by_name = {known.lower(): kind for known, kind in cls.registry.items()}
+        if str(name).lower() not in by_name:
+            raise ValueError(f"unknown method {name!r}; known methods: {', '.join(sorted(cls.registry))}")
+        return by_name[str(name).lower()]
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)

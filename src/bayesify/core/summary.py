@@ -1,0 +1,117 @@
+"""`summary`: what is random in a Bayesian network, what it costs, and what stayed as it was and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from torch import nn
+
+from bayesify.core.model import Bayesian
+from bayesify.core.sites import Site
+
+__all__ = ["LayerSummary", "Summary", "summary"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSummary:
+    """One layer: trainable parameters before (`plain`) and after (`parameters`) it became random."""
+
+    name: str
+    layer: str
+    method: str
+    plain: int
+    parameters: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What `summary` returns; print it, or read its fields.
+
+    Attributes:
+        layers: one entry per layer with parameters, in the net's order.
+        kl: the KL of all random layers, in nats.
+    """
+
+    layers: tuple[LayerSummary, ...]
+    kl: float
+
+    @property
+    def plain(self) -> int:
+        """Parameters of the ordinary network."""
+        return sum(layer.plain for layer in self.layers)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the Bayesian network."""
+        return sum(layer.parameters for layer in self.layers)
+
+    def __str__(self) -> str:
+        header = ("layer", "type", "method", "parameters", "overhead")
+        rows = [
+            (row.name or "(net)", row.layer, row.method or "-", f"{row.parameters:,}", _overhead(row.plain, row.parameters))
+            for row in self.layers
+        ]
+        total = ("total", "", "", f"{self.parameters:,}", _overhead(self.plain, self.parameters))
+        widths = [max(len(row[i]) for row in (header, *rows, total)) for i in range(len(header))]
+        lines = [_line(row, widths) for row in (header, *rows, total)]
+        rule = "-" * max(map(len, lines))
+        random = sum(bool(row.method) for row in self.layers)
+        text = [lines[0], rule, *lines[1:-1], rule, lines[-1], f"{random} of {len(rows)} layers are random; KL {self.kl:,.1f} nats"]
+        left = [f"  {row.name or '(net)'} ({row.layer}): {row.reason}" for row in self.layers if row.reason]
+        return "\n".join([*text, "left as they were:", *left] if left else text)
+
+
+def summary(bnn: Bayesian) -> Summary:
+    """Report on a Bayesian network: per layer its method, its parameters and their overhead, and why the rest is not random.
+
+    Args:
+        bnn: what `bayesify` returned.
+
+    Returns:
+        A `Summary`, whose text is a table.
+
+    Example:
+        >>> bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), {"0": MeanField(prior_std=0.5)})
+        >>> print(summary(bnn))
+        layer  type    method     parameters  overhead
+        ----------------------------------------------
+        0      Linear  MeanField          64   +100.0%
+        2      Linear  -                   9     +0.0%
+        ----------------------------------------------
+        total                             73    +78.0%
+        1 of 2 layers are random; KL ... nats
+        left as they were:
+          2 (Linear): its name matches no pattern
+    """
+    if not isinstance(bnn, Bayesian):
+        raise TypeError(f"bnn must be what bayesify returned, got {type(bnn).__name__}")
+    modules = dict(bnn.net.named_modules())
+    seen: set[int] = set()
+    layers = []
+    for report in bnn.report:
+        module = modules[report.name]
+        parameters = _count(module, seen)
+        plain = parameters
+        if isinstance(module, Site):
+            plain = math.prod(module.weight_shape) + (math.prod(module.bias_shape) if module.bias_shape is not None else 0)
+        method = "" if report.method is None else type(report.method).__name__
+        layers.append(LayerSummary(report.name, report.layer, method, plain, parameters, report.reason))
+    return Summary(tuple(layers), float(bnn.kl().detach()))
+
+
+def _count(module: nn.Module, seen: set[int]) -> int:
+    """Parameters of one layer and its posterior, a tied one counted where it is first met."""
+    new = [p for p in module.parameters(recurse=isinstance(module, Site)) if id(p) not in seen]
+    seen.update(map(id, new))
+    return sum(p.numel() for p in new)
+
+
+def _overhead(plain: int, parameters: int) -> str:
+    return f"{parameters / plain - 1:+.1%}" if plain else "-"
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    cells = [cell.rjust(width) if i >= 3 else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+    return "  ".join(cells).rstrip()

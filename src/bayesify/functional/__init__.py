@@ -1,0 +1,16 @@
+"""Pure tensor mathematics: no modules, no state, torch alone."""
+
+from bayesify.functional.kl import at_least_float32, gaussian_kl, log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
+from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
+
+__all__ = [
+    "at_least_float32",
+    "at_most",
+    "bernoulli_mask",
+    "gaussian_kl",
+    "local_reparameterization",
+    "log_uniform_kl",
+    "log_uniform_kl_cubic",
+    "log_uniform_kl_sigmoid",
+    "normal_like",
+]

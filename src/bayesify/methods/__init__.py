@@ -1,0 +1,8 @@
+"""One file per method, one paper per file. Importing this package fills `Method.registry`."""
+
+from bayesify.methods.deterministic import Deterministic
+from bayesify.methods.mc_dropout import MCDropout
+from bayesify.methods.mean_field import MeanField
+from bayesify.methods.variational_dropout import VariationalDropout
+
+__all__ = ["Deterministic", "MCDropout", "MeanField", "VariationalDropout"]

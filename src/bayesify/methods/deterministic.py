@@ -1,0 +1,69 @@
+r"""Deterministic: point estimates, the maximum a posteriori (MAP) baseline.
+
+The "posterior" is the weight itself. Its KL stands for the negative log of a normal prior without the constant, so that `elbo`
+with it is the penalised log likelihood:
+
+$$\mathrm{KL} = \frac{1}{2 s^2}\sum_j (w_j - m_j)^2, \qquad m_j = 0.$$
+
+Without `prior_std` it is maximum likelihood.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from bayesify.core.checks import check_positive
+from bayesify.core.posterior import Method, Posterior
+from bayesify.core.sites import Site
+from bayesify.functional import at_least_float32
+
+__all__ = ["Deterministic"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deterministic(Method):
+    """Point estimates for every layer.
+
+    Args:
+        prior_std: standard deviation of a normal prior on weights and biases (MAP); None for maximum likelihood.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(2, 1), Deterministic(prior_std=None))
+        >>> bnn(torch.zeros(4, 2)).kl
+        tensor(0.)
+    """
+
+    prior_std: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.prior_std is not None:
+            check_positive("prior_std", self.prior_std)
+
+    def build(self, layer: Site) -> Posterior:
+        return PointPosterior(self)
+
+
+class PointPosterior(Posterior):
+    """All mass on the layer's own weight and bias."""
+
+    def __init__(self, method: Deterministic) -> None:
+        super().__init__()
+        self.prior_std = method.prior_std
+
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.mean(layer)
+        return weight.expand(samples, *weight.shape), None if bias is None else bias.expand(samples, *bias.shape)
+
+    def kl(self, layer: Site) -> Tensor:
+        weight, bias = self.mean(layer)
+        if self.prior_std is None:
+            return at_least_float32(weight.new_zeros(()))
+        penalty = at_least_float32(weight).square().sum()
+        if bias is not None:
+            penalty = penalty + at_least_float32(bias).square().sum()
+        return penalty / (2 * self.prior_std**2)
+
+    def forward(self, layer: Site, x: Tensor) -> Tensor:
+        return layer.op(layer.prepare(x), *self.mean(layer))

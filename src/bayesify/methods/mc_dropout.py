@@ -1,0 +1,79 @@
+r"""MC dropout: Bernoulli noise on the inputs of a layer, in training and in prediction.
+
+$$y = (x \circ d)\,W + b, \qquad d_i = \mathrm{Bernoulli}(1 - p) / (1 - p)$$
+
+A layer's weight is $w_{ij} = d_i W_{ij}$, so its second moment is $W_{ij}^2 / (1 - p)$, and up to a constant in W
+
+$$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr)$$
+
+for the prior $N(0, s^2)$: weight decay. Source: Gal & Ghahramani, *Dropout as a Bayesian approximation* (2016), section 3 and its
+appendix, proposition 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from bayesify.core.checks import check_fraction, check_positive
+from bayesify.core.posterior import Method, Posterior
+from bayesify.core.sites import Site
+from bayesify.functional import at_least_float32, bernoulli_mask
+
+__all__ = ["MCDropout"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MCDropout(Method):
+    """Binary dropout before linear layers and convolutions, kept on when predicting.
+
+    Convolutions drop whole input channels per example, the same at every position.
+
+    Args:
+        p: probability of dropping an input.
+        prior_std: standard deviation of the normal prior, which adds weight decay as the KL; None for plain dropout, KL 0.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(2, 1), MCDropout(p=0.5))
+        >>> bnn(torch.ones(4, 2), samples=3).outputs.shape
+        torch.Size([3, 4, 1])
+    """
+
+    p: float = 0.1
+    prior_std: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fraction("p", self.p)
+        if self.prior_std is not None:
+            check_positive("prior_std", self.prior_std)
+
+    def build(self, layer: Site) -> Posterior | None:
+        return DropoutPosterior(self) if layer.contracts else None
+
+
+class DropoutPosterior(Posterior):
+    """The layer's weight, its input channels switched on and off."""
+
+    def __init__(self, method: MCDropout) -> None:
+        super().__init__()
+        self.p = method.p
+        self.prior_std = method.prior_std
+
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.mean(layer)
+        mask = bernoulli_mask((samples, layer.input_channels), self.p, like=weight)
+        return weight * layer.over_weight(mask), None if bias is None else bias.expand(samples, *bias.shape)
+
+    def kl(self, layer: Site) -> Tensor:
+        weight, bias = self.mean(layer)
+        if self.prior_std is None:
+            return at_least_float32(weight.new_zeros(()))
+        penalty = at_least_float32(weight).square().sum() / (1 - self.p)
+        if bias is not None:
+            penalty = penalty + at_least_float32(bias).square().sum()
+        return penalty / (2 * self.prior_std**2)
+
+    def forward(self, layer: Site, x: Tensor) -> Tensor:
+        mask = bernoulli_mask((x.shape[0], layer.input_channels), self.p, like=x)
+        return layer.op(x * layer.over_channels(mask, x), *self.mean(layer))

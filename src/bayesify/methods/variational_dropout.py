@@ -1,0 +1,146 @@
+r"""Variational dropout: Gaussian dropout whose rates are learned.
+
+Kingma, Salimans & Welling, *Variational dropout and the local reparameterization trick* (2015).
+
+Type A, `noise="input"` (section 3.2): the noise multiplies the inputs, so all weights of an input unit share it,
+
+$$y = (x \circ \xi)\,\theta + b, \qquad \xi_i \sim N(1, \alpha_i), \qquad \mathrm{KL} = \sum_i \mathrm{KL}(\alpha_i),$$
+
+with one term per input unit. Type B, `noise="weight"` (section 3.1): every weight has noise of its own, drawn through the local
+reparameterisation,
+
+$$w_{ij} \sim N(\theta_{ij}, \alpha_{ij}\theta_{ij}^2), \qquad y_j \sim N\Bigl(\sum_i x_i\theta_{ij} + b_j,
+  \sum_i \alpha_{ij} x_i^2\theta_{ij}^2\Bigr), \qquad \mathrm{KL} = \sum_{ij} \mathrm{KL}(\alpha_{ij}),$$
+
+with one term per weight, also where alpha is shared. The prior is log-uniform and its KL (`log_uniform_kl`) exact. theta and b are
+point estimates. What the paper leaves open: type A's posterior over weights is singular, and the log-uniform prior improper, so the
+KL is that of the noise, a principled penalty rather than a bound on an evidence (Hron et al., 2018).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.checks import check_choice, check_positive
+from bayesify.core.posterior import Method, Posterior
+from bayesify.core.sites import Site
+from bayesify.functional import at_least_float32, at_most, local_reparameterization, log_uniform_kl
+
+__all__ = ["VariationalDropout"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VariationalDropout(Method):
+    """Gaussian dropout with learned rates, for linear layers and convolutions.
+
+    Args:
+        noise: "input" multiplies inputs (type A, correlated weights), "weight" every weight (type B). Convolutions draw input noise
+            per example and channel, the same at every position.
+        alpha_per: one noise variance per "layer", per input "unit" or per "weight" (the last with `noise="weight"` only).
+        p: initial dropout rate in (0, 1): alpha starts at p / (1 - p).
+        learn: learn alpha; False keeps it, which is plain Gaussian dropout.
+        max_alpha: upper bound of alpha, 1 in the paper (larger values are local optima that are hard to leave); None lifts it.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(2, 1), VariationalDropout(p=0.5, alpha_per="layer"))
+        >>> bnn(torch.ones(4, 2)).kl  # two input units at alpha = 1
+        tensor(0.8534, grad_fn=<SumBackward0>)
+    """
+
+    noise: Literal["input", "weight"] = "input"
+    alpha_per: Literal["layer", "unit", "weight"] = "unit"
+    p: float = 0.2
+    learn: bool = True
+    max_alpha: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("noise", self.noise, ("input", "weight"))
+        check_choice("alpha_per", self.alpha_per, ("layer", "unit", "weight"))
+        if self.noise == "input" and self.alpha_per == "weight":
+            raise ValueError('alpha_per="weight" needs noise="weight": input noise is shared by all weights of an input unit')
+        if not 0 < self.p < 1:
+            raise ValueError(f"p must be in (0, 1), got {self.p!r}; without noise, use Deterministic()")
+        if self.max_alpha is not None:
+            check_positive("max_alpha", self.max_alpha)
+            if self.p / (1 - self.p) > self.max_alpha:
+                raise ValueError(f"p={self.p!r} starts alpha at {self.p / (1 - self.p):.3g}, above max_alpha={self.max_alpha!r}")
+
+    def build(self, layer: Site) -> Posterior | None:
+        if not layer.contracts:
+            return None
+        return InputNoisePosterior(self, layer) if self.noise == "input" else WeightNoisePosterior(self, layer)
+
+
+class _GaussianDropoutPosterior(Posterior):
+    """What both types share: alpha, its bound and the KL."""
+
+    def __init__(self, method: VariationalDropout, layer: Site) -> None:
+        super().__init__()
+        shapes = {"layer": (), "unit": (layer.input_channels,), "weight": layer.weight_shape}
+        log_alpha = torch.full(shapes[method.alpha_per], math.log(method.p) - math.log1p(-method.p))
+        self.alpha_per = method.alpha_per
+        self.log_bound = None if method.max_alpha is None else math.log(method.max_alpha)
+        if method.learn:
+            self.log_alpha = nn.Parameter(log_alpha)
+        else:
+            self.register_buffer("log_alpha", log_alpha)
+
+    def bounded_log_alpha(self) -> Tensor:
+        """log alpha as the model sees it: (), (K,) or the weight's shape."""
+        return self.log_alpha if self.log_bound is None else at_most(self.log_alpha, self.log_bound)
+
+    def terms(self, layer: Site) -> int:
+        """How many noise variables the layer has, each with a KL of its own."""
+        raise NotImplementedError(f"{type(self).__name__} does not count its noise variables")
+
+    def kl(self, layer: Site) -> Tensor:
+        each = log_uniform_kl(at_least_float32(self.bounded_log_alpha()))
+        return each.sum() * (self.terms(layer) // each.numel())
+
+
+class InputNoisePosterior(_GaussianDropoutPosterior):
+    """Type A."""
+
+    def terms(self, layer: Site) -> int:
+        return layer.input_channels
+
+    def noise(self, rows: int, layer: Site) -> Tensor:
+        """xi (rows, K)."""
+        std = torch.exp(0.5 * self.bounded_log_alpha())
+        return 1 + std * torch.randn(rows, layer.input_channels, dtype=std.dtype, device=std.device)
+
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.mean(layer)
+        noisy = weight * layer.over_weight(self.noise(samples, layer))
+        return noisy, None if bias is None else bias.expand(samples, *bias.shape)
+
+    def forward(self, layer: Site, x: Tensor) -> Tensor:
+        noise = self.noise(x.shape[0], layer).to(x.dtype)
+        return layer.op(x * layer.over_channels(noise, x), *self.mean(layer))
+
+
+class WeightNoisePosterior(_GaussianDropoutPosterior):
+    """Type B."""
+
+    def terms(self, layer: Site) -> int:
+        return math.prod(layer.weight_shape)
+
+    def over_weight(self, alpha: Tensor, layer: Site) -> Tensor:
+        """alpha, broadcastable to the weight."""
+        return layer.over_weight(alpha) if self.alpha_per == "unit" else alpha
+
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.mean(layer)
+        std = self.over_weight(torch.exp(0.5 * self.bounded_log_alpha()), layer) * weight
+        eps = torch.randn(samples, *weight.shape, dtype=weight.dtype, device=weight.device)
+        return weight + std * eps, None if bias is None else bias.expand(samples, *bias.shape)
+
+    def forward(self, layer: Site, x: Tensor) -> Tensor:
+        weight, bias = self.mean(layer)
+        variance = self.over_weight(torch.exp(self.bounded_log_alpha()), layer) * weight.square()
+        return local_reparameterization(layer.op(x, weight, bias), layer.op(layer.square(x), variance, None))

@@ -1,0 +1,125 @@
+"""What to maximise: the evidence lower bound, and schedules for the weight of its KL."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from bayesify.core.checks import check_integer, check_positive
+
+if TYPE_CHECKING:
+    from bayesify.core.model import Draws
+
+__all__ = ["Constant", "Cyclical", "KLSchedule", "LinearWarmup", "elbo"]
+
+
+def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, local_beta: float | Tensor = 1.0) -> Tensor:
+    r"""Evidence lower bound per example, estimated from one minibatch; `-elbo(...)` is the loss.
+
+    $$\frac{1}{SB}\sum_{s,b} \log p(y_b \mid x_b, w_s) \;-\; \frac{\beta}{n}\,\mathrm{KL}
+      \;-\; \frac{\beta_\mathrm{local}}{B}\sum_b \mathrm{KL}_b$$
+
+    n times its expectation is a lower bound of the log evidence $\log p(y_{1..n} \mid x_{1..n})$ when both betas are 1.
+
+    Args:
+        draws: what the Bayesian net returned for the minibatch.
+        log_prob: (S, B) log likelihood of each example under each draw, in nats, summed over the dimensions of one example.
+        n: the number of examples in the whole training set; the KL is paid once per data set, so each example pays 1/n of it.
+        beta: weight of the KL; a `KLSchedule` gives it as training goes on. 1 is the bound, below 1 a cold posterior.
+        local_beta: weight of the per-example KL of methods that have one.
+
+    Returns:
+        Nats per example, a scalar to maximise.
+
+    Raises:
+        ValueError: `n` is not positive, or `log_prob` is not (S, B).
+
+    Source: Kingma, Salimans & Welling (2015), equations (1) to (3), divided by the size N of the data set.
+
+    Example:
+        >>> draws = Draws(outputs=torch.zeros(2, 3, 1), kl=torch.tensor(30.0), local_kl=torch.zeros(3))
+        >>> elbo(draws, log_prob=torch.full((2, 3), -1.0), n=10)
+        tensor(-4.)
+    """
+    if not n > 0:
+        raise ValueError(f"n must be the number of training examples, above 0, got {n!r}")
+    if log_prob.dim() != 2 or log_prob.shape[1] != draws.local_kl.shape[0]:
+        raise ValueError(
+            f"log_prob must have shape (S, B) with B = {draws.local_kl.shape[0]} examples, got {tuple(log_prob.shape)}; "
+            "sum it over the dimensions of one example, and keep draws first"
+        )
+    return log_prob.mean() - beta / n * draws.kl - local_beta * draws.local_kl.mean()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KLSchedule:
+    """The weight of the KL as a function of training progress.
+
+    Example:
+        >>> schedule = LinearWarmup(fraction=0.5)
+        >>> [schedule(progress) for progress in (0.0, 0.25, 0.5, 1.0)]
+        [0.0, 0.5, 1.0, 1.0]
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("beta", self.beta)
+
+    def __call__(self, progress: float) -> float:
+        """The KL weight when the share `progress` in [0, 1] of all training steps is done."""
+        raise NotImplementedError(f"{type(self).__name__} does not define its weight")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constant(KLSchedule):
+    """The same weight throughout."""
+
+    def __call__(self, progress: float) -> float:
+        return self.beta
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearWarmup(KLSchedule):
+    """From 0 to `beta` in a straight line over the first `fraction` of training, then constant.
+
+    Source: Sonderby et al., *Ladder variational autoencoders* (2016), section 2.3.
+    """
+
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_share("fraction", self.fraction)
+
+    def __call__(self, progress: float) -> float:
+        return self.beta * min(1.0, progress / self.fraction)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cyclical(KLSchedule):
+    """`cycles` equal cycles, each a linear warm-up over `fraction` of the cycle and then constant at `beta`.
+
+    Source: Fu et al., *Cyclical annealing schedule* (2019), equation (6) with the linear function.
+    """
+
+    cycles: int = 4
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("cycles", self.cycles)
+        _check_share("fraction", self.fraction)
+
+    def __call__(self, progress: float) -> float:
+        if progress >= 1:
+            return self.beta
+        return self.beta * min(1.0, math.fmod(progress * self.cycles, 1.0) / self.fraction)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
