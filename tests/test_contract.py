@@ -1,0 +1,109 @@
+"""Every method in the registry, on every layer type, through the whole contract."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Independent, MixtureSameFamily, Normal
+
+from bayesify import Deterministic, MCDropout, MeanField, Method, Site, VariationalDropout
+from bayesify.testing import LAYERS, References, check_method
+
+
+def _flat(weight: Tensor, bias: Tensor | None) -> Tensor:
+    return weight.flatten(1) if bias is None else torch.cat([weight.flatten(1), bias.flatten(1)], 1)
+
+
+def _mean_field_moments(site: Site) -> tuple[Tensor, Tensor]:
+    weight, bias = site.posterior.mean(site)
+    stds = [p.exp() for p in (site.posterior.weight_log_std, site.posterior.bias_log_std) if p is not None]
+    return _flat(weight[None], None if bias is None else bias[None])[0], torch.cat([std.flatten() for std in stds])
+
+
+def _shrink(site: Site) -> None:
+    for name, parameter in site.posterior.named_parameters():
+        if name.endswith(("log_std", "log_alpha")):
+            torch.nn.init.constant_(parameter, -40.0)
+
+
+def _to_normal_prior(prior_std: float) -> Callable[[Site], None]:
+    def to_prior(site: Site) -> None:
+        for parameter in (site.weight, site.bias):
+            if parameter is not None:
+                torch.nn.init.zeros_(parameter)
+        for parameter in site.posterior.parameters():
+            torch.nn.init.constant_(parameter, torch.tensor(prior_std).double().log().item())
+
+    return to_prior
+
+
+def _log_ratio(prior: torch.distributions.Distribution) -> Callable[[Site, Tensor, Tensor | None], Tensor]:
+    def log_ratio(site: Site, weight: Tensor, bias: Tensor | None) -> Tensor:
+        mean, std = _mean_field_moments(site)
+        w = _flat(weight, bias)
+        return Independent(Normal(mean, std), 1).log_prob(w) - prior.log_prob(w).sum(-1)
+
+    return log_ratio
+
+
+_MIXTURE = MixtureSameFamily(
+    torch.distributions.Categorical(torch.tensor([0.25, 0.75], dtype=torch.float64)),
+    Normal(torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, 0.1], dtype=torch.float64)),
+)
+_MEAN_FIELD = References(
+    collapse=_shrink,
+    to_prior=_to_normal_prior(0.7),
+    log_ratio=_log_ratio(Normal(torch.zeros((), dtype=torch.float64), 0.7)),
+)
+_SHRINKING = References(collapse=_shrink)
+
+METHODS: list[tuple[Method, References]] = [
+    (MeanField(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
+    (MeanField(noise="shared", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
+    (MeanField(prior_mean="pretrained"), _SHRINKING),
+    (
+        MeanField(prior="scale-mixture", mixture_weight=0.25, mixture_std=0.1, initial_std=0.5),
+        References(collapse=_shrink, log_ratio=_log_ratio(_MIXTURE), noisy_kl=True),
+    ),
+    (VariationalDropout(p=0.3), _SHRINKING),
+    (VariationalDropout(alpha_per="layer", max_alpha=None), _SHRINKING),
+    (VariationalDropout(noise="weight", alpha_per="layer"), _SHRINKING),
+    (VariationalDropout(noise="weight", p=0.3), _SHRINKING),
+    (VariationalDropout(noise="weight", alpha_per="weight", max_alpha=None), _SHRINKING),
+    (VariationalDropout(learn=False), References()),
+    (MCDropout(p=0.3, prior_std=0.5), References()),
+    (MCDropout(p=0.0), References(collapse=lambda site: None)),
+    (Deterministic(prior_std=0.5), References(collapse=lambda site: None)),
+    (Deterministic(), References(collapse=lambda site: None)),
+]
+
+
+def _identify(value: object) -> str:
+    """The fields that differ from the defaults."""
+    if not isinstance(value, Method):
+        return ""
+    default = type(value)()
+    fields = [
+        f"{f.name}={getattr(value, f.name)}"
+        for f in dataclasses.fields(value)
+        if getattr(value, f.name) != getattr(default, f.name)
+    ]
+    return f"{type(value).__name__}({', '.join(fields)})"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("method", "references"), METHODS, ids=_identify)
+def test_contract(method: Method, references: References, layer: str) -> None:
+    contracts = "Norm" not in layer and layer != "Embedding"
+    if contracts or isinstance(method, MeanField | Deterministic):
+        assert check_method(method, {layer: LAYERS[layer]}, references) == [layer]
+    else:
+        with pytest.raises(AssertionError, match="supports none"):
+            check_method(method, {layer: LAYERS[layer]}, references)
+
+
+def test_every_registered_method_is_checked() -> None:
+    ours = {kind for kind in Method.registry.values() if kind.__module__.startswith("bayesify.")}
+    assert {type(method) for method, _ in METHODS} == ours
