@@ -6,31 +6,41 @@ from bayesify.core.model import Bayesian, Draws, Folded, LayerReport
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
 from bayesify.core.summary import Summary, summary
+from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesify.methods import Deterministic, MCDropout, MeanField, VariationalDropout
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
+from bayesify.predict import predict
+from bayesify.predictive import Predictive
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Bayesian",
+    "Bernoulli",
+    "Categorical",
     "Constant",
     "Cyclical",
     "Deterministic",
     "Draws",
     "Folded",
+    "Gaussian",
+    "HeteroscedasticGaussian",
     "KLSchedule",
     "LayerReport",
+    "Likelihood",
     "LinearWarmup",
     "MCDropout",
     "MeanField",
     "Method",
     "Posterior",
+    "Predictive",
     "Site",
     "Summary",
     "VariationalDropout",
     "bayesify",
     "elbo",
     "functional",
+    "predict",
     "summary",
     "unbayesify",
 ]

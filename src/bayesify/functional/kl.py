@@ -5,6 +5,7 @@ over parameters, never a mean.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,40 +69,62 @@ def log_uniform_kl(log_alpha: Tensor) -> Tensor:
     """
     if not log_alpha.is_floating_point():
         raise TypeError(f"log_alpha must be a floating point tensor, got {log_alpha.dtype}; convert it with .float() or .double()")
-    small = log_alpha < -_LOG_TWO_LIMIT_SQUARED
-    # Both branches are evaluated everywhere, so each sees a harmless argument where the other one is used (or 0 * inf = NaN).
-    threshold = torch.full_like(log_alpha, -_LOG_TWO_LIMIT_SQUARED)
-    asymptotic = _log_uniform_kl_small_alpha(torch.where(small, log_alpha, threshold))
-    series = _log_uniform_kl_series(torch.where(small, threshold, log_alpha))
-    return torch.where(small, asymptotic, series)
+    return _LogUniformKL.apply(log_alpha)
 
 
-# Dawson's integral by sampling (Rybicki's method): D(t) = pi^-1/2 sum over odd n of exp(-(t - nh)^2) / n, integrated term by term.
-# The error is about exp(-(pi / 2h)^2) = 3e-11 for this step; for u <= 6 the terms with nh > u + 6 vanish in float64.
-_STEP = 0.32
-_LIMIT = 6.0
-_ODD = tuple(range(1, 2 * 19 + 1, 2))
-_LOG_TWO_LIMIT_SQUARED = math.log(2 * _LIMIT**2)
-_HALF_GAMMA_PLUS_LOG_TWO = 0.5 * (0.57721566490153286061 + math.log(2))
-# (2k - 1)!! / (2k), the asymptotic series of Dawson's integral in alpha = 1 / (2 u^2)
-_ASYMPTOTIC = tuple(math.prod(range(1, 2 * k, 2)) / (2 * k) for k in range(1, 11))
+# KL(alpha) = softplus(-log alpha) / 2 + (1 - s)^2 P(s) / Q(s), s = 2 alpha / (1 + 2 alpha): the first term has the logarithm at
+# alpha = 0, the second is smooth on [0, 1]. Rational fit by tools/fit_log_uniform_kl.py, largest error 1.5e-12 for log alpha in
+# [-20, 12]. It takes a tenth of the time of summing the series of Dawson's integral, which matters with one alpha per weight.
+_P = (
+    0.63518142273081799, -7.7890939658416778, 213.02197996481912, -400.65133191411105, 19374.67505897522, 97504.75684569111,
+    1186925.1612358834, 8350496.4071097662, 47729306.694667089, 188032750.76787881, 770227163.81950913, -436870074.15170571,
+    64091954.853333861, -8945720.5679131303,
+)  # fmt: skip
+_Q = (
+    1.0, -13.475609493738188, 351.27372348204698, -1048.8121194373045, 31600.629661557806, 116288.17664339362,
+    1713101.6088518774, 11136027.55142961, 59816727.713470948, 253800045.31354545, 589593827.97645767, 632501539.80349707,
+    -728105932.95467614, 130276722.00926748,
+)  # fmt: skip
+_DP = tuple(k * c for k, c in enumerate(_P))[1:]
+_DQ = tuple(k * c for k, c in enumerate(_Q))[1:]
 
 
-def _log_uniform_kl_series(log_alpha: Tensor) -> Tensor:
-    u = torch.exp(-0.5 * (log_alpha + math.log(2)))
-    total = torch.zeros_like(u)
-    for n in _ODD:
-        shift = n * _STEP
-        total = total + (2 * math.erf(shift) - torch.erf(u + shift) + torch.erf(u - shift)) / n
-    return total
+def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> Tensor:
+    """Polynomials of one degree at s, stacked in front: Horner's rule on all of them at once."""
+    table = torch.tensor(list(zip(*coefficients, strict=True)), dtype=s.dtype, device=s.device).reshape(
+        -1, len(coefficients), *[1] * s.dim()
+    )
+    value = table[-1].expand(-1, *s.shape)
+    for row in table[:-1].flip(0):
+        value = torch.addcmul(row, value, s)
+    return value
 
 
-def _log_uniform_kl_small_alpha(log_alpha: Tensor) -> Tensor:
-    alpha = log_alpha.exp()
-    series = torch.zeros_like(alpha)
-    for coefficient in reversed(_ASYMPTOTIC):
-        series = (series + coefficient) * alpha
-    return _HALF_GAMMA_PLUS_LOG_TWO - 0.5 * log_alpha - series
+class _LogUniformKL(torch.autograd.Function):
+    """One node of the graph instead of the fit's thirty; its backward is made of differentiable operations."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(log_alpha: Tensor) -> Tensor:
+        shifted = log_alpha + math.log(2)
+        p, q = _polynomials(torch.sigmoid(shifted), _P, _Q)
+        return torch.nn.functional.softplus(-log_alpha) / 2 + torch.sigmoid(-shifted) ** 2 * p / q
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (log_alpha,) = ctx.saved_tensors
+        shifted = log_alpha + math.log(2)
+        s, rest = torch.sigmoid(shifted), torch.sigmoid(-shifted)
+        p, q = _polynomials(s, _P, _Q)
+        dp, dq = _polynomials(s, _DP, _DQ)
+        # d/ds of (1 - s)^2 P / Q, times ds / d log alpha = s (1 - s)
+        slope = s * rest**2 * (rest * (dp - p * dq / q) - 2 * p) / q
+        return grad * (slope - torch.sigmoid(-log_alpha) / 2)
 
 
 def log_uniform_kl_cubic(log_alpha: Tensor) -> Tensor:

@@ -1,0 +1,131 @@
+"""Likelihoods of numbers: normal noise of one size, or of a size the network predicts.
+
+Shapes: S draws, B batch, D outputs.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.checks import check_positive
+from bayesify.functional import at_least_float32, at_most
+from bayesify.likelihoods.base import Likelihood, check_draws
+from bayesify.predictive.base import without_single
+from bayesify.predictive.gaussian import GaussianPredictive, normal_log_density
+
+__all__ = ["Gaussian", "HeteroscedasticGaussian"]
+
+
+class Gaussian(Likelihood):
+    r"""Numbers with normal noise of one standard deviation for all examples: $y = f + \sigma\epsilon$, $\epsilon \sim N(0, 1)$.
+
+    Outputs are means (S, B), (S, B, 1) or (S, B, D), targets (B,), (B, 1) or (B, D).
+
+    Args:
+        std: $\sigma$ in the unit of the targets, a number or one per output (the last dimension).
+        learn: make $\log\sigma$ a parameter, which starts at `std`; give `likelihood.parameters()` to the optimiser.
+
+    Example:
+        >>> Gaussian(std=2.0).log_prob(torch.zeros(1, 2, 1), torch.tensor([0.0, 2.0]))
+        tensor([[-1.6121, -2.1121]])
+    """
+
+    log_std: Tensor
+
+    def __init__(self, std: float | Sequence[float] = 1.0, learn: bool = False) -> None:
+        scalar = isinstance(std, int | float)
+        stds = [std] if scalar else list(std)
+        if not stds:
+            raise ValueError("std must be a number or one per output, got none")
+        for value in stds:
+            check_positive("std", value)
+        super().__init__(std=std if scalar else stds, learn=learn)
+        log_std = torch.tensor([math.log(value) for value in stds]).reshape(() if scalar else -1)
+        if learn:
+            self.log_std = nn.Parameter(log_std)
+        else:
+            self.register_buffer("log_std", log_std)
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation of the noise, as learned so far: scalar or (D,)."""
+        return at_least_float32(self.log_std).exp()
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        check_draws(outputs, 2, "(S, B), (S, B, 1) or (S, B, D)")
+        width = outputs.shape[-1] if outputs.dim() > 2 else 1
+        if self.log_std.dim() and self.log_std.shape[0] != width:
+            raise ValueError(f"std has {self.log_std.shape[0]} values but outputs {tuple(outputs.shape)} have {width} per example")
+
+    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        return tuple(outputs.shape[1:])
+
+    def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
+        _check_numbers(y)
+
+    def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return normal_log_density(y.to(outputs.dtype), outputs, at_least_float32(self.log_std))
+
+    def mixture(self, outputs: Tensor) -> GaussianPredictive:
+        means = without_single(outputs)
+        std = self.std.detach().to(means)
+        return GaussianPredictive(means, std.reshape(()) if means.dim() == 2 else std)
+
+
+class HeteroscedasticGaussian(Likelihood):
+    r"""Numbers with normal noise that the network predicts for every example: $y = f_1 + e^{f_2 / 2}\epsilon$.
+
+    Outputs are (S, B, 2D): D means, then D log variances; targets (B,) or (B, 1) where D = 1, else (B, D).
+
+    The standard deviation is held in [min_std, max_std]. Beyond a bound the log variance keeps every gradient that leads back
+    inside and loses only those that lead further out, so that no output is stuck there and none overflows.
+
+    Args:
+        min_std, max_std: the bounds, in the unit of the targets.
+
+    Source: Nix & Weigend, *Estimating the mean and variance of the target probability distribution* (1994).
+
+    Example:
+        >>> HeteroscedasticGaussian().log_prob(torch.zeros(1, 2, 2), torch.tensor([0.0, 1.0]))
+        tensor([[-0.9189, -1.4189]])
+    """
+
+    def __init__(self, min_std: float = 1e-4, max_std: float = 1e4) -> None:
+        check_positive("min_std", min_std)
+        check_positive("max_std", max_std)
+        if min_std >= max_std:
+            raise ValueError(f"min_std must lie below max_std, got {min_std!r} and {max_std!r}")
+        super().__init__(min_std=min_std, max_std=max_std)
+        self.min_std = min_std
+        self.max_std = max_std
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        check_draws(outputs, 3, "(S, B, 2D), means before log variances")
+        if outputs.shape[-1] % 2:
+            raise ValueError(f"outputs must hold a mean and a log variance per target, (S, B, 2D), got {tuple(outputs.shape)}")
+
+    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        return (*outputs.shape[1:-1], outputs.shape[-1] // 2)
+
+    def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
+        _check_numbers(y)
+
+    def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return normal_log_density(y.to(outputs.dtype), *self._moments(outputs))
+
+    def mixture(self, outputs: Tensor) -> GaussianPredictive:
+        means, log_stds = self._moments(outputs)
+        return GaussianPredictive(without_single(means), without_single(log_stds).exp())
+
+    def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        means, log_variances = outputs.chunk(2, -1)
+        log_stds = -at_most(-0.5 * log_variances, -math.log(self.min_std))
+        return means, at_most(log_stds, math.log(self.max_std))
+
+
+def _check_numbers(y: Tensor) -> None:
+    wrong = ~y.isfinite()
+    if wrong.any():
+        raise ValueError(f"y must be finite, got {int(wrong.sum())} NaN or infinite of {y.numel()} values; drop these examples")

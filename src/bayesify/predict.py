@@ -1,0 +1,246 @@
+"""Prediction: draws from a Bayesian network, batch by batch and a few at a time, gathered into one predictive distribution.
+
+Shapes: S draws, N rows (examples).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import operator
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bayesify.core.checks import check_integer
+from bayesify.likelihoods import Likelihood
+from bayesify.predictive import Predictive
+
+if TYPE_CHECKING:
+    from bayesify.core.model import Bayesian
+
+__all__ = ["predict"]
+
+_ROWS_PER_CALL = 2048
+_PATIENCE = 2.0  # seconds before an automatic progress bar shows
+
+
+def predict(
+    bnn: Bayesian | nn.Module,
+    inputs: Any,
+    likelihood: Likelihood,
+    samples: int = 100,
+    *,
+    chunk: int | None = None,
+    batch_size: int = 1024,
+    seed: int | None = None,
+    coherent: bool = False,
+    progress: bool | None = None,
+) -> Predictive:
+    r"""What the network believes about the targets of `inputs`: a mixture over `samples` draws of its weights.
+
+    $$p(y \mid x) \approx \frac1S \sum_s p(y \mid f(x; w_s)), \qquad w_s \sim q$$
+
+    The network is in eval mode meanwhile and gets its modes back afterwards; no gradients are kept. At most `chunk` draws of one
+    batch are in memory at a time; what is kept of them grows with S for regression only.
+
+    Args:
+        bnn: a Bayesian network, also compiled or wrapped for distributed training.
+        inputs: a tensor, a tuple of tensors (the network's arguments) or a mapping of tensors (its keyword arguments), rows first;
+            or a loader, list or other iterable of batches, used as they come. A batch is one of the three, or a list or tuple of
+            one or two: `(x,)` or `(x, y)`, of which x is taken. Several arguments in such a batch are nested: `((a, b), y)`. So a
+            tuple is arguments when given whole, and x first when it comes from an iterable.
+        likelihood: what the outputs mean.
+        samples: S, the number of draws.
+        chunk: draws per call of the network; by default as many as make about 2,048 rows.
+        batch_size: rows per batch, for tensors.
+        seed: equal seed, `chunk` and batches give equal numbers, and the global random state is left as it was. None takes a seed
+            from the global generator. Where draws differ between examples (the default of some methods), other batches give other
+            draws of the same distribution; with `coherent=True` the draws do not depend on the batches.
+        coherent: the same S functions for all rows of the call.
+        progress: a progress bar on standard error; by default if that is a terminal, rich is installed and the work is long.
+
+    Returns:
+        The predictive distribution, rows in order, on the device the inputs came from.
+
+    Raises:
+        TypeError: inputs, network or output of a kind that is not understood.
+        ValueError: no rows, rows that do not match, values that are not finite, in or out; a number out of range.
+        ImportError: `progress=True` without rich.
+
+    Example:
+        >>> from bayesify import MeanField, bayesify
+        >>> from bayesify.likelihoods import Categorical
+        >>> bnn = bayesify(nn.Linear(4, 3), MeanField())
+        >>> predict(bnn, torch.zeros(5, 4), Categorical(), samples=10, seed=0)
+        CategoricalPredictive(mean=(5, 3), samples=10)
+    """
+    if not isinstance(bnn, nn.Module):
+        raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, method)")
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be a Likelihood such as Categorical() or Gaussian(std=0.1), got {likelihood!r}")
+    check_integer("samples", samples)
+    check_integer("batch_size", batch_size)
+    if chunk is not None:
+        check_integer("chunk", chunk)
+    if seed is not None:
+        check_integer("seed", seed, least=0)
+    # The root says where the batch is; a wrapper around it (compiled, distributed) does not.
+    dim: int = next((vars(module)["batch_dim"] for module in bnn.modules() if "batch_dim" in vars(module)), 0)
+    batches, length = _batches(inputs, batch_size, dim)
+    tensors = [*bnn.parameters(), *bnn.buffers()]
+    if seed is None:
+        seed = int(torch.randint(2**62, (), device="cpu"))
+
+    parts: list[Predictive] = []
+    with torch.no_grad(), _evaluating(bnn), _own_noise(tensors) as reseed, _bar(progress, length) as advance:
+        reseed(seed)  # for loaders that shuffle or augment
+        for number, batch in enumerate(batches):
+            leaf = tree_leaves(batch)[0]
+            args, kwargs = _arguments(tree_map(lambda x: x.to(tensors[0].device) if tensors else x, batch))
+            chunk = chunk or max(1, _ROWS_PER_CALL // leaf.shape[dim])
+
+            mixture: Predictive | None = None
+            for start in range(0, samples, chunk):
+                # Coherent draws depend on the seed and their place among the draws alone: every batch meets the same functions.
+                reseed(random.Random(f"{seed} {start} {0 if coherent else number}").getrandbits(62))
+                draws = min(chunk, samples - start)
+                try:
+                    part = likelihood.predictive(_outputs(bnn(*args, samples=draws, coherent=coherent, **kwargs), draws))
+                except ValueError as error:
+                    error.add_note(f"while predicting batch {number} with draws {start} to {start + draws - 1}")
+                    raise
+                mixture = part if mixture is None else mixture.mix(part)
+                advance(draws / samples)
+            assert mixture is not None, "at least one draw is made"
+            parts.append(mixture.to(leaf.device))
+    if not parts:
+        raise ValueError("inputs hold no rows: the iterable has no batches (a generator serves only once)")
+    return parts[0].cat(*parts[1:])
+
+
+def _batches(inputs: Any, batch_size: int, dim: int) -> tuple[Iterable[Any], int | None]:
+    """Batches as the network takes them, checked, and how many there are where that is known."""
+    if isinstance(inputs, Tensor | tuple | Mapping):
+        x = _checked(inputs, dim, "inputs")
+        sizes = {leaf.shape[dim] for leaf in tree_leaves(x)}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"inputs must all have the same number of rows, got {sorted(sizes)}; inputs that are shared by all rows go in an "
+                "iterable of ready batches, as in predict(bnn, [((x, shared),)], ...)"
+            )
+        (rows,) = sizes
+        starts = range(0, rows, batch_size)
+        return (tree_map(lambda t, i=i: t.narrow(dim, i, min(batch_size, rows - i)), x) for i in starts), len(starts)
+    if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes):
+        raise TypeError(
+            f"inputs must be a tensor, a tuple or mapping of tensors or an iterable of batches, got {type(inputs).__name__}"
+        )
+    return (_checked(_without_targets(b, i), dim, f"batch {i}") for i, b in enumerate(inputs)), operator.length_hint(inputs) or None
+
+
+def _without_targets(batch: Any, number: int) -> Any:
+    if not isinstance(batch, list | tuple):
+        return batch
+    if len(batch) not in (1, 2):
+        raise ValueError(
+            f"batch {number} has {len(batch)} elements, and which of them are inputs is not clear; make it (x, y), with several "
+            "inputs as ((a, b), y) or a mapping of names to tensors"
+        )
+    return batch[0]
+
+
+def _checked(x: Any, dim: int, name: str) -> Any:
+    """`x` as a tensor, a tuple or a dict, every leaf a tensor with rows and finite values."""
+    x = dict(x) if isinstance(x, Mapping) else tuple(x) if isinstance(x, list | tuple) else x
+    leaves = tree_leaves(x)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"{name} must be a tensor or hold tensors only, got {type(leaf).__name__}; use torch.as_tensor(...)")
+        if leaf.dim() <= dim or leaf.shape[dim] == 0:
+            raise ValueError(f"{name} must hold at least one row in dimension {dim}, got shape {tuple(leaf.shape)}")
+        if leaf.is_floating_point() and not (finite := leaf.isfinite()).all():
+            raise ValueError(
+                f"{name} must be finite, got {int((~finite).sum())} NaN or infinite values in shape {tuple(leaf.shape)}; "
+                "fill or drop them first"
+            )
+    if not leaves:
+        raise ValueError(f"{name} must hold at least one tensor, got {x!r}")
+    return x
+
+
+def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(x, dict):
+        return (), x
+    return (x if isinstance(x, tuple) else (x,)), {}
+
+
+def _outputs(draws: Any, samples: int) -> Tensor:
+    outputs = getattr(draws, "outputs", None)
+    if not isinstance(outputs, Tensor):
+        got = type(draws if outputs is None else outputs).__name__
+        raise TypeError(f"predict needs a Bayesian network whose outputs are one tensor, got {got}; see bayesify(net, method)")
+    if outputs.dim() < 2 or outputs.shape[0] != samples:
+        raise ValueError(f"the network must return outputs (S, B, ...) with S = {samples}, got {tuple(outputs.shape)}")
+    return outputs
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode inside, every submodule's own mode afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextlib.contextmanager
+def _own_noise(tensors: list[Tensor]) -> Iterator[Callable[[int], None]]:
+    """Gives a function that seeds the generators of these tensors' devices; their states come back afterwards."""
+    devices = sorted({t.device for t in tensors if t.device.type not in ("cpu", "meta")}, key=str)
+
+    def reseed(seed: int) -> None:
+        # Not torch.manual_seed: it would also seed the devices that are not used here, whose states nobody restores.
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.get_device_module(device).set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
+
+    with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
+        yield reseed
+
+
+@contextlib.contextmanager
+def _bar(show: bool | None, total: int | None) -> Iterator[Callable[[float], None]]:
+    """Gives a function that moves the progress bar by a share of a batch."""
+    installed = importlib.util.find_spec("rich") is not None
+    if show and not installed:
+        raise ImportError('progress=True needs rich: pip install "bayesify[cli]"')
+    if show is False or not installed or not (show or sys.stderr.isatty()):
+        yield lambda share: None
+        return
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=not show)
+    task = bar.add_task("predict", total=total)
+    begin = time.monotonic()
+
+    def advance(share: float) -> None:
+        bar.advance(task, share)
+        if show or time.monotonic() - begin > _PATIENCE:
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        bar.stop()

@@ -1,0 +1,186 @@
+"""Predictive distributions of classes: categorical and Bernoulli. The memory they take does not depend on the number of draws.
+
+Shapes: S draws, N rows, K classes, D labels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.functional import at_least_float32
+from bayesify.predictive.base import Predictive, align_targets, sum_from, without_single
+
+__all__ = ["BernoulliPredictive", "CategoricalPredictive", "check_binary", "check_labels"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _Discrete(Predictive):
+    """Classes: what is kept does not grow with S."""
+
+    log_probs: Tensor  # (N, ..., K), the log of the mean probabilities
+    expected_entropy: Tensor  # (N, ...), the mean over draws of the entropy, nats
+    draws: int  # S
+
+    foreign: ClassVar[tuple[str, ...]] = ("std", "quantile", "interval", "cdf", "crps", "rescale", "sample", "means", "stds")
+    advice: ClassVar[str] = "it is about classes, not numbers; use probs, prediction, entropy or mutual_information"
+
+    @property
+    def samples(self) -> int:
+        return self.draws
+
+    def __len__(self) -> int:
+        return self.log_probs.shape[0]
+
+    @property
+    @abstractmethod
+    def probs(self) -> Tensor:
+        """The mean over draws of the probabilities."""
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the class indicators: `probs`."""
+        return self.probs
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of the class indicators, $p (1 - p)$."""
+        return self.probs * (1 - self.probs)
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of the mean probabilities, aleatoric + epistemic: (N, ...) nats."""
+        return _entropy(self.log_probs)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Between class and weights, the entropy of the mean minus the mean entropy, at least 0: (N, ...) nats."""
+        return (self.entropy - self.expected_entropy).clamp_min(0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        return self.expected_entropy
+
+    @property
+    def epistemic(self) -> Tensor:
+        return self.mutual_information
+
+    @property
+    def prediction(self) -> Tensor:
+        """The most probable class: (N, ...), int64."""
+        return self.log_probs.argmax(-1)
+
+    def mix(self, *others: Any) -> Self:
+        self._check_same(others, "rows")
+        parts = (self, *others)
+        total = sum(p.draws for p in parts)
+        log_probs = functools.reduce(torch.logaddexp, (p.log_probs + math.log(p.draws / total) for p in parts))
+        entropy = torch.stack([p.expected_entropy * (p.draws / total) for p in parts]).sum(0)
+        return dataclasses.replace(self, log_probs=log_probs, expected_entropy=entropy, draws=total)
+
+    def cat(self, *others: Any) -> Self:
+        self._check_same(others, "samples")
+        parts = (self, *others)
+        entropy = torch.cat([p.expected_entropy for p in parts])
+        return dataclasses.replace(self, log_probs=torch.cat([p.log_probs for p in parts]), expected_entropy=entropy)
+
+    @classmethod
+    def _of_draws(cls, log_probs: Tensor, **fields: Any) -> Self:  # (S, N, ..., K)
+        mean = torch.logsumexp(log_probs, 0) - math.log(log_probs.shape[0])
+        return cls(log_probs=mean, expected_entropy=_entropy(log_probs).mean(0), draws=log_probs.shape[0], **fields)
+
+    def _log_prob(self, labels: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class CategoricalPredictive(_Discrete):
+    r"""One of K classes per row, or per token of a row.
+
+    $$p_k = \frac1S\sum_s \mathrm{softmax}(f_s)_k$$
+
+    Probabilities are kept as the log of their mean, so that the tails stay exact. Tokens count as separate predictions: their
+    joint distribution would need every draw.
+
+    Example:
+        >>> p = CategoricalPredictive.from_logits(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]]))  # two draws that disagree
+        >>> p.probs, p.mutual_information.round(decimals=2)
+        (tensor([[0.5000, 0.5000]]), tensor([0.6900]))
+    """
+
+    ignore_index: int = -100
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, ignore_index: int = -100) -> Self:
+        """From one batch of draws, logits (S, N, ..., K)."""
+        return cls._of_draws(F.log_softmax(at_least_float32(logits), -1), ignore_index=ignore_index)
+
+    @property
+    def probs(self) -> Tensor:
+        """The mean over draws of the probabilities: (N, ..., K)."""
+        return self.log_probs.exp()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log of the mean probability of the labels y (N, ...): (N,) nats, summed over tokens except those of `ignore_index`."""
+        y = align_targets(y, tuple(self.log_probs.shape[:-1]))
+        kept = y != self.ignore_index
+        check_labels(y[kept], self.log_probs.shape[-1])
+        return sum_from(torch.where(kept, self._log_prob(torch.where(kept, y, 0).long()), 0), 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class BernoulliPredictive(_Discrete):
+    r"""Yes or no, once per row or once per label: $p = \frac1S\sum_s \mathrm{sigmoid}(f_s)$.
+
+    `log_probs` holds no and yes in its last dimension. Labels count as separate predictions, as tokens do.
+
+    Example:
+        >>> BernoulliPredictive.from_logits(torch.tensor([[0.0, 9.0], [0.0, 9.0]])).prediction
+        tensor([0, 1])
+    """
+
+    @classmethod
+    def from_logits(cls, logits: Tensor) -> Self:
+        """From one batch of draws, logits (S, N), (S, N, 1) or (S, N, D)."""
+        logits = at_least_float32(without_single(logits))
+        return cls._of_draws(torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], -1))
+
+    @property
+    def probs(self) -> Tensor:
+        """The mean over draws of P(y = 1): (N,) or (N, D)."""
+        return self.log_probs[..., 1].exp()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log of the mean probability of y (N,) or (N, D), zeros and ones: (N,) nats, summed over labels."""
+        y = align_targets(y, tuple(self.log_probs.shape[:-1]))
+        check_binary(y)
+        return sum_from(self._log_prob(y.long()), 1)
+
+
+def check_labels(y: Tensor, classes: int | None = None) -> None:
+    """Raise unless y holds class labels: integers from 0 to `classes` - 1."""
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise TypeError(f"y must hold integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
+    wrong = (y < 0) if classes is None else (y < 0) | (y >= classes)
+    if wrong.any():
+        least = "of at least 0" if classes is None else f"from 0 to {classes - 1}, as the outputs have {classes} classes"
+        raise ValueError(f"y must hold class labels {least}, got {y[wrong][0].item()} ({int(wrong.sum())} such labels)")
+
+
+def check_binary(y: Tensor) -> None:
+    """Raise unless y holds zeros and ones only."""
+    wrong = (y != 0) & (y != 1)
+    if wrong.any():
+        raise ValueError(f"y must hold zeros and ones only, got {y[wrong][0].item()} ({int(wrong.sum())} such values)")
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    # The clamp turns the 0 * -inf of an impossible class into the 0 it stands for.
+    return -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
