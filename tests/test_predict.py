@@ -235,7 +235,7 @@ def test_progress(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     predict(Fake(), X, Gaussian(), samples=4)
     assert "predict" not in capsys.readouterr().err  # soon done
-    monkeypatch.setattr("bayesify.predict._PATIENCE", 0.0)
+    monkeypatch.setattr(importlib.import_module("bayesify.predict"), "_PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     predict(Fake(), X, Gaussian(), samples=4)
     assert "predict" in capsys.readouterr().err

@@ -91,11 +91,10 @@ _DQ = tuple(k * c for k, c in enumerate(_Q))[1:]
 
 def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> Tensor:
     """Polynomials of one degree at s, stacked in front: Horner's rule on all of them at once."""
-    table = torch.tensor(list(zip(*coefficients, strict=True)), dtype=s.dtype, device=s.device).reshape(
-        -1, len(coefficients), *[1] * s.dim()
-    )
-    value = table[-1].expand(-1, *s.shape)
-    for row in table[:-1].flip(0):
+    table = torch.tensor(list(zip(*coefficients, strict=True)), dtype=s.dtype, device=s.device)
+    highest, *others = table.reshape(-1, len(coefficients), *[1] * s.dim()).flip(0)
+    value = highest.expand(-1, *s.shape)
+    for row in others:
         value = torch.addcmul(row, value, s)
     return value
 
@@ -116,7 +115,7 @@ class _LogUniformKL(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         (log_alpha,) = ctx.saved_tensors
         shifted = log_alpha + math.log(2)
         s, rest = torch.sigmoid(shifted), torch.sigmoid(-shifted)
