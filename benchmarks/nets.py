@@ -1,0 +1,95 @@
+"""The networks that benchmarks time, written out because torchvision is not needed anywhere in this project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["WORKLOADS", "Workload"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network, its input shape without the batch, the batch size and whether it runs channels-last."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    batch: int
+    channels_last: bool = False
+
+    def inputs(self) -> Tensor:
+        x = torch.randn(self.batch, *self.shape)
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
+
+    def net(self) -> nn.Module:
+        net = self.build()
+        return net.to(memory_format=torch.channels_last) if self.channels_last else net  # pyright: ignore[reportCallIssue]
+
+
+def mlp(*sizes: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for n_in, n_out in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet5() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+def alexnet_small() -> nn.Module:
+    """AlexNet for 32 x 32 images with an 11 x 11 stem of stride 4."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 11, stride=4, padding=5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(192, 384, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(384, 256, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Linear(256, 10),
+    )
+
+
+class Block(nn.Module):
+    """The basic residual block."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(n_out)
+        self.conv2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(n_out)
+        same = stride == 1 and n_in == n_out
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(y + self.shortcut(x))
+
+
+def resnet18(width: int = 64) -> nn.Module:
+    """ResNet-18 for 32 x 32 images."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    channels = width
+    for stage in range(4):
+        n_out = width * 2**stage
+        layers += [Block(channels, n_out, 1 if stage == 0 else 2), Block(n_out, n_out, 1)]
+        channels = n_out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+WORKLOADS: dict[str, Workload] = {
+    "MLP 13-50-1": Workload(lambda: mlp(13, 50, 1), (13,), 32),
+    "MLP 784-400-400-10": Workload(lambda: mlp(784, 400, 400, 10), (784,), 128),
+    "LeNet5": Workload(lenet5, (1, 28, 28), 128),
+    "AlexNet": Workload(alexnet_small, (3, 32, 32), 128),
+    "ResNet18": Workload(resnet18, (3, 32, 32), 32, channels_last=True),
+}
