@@ -11,6 +11,7 @@ from bayesify.methods import Deterministic, MCDropout, MeanField, VariationalDro
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
 from bayesify.predict import predict
 from bayesify.predictive import Predictive
+from bayesify.train import History, fit
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "Folded",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "History",
     "KLSchedule",
     "LayerReport",
     "Likelihood",
@@ -39,6 +41,7 @@ __all__ = [
     "VariationalDropout",
     "bayesify",
     "elbo",
+    "fit",
     "functional",
     "predict",
     "summary",

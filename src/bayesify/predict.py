@@ -6,11 +6,8 @@ Shapes: S draws, N rows (examples).
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import operator
 import random
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bayesify.core.checks import check_integer
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import Predictive
+from bayesify.progress import ProgressBar
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["predict"]
 
 _ROWS_PER_CALL = 2048
-_PATIENCE = 2.0  # seconds before an automatic progress bar shows
 
 
 def predict(
@@ -99,7 +96,7 @@ def predict(
         seed = int(torch.randint(2**62, (), device="cpu"))
 
     parts: list[Predictive] = []
-    with torch.no_grad(), _evaluating(bnn), _own_noise(tensors) as reseed, _bar(progress, length) as advance:
+    with torch.no_grad(), _evaluating(bnn), _own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar:
         reseed(seed)  # for loaders that shuffle or augment
         for number, batch in enumerate(batches):
             leaf = tree_leaves(batch)[0]
@@ -117,7 +114,7 @@ def predict(
                     error.add_note(f"while predicting batch {number} with draws {start} to {start + draws - 1}")
                     raise
                 mixture = part if mixture is None else mixture.mix(part)
-                advance(draws / samples)
+                bar.advance(draws / samples)
             assert mixture is not None, "at least one draw is made"
             parts.append(mixture.to(leaf.device))
     if not parts:
@@ -216,31 +213,3 @@ def _own_noise(tensors: list[Tensor]) -> Iterator[Callable[[int], None]]:
 
     with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
         yield reseed
-
-
-@contextlib.contextmanager
-def _bar(show: bool | None, total: int | None) -> Iterator[Callable[[float], None]]:
-    """Gives a function that moves the progress bar by a share of a batch."""
-    installed = importlib.util.find_spec("rich") is not None
-    if show and not installed:
-        raise ImportError('progress=True needs rich: pip install "bayesify[cli]"')
-    if show is False or not installed or not (show or sys.stderr.isatty()):
-        yield lambda share: None
-        return
-
-    from rich.console import Console
-    from rich.progress import Progress
-
-    bar = Progress(console=Console(stderr=True), transient=not show)
-    task = bar.add_task("predict", total=total)
-    begin = time.monotonic()
-
-    def advance(share: float) -> None:
-        bar.advance(task, share)
-        if show or time.monotonic() - begin > _PATIENCE:
-            bar.start()
-
-    try:
-        yield advance
-    finally:
-        bar.stop()

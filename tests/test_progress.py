@@ -1,0 +1,44 @@
+"""The progress bar: silent unless a person waits."""
+
+import pytest
+
+from bayesify import progress
+from bayesify.progress import ProgressBar
+
+
+def work(show: bool | None) -> None:
+    with ProgressBar("digging", show, total=2) as bar:
+        bar.advance()
+        bar.text = "nearly there"
+        bar.advance()
+
+
+def test_silent_where_nobody_watches(capsys):
+    work(None)
+    work(False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_shown_on_request_with_the_latest_text(capsys):
+    work(True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nearly there" in err
+    assert "100%" in err
+
+
+def test_on_a_terminal_only_long_work_is_shown(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    work(None)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(ProgressBar, "patience", 0.0)
+    work(None)
+    assert "nearly there" in capsys.readouterr().err
+
+
+def test_without_rich(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    work(None)
+    with pytest.raises(ImportError, match=r"bayesify\[cli\]"):
+        work(True)
