@@ -1,6 +1,13 @@
 """Pure tensor mathematics: no modules, no state, torch alone."""
 
-from bayesify.functional.kl import at_least_float32, gaussian_kl, log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
+from bayesify.functional.kl import (
+    at_least_float32,
+    gaussian_kl,
+    gaussian_kl_sum,
+    log_uniform_kl,
+    log_uniform_kl_cubic,
+    log_uniform_kl_sigmoid,
+)
 from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
 
 __all__ = [
@@ -8,6 +15,7 @@ __all__ = [
     "at_most",
     "bernoulli_mask",
     "gaussian_kl",
+    "gaussian_kl_sum",
     "local_reparameterization",
     "log_uniform_kl",
     "log_uniform_kl_cubic",

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import at_least_float32, gaussian_kl, local_reparameterization
+from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization
 
 __all__ = ["MeanField"]
 
@@ -106,7 +106,7 @@ class GaussianPosterior(Posterior):
         mean, log_std = at_least_float32(mean), at_least_float32(log_std)
         if self.method.prior == "scale-mixture":
             return _scale_mixture_kl(mean, log_std, self.method)
-        return gaussian_kl(mean, log_std, 0.0 if prior_mean is None else prior_mean, self.method.prior_std).sum()
+        return gaussian_kl_sum(mean, log_std, 0.0 if prior_mean is None else prior_mean, self.method.prior_std)
 
     def forward(self, layer: Site, x: Tensor) -> Tensor:
         if self.method.noise == "shared":
