@@ -1,0 +1,89 @@
+"""What the contract suite runs on: one small instance of every supported layer, and what only a method's author knows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.convert import bayesify
+from bayesify.core.model import Bayesian, Draws
+from bayesify.core.posterior import Method
+from bayesify.core.sites import Site
+from bayesify.objectives import elbo
+
+__all__ = ["LAYERS", "Case", "References"]
+
+
+def _trained_norm(norm: nn.Module, x: Tensor) -> nn.Module:
+    """Scales and shifts that differ, and running statistics of some data."""
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter, 1.0, 0.3)
+    norm(x)
+    return norm
+
+
+# One small instance of every supported layer, with an input of B = 3 examples.
+LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "Linear": lambda: (nn.Linear(4, 3), torch.randn(3, 4)),
+    "Linear without bias, on sequences": lambda: (nn.Linear(4, 3, bias=False), torch.randn(3, 2, 4)),
+    "Conv1d": lambda: (nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular"), torch.randn(3, 2, 5)),
+    "Conv2d": lambda: (nn.Conv2d(4, 4, (2, 3), stride=2, padding=1, groups=2), torch.randn(3, 4, 4, 5)),
+    "Conv2d, reflected": lambda: (nn.Conv2d(2, 3, 3, padding="same", padding_mode="reflect", bias=False), torch.randn(3, 2, 4, 4)),
+    "Conv3d": lambda: (nn.Conv3d(2, 2, 2, dilation=2), torch.randn(3, 2, 3, 4, 3)),
+    "ConvTranspose1d": lambda: (nn.ConvTranspose1d(2, 3, 3, stride=2, output_padding=1), torch.randn(3, 2, 4)),
+    "ConvTranspose2d": lambda: (nn.ConvTranspose2d(4, 4, 2, groups=2), torch.randn(3, 4, 3, 3)),
+    "ConvTranspose3d": lambda: (nn.ConvTranspose3d(2, 2, 2, bias=False), torch.randn(3, 2, 2, 3, 2)),
+    "BatchNorm1d": lambda: (_trained_norm(nn.BatchNorm1d(4), torch.randn(9, 4)), torch.randn(3, 4)),
+    "BatchNorm2d": lambda: (_trained_norm(nn.BatchNorm2d(2), torch.randn(9, 2, 3, 3)), torch.randn(3, 2, 3, 3)),
+    "BatchNorm3d": lambda: (_trained_norm(nn.BatchNorm3d(2), torch.randn(9, 2, 2, 2, 2)), torch.randn(3, 2, 2, 2, 2)),
+    "LayerNorm": lambda: (_trained_norm(nn.LayerNorm([2, 3]), torch.randn(9, 2, 3)), torch.randn(3, 2, 2, 3)),
+    "GroupNorm": lambda: (_trained_norm(nn.GroupNorm(2, 4), torch.randn(9, 4, 3)), torch.randn(3, 4, 3)),
+    "Embedding": lambda: (nn.Embedding(5, 3, padding_idx=0), torch.tensor([[1, 4], [2, 2], [0, 3]])),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class References:
+    """What only the author of a method knows, as independent references for `check_method`; each is optional.
+
+    Attributes:
+        collapse: changes a site's posterior in place so that its spread vanishes.
+        to_prior: changes a site's posterior in place so that it equals the prior.
+        log_ratio: (site, weight (S, *), bias (S, *) or None) to log q - log p of each draw (S,), in nats, by other means than the
+            method's own (`torch.distributions`).
+        noisy_kl: the KL is itself estimated by sampling.
+    """
+
+    collapse: Callable[[Site], None] | None = None
+    to_prior: Callable[[Site], None] | None = None
+    log_ratio: Callable[[Site, Tensor, Tensor | None], Tensor] | None = None
+    noisy_kl: bool = False
+
+
+class Case:
+    """A method on a layer: fresh networks, one input, and the references."""
+
+    def __init__(self, method: Method, make: Callable[[], tuple[nn.Module, Tensor]], references: References) -> None:
+        torch.manual_seed(7)
+        layer, x = make()
+        self.method = method
+        self.references = references
+        self.plain = nn.Sequential(layer).double().eval()
+        self.x = x.double() if x.is_floating_point() else x
+
+    def fresh(self) -> Bayesian:
+        """A new Bayesian network with the same weights, in eval mode."""
+        return bayesify(copy.deepcopy(self.plain), self.method)
+
+    def site(self, bnn: Bayesian) -> Site:
+        """Its one random layer."""
+        return next(site for _, site in bnn.sites())
+
+    def loss(self, draws: Draws) -> Tensor:
+        """A loss that depends on every draw and on the KL."""
+        log_prob = -draws.outputs.square().flatten(2).sum(-1)
+        return -elbo(draws, log_prob, n=100)
