@@ -46,9 +46,11 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
     """
     if not n > 0:
         raise ValueError(f"n must be the number of training examples, above 0, got {n!r}")
-    if log_prob.dim() != 2 or log_prob.shape[1] != draws.local_kl.shape[0]:
+    outputs = draws.outputs
+    samples = outputs.shape[0] if isinstance(outputs, Tensor) else log_prob.shape[0]  # a net may return several tensors
+    if log_prob.dim() != 2 or log_prob.shape[0] != samples or log_prob.shape[1] != draws.local_kl.shape[0]:
         raise ValueError(
-            f"log_prob must have shape (S, B) with B = {draws.local_kl.shape[0]} examples, got {tuple(log_prob.shape)}; "
+            f"log_prob must have shape (S, B) = ({samples}, {draws.local_kl.shape[0]}), got {tuple(log_prob.shape)}; "
             "sum it over the dimensions of one example, and keep draws first"
         )
     return log_prob.mean() - beta / n * draws.kl - local_beta * draws.local_kl.mean()

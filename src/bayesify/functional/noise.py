@@ -72,7 +72,8 @@ def local_reparameterization(mean: Tensor, variance: Tensor) -> Tensor:
         >>> local_reparameterization(torch.ones(2), torch.zeros(2))
         tensor([1., 1.])
     """
-    std = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    wide = variance.float() if variance.dtype == torch.float16 else variance  # half precision has no small variances
+    std = wide.clamp_min(torch.finfo(wide.dtype).tiny).sqrt().to(mean.dtype)
     return torch.addcmul(mean, std, normal_like(mean))
 
 

@@ -1,0 +1,159 @@
+"""Noise against the moments it promises, and the projected gradient of `at_most`."""
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from bayesify.functional import at_most, bernoulli_mask, local_reparameterization, normal_like
+
+
+def _assert_moments(draws: Tensor, mean: Tensor, variance: Tensor) -> None:
+    """Mean and variance over dimension 0 within 5 standard errors (the variance's by the fourth moment)."""
+    n = draws.shape[0]
+    squares = (draws - mean) ** 2
+    assert ((draws.mean(0) - mean).abs() <= 5 * draws.std(0) / n**0.5).all()
+    assert ((squares.mean(0) - variance).abs() <= 5 * squares.std(0) / n**0.5).all()
+
+
+LAYOUTS = {
+    "matrix": torch.zeros(100, 1000),
+    "images": torch.zeros(20, 4, 25, 50),
+    "channels last": torch.zeros(20, 4, 25, 50).contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_normal_like_is_standard_normal_in_the_layout_of_its_argument(layout: str) -> None:
+    x = LAYOUTS[layout].double()
+    noise = normal_like(x)
+    assert (noise.shape, noise.dtype, noise.stride()) == (x.shape, x.dtype, x.stride())
+    assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_normal_like_elements_are_uncorrelated(layout: str) -> None:
+    noise = normal_like(LAYOUTS[layout].double())
+    for dim in range(noise.dim()):
+        neighbours = noise.narrow(dim, 0, noise.shape[dim] - 1) * noise.narrow(dim, 1, noise.shape[dim] - 1)
+        assert neighbours.mean().abs() < 5 / neighbours.numel() ** 0.5
+    other = normal_like(LAYOUTS[layout].double())
+    assert (noise * other).mean().abs() < 5 / noise.numel() ** 0.5
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
+def test_bernoulli_mask_has_mean_one_and_the_odds_as_variance(p: float) -> None:
+    mask = bernoulli_mask((40_000, 3), p, torch.zeros((), dtype=torch.float64))
+    assert (mask.shape, mask.dtype) == ((40_000, 3), torch.float64)
+    scale = torch.tensor(1 / (1 - p), dtype=torch.float64)
+    assert ((mask == 0) | (mask == scale)).all()
+    assert stats.binomtest(int((mask == 0).sum()), mask.numel(), p).pvalue > 1e-3
+    _assert_moments(mask, torch.tensor(1.0).double(), torch.tensor(p / (1 - p)).double())
+
+
+def test_local_reparameterization_has_the_moments_it_is_given() -> None:
+    mean = torch.tensor([-1.0, 0.0, 5.0], dtype=torch.float64)
+    variance = torch.tensor([0.01, 1.0, 9.0], dtype=torch.float64)
+    draws = local_reparameterization(mean.expand(40_000, 3), variance.expand(40_000, 3))
+    _assert_moments(draws, mean, variance)
+    correlations = torch.corrcoef(draws.T) - torch.eye(3, dtype=torch.float64)
+    assert correlations.abs().max() < 5 / 40_000**0.5
+
+
+def test_local_reparameterization_gradients_agree_with_the_moments() -> None:
+    # d/dm E y^2 = 2m and d/dv E y^2 = 1, by averaging pathwise gradients
+    mean = torch.full((40_000,), 0.7, dtype=torch.float64, requires_grad=True)
+    variance = torch.full((40_000,), 2.0, dtype=torch.float64, requires_grad=True)
+    local_reparameterization(mean, variance).square().sum().backward()
+    for gradient, expected in ((mean.grad, 1.4), (variance.grad, 1.0)):
+        assert (gradient.mean() - expected).abs() < 5 * gradient.std() / 40_000**0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_local_reparameterization_survives_zero_variance(dtype: torch.dtype) -> None:
+    mean = torch.ones(4, dtype=dtype, requires_grad=True)
+    weight = torch.ones(4, dtype=dtype, requires_grad=True)
+    draw = local_reparameterization(mean, weight * 0)
+    torch.testing.assert_close(draw, mean, atol=0.05 if dtype == torch.float16 else 1e-6, rtol=0)
+    draw.sum().backward()
+    assert weight.grad.isfinite().all()
+    assert torch.equal(mean.grad, torch.ones_like(mean))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+    ],
+)
+def test_local_reparameterization_of_a_small_variance(dtype: torch.dtype) -> None:
+    draws = local_reparameterization(torch.zeros(10_000, dtype=dtype), torch.full((10_000,), 1e-6, dtype=dtype))
+    assert draws.float().std().item() == pytest.approx(1e-3, rel=0.05)
+
+
+def test_noise_under_vmap_differs_from_row_to_row() -> None:
+    x = torch.zeros(2000, 3, dtype=torch.float64)
+    one = torch.ones((), dtype=torch.float64)
+    routes = {
+        "normal_like": (normal_like, 1.0),
+        "local_reparameterization": (lambda row: local_reparameterization(row, torch.full_like(row, 4.0)), 4.0),
+        "bernoulli_mask": (lambda row: bernoulli_mask((3,), 0.5, row) - 1, 1.0),
+    }
+    for route, variance in routes.values():
+        draws = torch.vmap(route, randomness="different")(x)
+        assert draws.shape == x.shape
+        _assert_moments(draws, 0 * one, variance * one)
+
+
+def test_at_most_is_the_minimum() -> None:
+    x = torch.tensor([-3.0, 0.5, 1.0, 1.5, torch.inf])
+    assert torch.equal(at_most(x, 1.0), torch.minimum(x, torch.tensor(1.0)))
+
+
+@pytest.mark.parametrize(
+    ("x", "upstream", "expected"),
+    [
+        (0.5, -2.0, -2.0),  # inside: the gradient passes
+        (0.5, 2.0, 2.0),
+        (1.0, -2.0, -2.0),  # at the bound: still free to cross, and to return
+        (1.0, 2.0, 2.0),
+        (1.5, -2.0, 0.0),  # beyond: no further out
+        (1.5, 2.0, 2.0),  # but back inside
+    ],
+)
+def test_at_most_gradient_is_projected(x: float, upstream: float, expected: float) -> None:
+    parameter = torch.tensor(x, requires_grad=True)
+    at_most(parameter, 1.0).backward(torch.tensor(upstream))
+    assert parameter.grad == expected
+
+
+def test_at_most_gradient_inside_agrees_with_finite_differences() -> None:
+    x = torch.tensor([-3.0, 0.0, 0.9], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: at_most(v, 1.0).square(), x)
+    assert torch.autograd.gradgradcheck(lambda v: at_most(v, 1.0).square(), x)
+
+
+def test_at_most_under_vmap() -> None:
+    x = torch.tensor([0.5, 1.5, 1.5])
+    target = torch.tensor([2.0, 2.0, 0.0])
+    gradients = torch.vmap(torch.func.grad(lambda v, t: (at_most(v, 1.0) - t) ** 2))(x, target)
+    torch.testing.assert_close(gradients, torch.tensor([-3.0, 0.0, 2.0]))
+
+
+def test_at_most_lets_adam_out_and_back() -> None:
+    parameter = torch.nn.Parameter(torch.tensor(0.0))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+
+    def run(target: float, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (at_most(parameter, 1.0) - target).square().backward()
+            optimizer.step()
+
+    run(target=3.0, steps=100)
+    assert 1.0 < parameter.item() < 3.0, "momentum carries it over the bound, but not to the target"
+    assert at_most(parameter, 1.0) == 1.0
+    run(target=-1.0, steps=300)
+    assert parameter.item() == pytest.approx(-1.0, abs=0.01)
