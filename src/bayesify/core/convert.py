@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import cast
@@ -9,6 +10,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from bayesify.core.checks import check_integer
 from bayesify.core.model import Bayesian, LayerReport
 from bayesify.core.posterior import Method
 from bayesify.core.sites import SITES, Drawing, Site
@@ -44,8 +46,11 @@ def bayesify(
         The root module: call it for `Draws`; train it with `elbo`, use it with `predict`.
 
     Raises:
-        ValueError: nothing was made random, a pattern matches no layer, or the net is Bayesian already. The net is left untouched.
+        ValueError: nothing was made random, a pattern matches no layer, a lazy layer has no weight yet, `shared` names no input, or
+            the net is Bayesian already.
         TypeError: wrong kinds of arguments.
+
+        The net is left untouched by all of them.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -57,10 +62,8 @@ def bayesify(
         raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     if any(isinstance(module, Bayesian | Site) for module in net.modules()):
         raise ValueError("the net is Bayesian already; give back the original with unbayesify(bnn) first")
-    patterns = {"*": method} if isinstance(method, Method) else dict(method)
-    for pattern, value in patterns.items():
-        if not isinstance(value, Method):
-            raise TypeError(f"the method for {pattern!r} must be a Method such as MeanField(), got {value!r}")
+    patterns = _patterns(method)
+    _check_layout(net, batch_dim, fold, shared)
     layers = {name: module for name, module in net.named_modules() if any(True for _ in module.parameters(recurse=False))}
     if unmatched := [p for p in patterns if p != "*" and not any(fnmatchcase(name, p) for name in layers)]:
         names = ", ".join(map(repr, layers)) or "none"
@@ -69,10 +72,13 @@ def bayesify(
     drawing = Drawing()
     reports: list[LayerReport] = []
     tied = _tied_parameters(layers)
+    before = [(layer, dict(layer._parameters)) for layer in layers.values()]
     try:
         for name, layer in layers.items():
             kind = type(layer).__name__
             chosen = next((m for p, m in patterns.items() if fnmatchcase(name, p)), None)
+            if chosen is not None and any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
+                raise ValueError(f"{name!r} ({kind}) has no weight yet: run one batch through the net first")
             reason = "its name matches no pattern" if chosen is None else _obstacle(layer, tied)
             if chosen is not None and not reason and not _convert(layer, chosen, drawing):
                 reason = f"{type(chosen).__name__} leaves {kind} as it is"
@@ -82,14 +88,19 @@ def bayesify(
             raise ValueError(f"no layer of the net could be made random: {listing}")
         root = _root(net, [report.method for report in reports])
     except BaseException:
-        for layer in layers.values():
+        for layer, parameters in before:
             _revert(layer)
+            layer._parameters.clear()
+            layer._parameters.update(parameters)  # a posterior may have taken the place of some
         raise
     _disable_fast_paths(net)
     root.drawing, root.report = drawing, tuple(reports)
     root.batch_dim, root.shared = batch_dim, tuple(shared)
     root.fold = (batch_dim == 0 and _batch_first_throughout(net)) if fold is None else fold
+    modes = [(module, module.training) for module in net.modules()]
     root.train(net.training)
+    for module, training in modes:  # parts of a net may be kept in eval mode, such as frozen batch normalisation
+        module.training = training
     return root
 
 
@@ -122,23 +133,53 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
     return bnn.net
 
 
+def _patterns(method: Method | Mapping[str, Method]) -> dict[str, Method]:
+    if isinstance(method, Method):
+        return {"*": method}
+    if not isinstance(method, Mapping):
+        raise TypeError(f"method must be a Method such as MeanField(), or a mapping of name patterns to Methods, got {method!r}")
+    for pattern, value in method.items():
+        if not isinstance(pattern, str):
+            raise TypeError(f'a pattern must be a string such as "features.*", got {pattern!r}')
+        if not isinstance(value, Method):
+            raise TypeError(f"the method for {pattern!r} must be a Method such as MeanField(), got {value!r}")
+    return dict(method)
+
+
+def _check_layout(net: nn.Module, batch_dim: int, fold: bool | None, shared: Collection[str]) -> None:
+    check_integer("batch_dim", batch_dim, least=0)
+    if fold and batch_dim != 0:
+        raise ValueError(f"fold=True needs the batch in dimension 0, got batch_dim={batch_dim}; leave fold out")
+    if isinstance(shared, str):
+        raise TypeError(f"shared must be a collection of input names, such as [{shared!r}], got {shared!r}")
+    inputs = inspect.signature(net.forward).parameters
+    if any(p.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) for p in inputs.values()):
+        return  # any name may be an input
+    if unknown := [name for name in shared if name not in inputs]:
+        raise ValueError(f"shared names {', '.join(map(repr, unknown))}, but the net's inputs are {', '.join(map(repr, inputs))}")
+
+
 def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]]) -> str:
     """Why a layer cannot be made random, or nothing."""
-    if any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
-        return "its weight is not initialised yet: run one batch through the net first"
     kind = type(layer)
     if kind not in SITES:
         base = next((known for known in SITES if isinstance(layer, known)), None)
         return f"a subclass of {base.__name__} may use its weight in its own way" if base else "this type is not supported"
-    if layer._parameters.get("weight") is None:
+    weight = layer._parameters.get("weight")
+    if weight is None:
         return "its weight is computed by a hook (weight_norm, spectral_norm)"
+    if "forward" in vars(layer):
+        return "its forward was replaced by another function"
+    if not weight.is_floating_point():
+        return "its weight is not of a real floating point type"
     for name, parameter in layer.named_parameters(recurse=False):
         if id(parameter) in tied:
             return f"its {name} is tied: {' and '.join(map(repr, tied[id(parameter)]))} share one parameter"
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
             return "max_norm, sparse and scale_grad_by_freq have no meaning for a random embedding"
-        if layer.padding_idx is not None and bool((layer.weight[layer.padding_idx] != 0).any()):
+        padded = layer.padding_idx is not None and not layer.weight.is_meta
+        if padded and bool((layer.weight[layer.padding_idx] != 0).any()):
             return "its padding vector is not zero"
     return ""
 

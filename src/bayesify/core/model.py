@@ -6,11 +6,14 @@ import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 
 from bayesify.core.checks import check_integer
 from bayesify.core.posterior import Method
@@ -85,15 +88,34 @@ class Bayesian(nn.Module, ABC):
         """KL(q || prior) of all random layers together: nats, summed, a scalar of at least float32."""
         parameter = next(self.net.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
-        with torch.autocast(device.type, enabled=False):
-            terms = [site.posterior.kl(site) for _, site in self.sites()]
-            return torch.stack([_whole(term) for term in terms]).sum() if terms else torch.zeros((), device=device)
+        # the meta device, for one, knows no autocast to switch off
+        autocast = torch.amp.is_autocast_available(device.type)
+        with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
+            terms = [_kl(site).to(device) for _, site in self.sites()]
+            return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
 
 
-def _whole(value: Tensor) -> Tensor:
-    """The full tensor where parameters are sharded (FSDP), the tensor itself elsewhere."""
-    full = getattr(value, "full_tensor", None)
-    return value if full is None else full()
+def _kl(site: Site) -> Tensor:
+    """KL of one layer. FSDP leaves parameters in shards: they are put together here, and again in the backward (less memory)."""
+    shards = {name: p for name, p in site.named_parameters() if getattr(p, "full_tensor", None) is not None}
+    if not shards:
+        return site.posterior.kl(site)
+
+    def whole() -> Tensor:
+        return functional_call(_KL(site), {f"site.{name}": cast(Any, p).full_tensor() for name, p in shards.items()}, ())
+
+    return checkpoint(whole, use_reentrant=False)
+
+
+class _KL(nn.Module):
+    """The KL of a site as a module, so that `functional_call` can lend it parameters."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+
+    def forward(self) -> Tensor:
+        return self.site.posterior.kl(self.site)
 
 
 class Folded(Bayesian):
@@ -110,7 +132,7 @@ class Folded(Bayesian):
         self.drawing.coherent = coherent
         if samples == 1 or not self.fold:
             runs = [self._run(1, inputs, kwargs) for _ in range(samples)]
-            outputs = tree_map(self._stack, *runs)
+            outputs = tree_map(lambda *ys: self._stack(ys, batch), *runs)
         else:
             fold = _Fold(samples, batch)
             args = tuple(x if name in self.shared else tree_map(fold, x) for name, x in named.items())
@@ -127,7 +149,9 @@ class Folded(Bayesian):
         finally:
             self.drawing.drawn = None
 
-    def _stack(self, *runs: Any) -> Any:
+    def _stack(self, runs: tuple[Any, ...], batch: int) -> Any:
+        for y in runs:
+            _check_output(y, batch, self.batch_dim, 1)
         return torch.stack([y.movedim(self.batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
 
     def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
@@ -159,12 +183,21 @@ class _Fold:
         return x.expand(self.samples, *x.shape).flatten(0, 1)
 
     def undo(self, y: Any) -> Any:
-        if not isinstance(y, Tensor):
-            return y
-        if y.dim() == 0 or y.shape[0] != self.samples * self.batch:
-            raise ValueError(
-                f"the net returned a tensor of shape {tuple(y.shape)} for {self.batch} examples and {self.samples} draws; its "
-                f"first dimension must be the batch ({self.samples * self.batch} rows). If the batch is another dimension, "
-                "say so: bayesify(net, method, batch_dim=1); if it is moved in between: bayesify(net, method, fold=False)"
+        _check_output(y, self.batch, 0, self.samples)
+        return y.unflatten(0, (self.samples, self.batch)) if isinstance(y, Tensor) else y
+
+
+def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:
+    """Every tensor the net returns has a batch; an object that may hide tensors cannot be split into draws."""
+    if not isinstance(y, Tensor):
+        if y is not None and not isinstance(y, bool | int | float | str):
+            raise TypeError(
+                f"the net returned a {type(y).__name__}, whose tensors cannot be told apart by draw; return tensors, or tuples, "
+                "lists or dicts of them, or register the type with torch.utils._pytree.register_pytree_node"
             )
-        return y.unflatten(0, (self.samples, self.batch))
+    elif y.dim() <= batch_dim or y.shape[batch_dim] != samples * batch:
+        raise ValueError(
+            f"the net returned a tensor of shape {tuple(y.shape)} for {batch} examples and {samples} draws in one pass; its "
+            f"dimension {batch_dim} must be the batch ({samples * batch} rows). If the batch is another dimension, "
+            "say so: bayesify(net, method, batch_dim=1); if it is moved in between: bayesify(net, method, fold=False)"
+        )

@@ -15,7 +15,7 @@ __all__ = ["LayerSummary", "Summary", "summary"]
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
-    """One layer: trainable parameters before (`plain`) and after (`parameters`) it became random."""
+    """One layer: its parameters before (`plain`) and after (`parameters`) it became random, frozen ones included."""
 
     name: str
     layer: str
@@ -98,12 +98,14 @@ def summary(bnn: Bayesian) -> Summary:
             plain = math.prod(module.weight_shape) + (math.prod(module.bias_shape) if module.bias_shape is not None else 0)
         method = "" if report.method is None else type(report.method).__name__
         layers.append(LayerSummary(report.name, report.layer, method, plain, parameters, report.reason))
-    return Summary(tuple(layers), float(bnn.kl().detach()))
+    kl = bnn.kl().detach()
+    return Summary(tuple(layers), math.nan if kl.is_meta else float(kl))
 
 
 def _count(module: nn.Module, seen: set[int]) -> int:
     """Parameters of one layer and its posterior, a tied one counted where it is first met."""
-    new = [p for p in module.parameters(recurse=isinstance(module, Site)) if id(p) not in seen]
+    parameters = module.parameters(recurse=isinstance(module, Site))
+    new = [p for p in parameters if id(p) not in seen and not isinstance(p, nn.UninitializedParameter)]
     seen.update(map(id, new))
     return sum(p.numel() for p in new)
 

@@ -71,8 +71,8 @@ def log_uniform_kl(log_alpha: Tensor) -> Tensor:
     \qquad \epsilon \sim N(1, \alpha),\; u = (2\alpha)^{-1/2},$$
 
     with Dawson's function $D$. The prior is improper, so the constant is a convention: here $\mathrm{KL}(\infty) = 0$, which makes
-    the value positive and decreasing in alpha. For $\log\alpha \in [-20, 12]$ value and gradient are right to 1e-10 in float64 and to
-    2e-6 in float32.
+    the value positive and decreasing in alpha. For $\log\alpha \in [-20, 12]$ value and gradient are right to 1e-10 in float64
+    and to 2e-6 in float32.
 
     Args:
         log_alpha: $\log\alpha$, any shape; alpha is the variance of the multiplicative noise, $p/(1-p)$ for a dropout rate p.
@@ -105,18 +105,22 @@ _Q = (
     1713101.6088518774, 11136027.55142961, 59816727.713470948, 253800045.31354545, 589593827.97645767, 632501539.80349707,
     -728105932.95467614, 130276722.00926748,
 )  # fmt: skip
-_DP = tuple(k * c for k, c in enumerate(_P))[1:]
-_DQ = tuple(k * c for k, c in enumerate(_Q))[1:]
+_DP = (*(k * c for k, c in enumerate(_P) if k), 0.0)
+_DQ = (*(k * c for k, c in enumerate(_Q) if k), 0.0)
+_FEW = 2**14
 
 
-def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> Tensor:
-    """Polynomials of one degree at s, stacked in front: Horner's rule on all of them at once."""
-    table = torch.tensor(list(zip(*coefficients, strict=True)), dtype=s.dtype, device=s.device)
-    highest, *others = table.reshape(-1, len(coefficients), *[1] * s.dim()).flip(0)
+def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> tuple[Tensor, ...]:
+    """Polynomials of one degree at s, all at once."""
+    table = torch.tensor(coefficients, dtype=s.dtype, device=s.device)
+    if s.numel() <= _FEW:  # a product with the powers of s: a handful of operations, whose number is all that counts here
+        powers = s.unsqueeze(-1).pow(torch.arange(table.shape[1], device=s.device))
+        return (powers @ table.T).unbind(-1)
+    highest, *others = table.T.reshape(table.shape[1], -1, *[1] * s.dim()).flip(0)
     value = highest.expand(-1, *s.shape)
-    for row in others:
+    for row in others:  # Horner's rule
         value = torch.addcmul(row, value, s)
-    return value
+    return value.unbind(0)
 
 
 class _LogUniformKL(torch.autograd.Function):
@@ -139,8 +143,7 @@ class _LogUniformKL(torch.autograd.Function):
         (log_alpha,) = ctx.saved_tensors
         shifted = log_alpha + math.log(2)
         s, rest = torch.sigmoid(shifted), torch.sigmoid(-shifted)
-        p, q = _polynomials(s, _P, _Q)
-        dp, dq = _polynomials(s, _DP, _DQ)
+        p, q, dp, dq = _polynomials(s, _P, _Q, _DP, _DQ)
         # d/ds of (1 - s)^2 P / Q, times ds / d log alpha = s (1 - s)
         slope = s * rest**2 * (rest * (dp - p * dq / q) - 2 * p) / q
         return grad * (slope - torch.sigmoid(-log_alpha) / 2)

@@ -1,0 +1,135 @@
+"""Layers that sum over input channels: linear maps, convolutions and their transposes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from bayesify.core.sites.base import Site
+
+__all__ = [
+    "BayesConv1d",
+    "BayesConv2d",
+    "BayesConv3d",
+    "BayesConvTranspose1d",
+    "BayesConvTranspose2d",
+    "BayesConvTranspose3d",
+    "BayesLinear",
+]
+
+
+class BayesLinear(Site, nn.Linear):
+    original = nn.Linear
+    contracts = True
+
+    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def apply_weights(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.reshape(weight.shape[0], -1, self.in_features)
+        y = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    @property
+    def fan_in(self) -> int:
+        return self.in_features
+
+    @property
+    def input_channels(self) -> int:
+        return self.in_features
+
+    def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
+        return v.reshape(v.shape[0], *[1] * (x.dim() - 2), v.shape[-1])
+
+    def over_weight(self, v: Tensor) -> Tensor:
+        return v.unsqueeze(-2)
+
+
+class _Convolution(Site, _ConvNd):
+    """What Conv1d/2d/3d and their transposes share."""
+
+    contracts = True
+
+    @property
+    def input_channels(self) -> int:
+        return self.in_channels
+
+    def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
+        return v.reshape(*v.shape, *[1] * (x.dim() - 2))
+
+
+class _ForwardConvolution(_Convolution):
+    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # Padding of every mode commutes with squaring and with channel noise, so it belongs to the convolution itself.
+        return cast(Any, self._conv_forward)(x, weight, bias)
+
+    @property
+    def fan_in(self) -> int:
+        return math.prod(self.weight_shape[1:])
+
+    def over_weight(self, v: Tensor) -> Tensor:
+        # weight[o, i] of an output in group g sees input channel g * C/G + i
+        lead, (out, per_group, *kernel) = v.shape[:-1], self.weight_shape
+        v = v.reshape(*lead, self.groups, 1, per_group).expand(*lead, self.groups, out // self.groups, per_group)
+        return v.reshape(*lead, out, per_group, *[1] * len(kernel))
+
+
+class BayesConv1d(_ForwardConvolution, nn.Conv1d):
+    original = nn.Conv1d
+
+
+class BayesConv2d(_ForwardConvolution, nn.Conv2d):
+    original = nn.Conv2d
+
+
+class BayesConv3d(_ForwardConvolution, nn.Conv3d):
+    original = nn.Conv3d
+
+
+class _TransposedConvolution(_Convolution, _ConvTransposeNd):
+    conv: ClassVar[staticmethod]
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if output_size is None:
+            return super().forward(input)
+        given, output_padding = self.output_padding, cast(Any, self._output_padding)
+        dims = len(self.kernel_size)
+        self.output_padding = tuple(
+            output_padding(input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        )
+        try:
+            return super().forward(input)
+        finally:
+            self.output_padding = given
+
+    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self.conv(x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+
+    @property
+    def fan_in(self) -> int:
+        # every output position sees at most C/G channels times the kernel, thinned by the stride
+        per_group = self.in_channels // self.groups
+        return max(1, per_group * math.prod(self.kernel_size) // math.prod(self.stride))
+
+    def over_weight(self, v: Tensor) -> Tensor:
+        return v.reshape(*v.shape, *[1] * (len(self.weight_shape) - 1))
+
+
+class BayesConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
+    original = nn.ConvTranspose1d
+    conv = staticmethod(F.conv_transpose1d)
+
+
+class BayesConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
+    original = nn.ConvTranspose2d
+    conv = staticmethod(F.conv_transpose2d)
+
+
+class BayesConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
+    original = nn.ConvTranspose3d
+    conv = staticmethod(F.conv_transpose3d)

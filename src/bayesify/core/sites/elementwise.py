@@ -1,0 +1,92 @@
+"""Layers whose weights act one by one: normalisations, which scale and shift, and embeddings, which look up."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayesify.core.sites.base import Site
+
+__all__ = [
+    "BayesBatchNorm1d",
+    "BayesBatchNorm2d",
+    "BayesBatchNorm3d",
+    "BayesEmbedding",
+    "BayesGroupNorm",
+    "BayesLayerNorm",
+]
+
+
+class _Normalization(Site):
+    """What the normalisation layers share: a normalised input, then a scale and a shift per channel."""
+
+    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = x * self.per_channel(weight, x)
+        return y if bias is None else y + self.per_channel(bias, x)
+
+    def apply_weights(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.unflatten(0, (weight.shape[0], -1))
+        y = rows * self.per_channel(weight.unsqueeze(1), x)
+        return (y if bias is None else y + self.per_channel(bias.unsqueeze(1), x)).flatten(0, 1)
+
+    def per_channel(self, v: Tensor, x: Tensor) -> Tensor:
+        """Shape v (..., C) to act on the channels of x (..., C, *positions)."""
+        return v.reshape(*v.shape, *[1] * (x.dim() - 2))
+
+
+class _BatchNormalization(_Normalization, _BatchNorm):
+    def prepare(self, x: Tensor) -> Tensor:
+        self._check_input_dim(x)
+        update = self.training and self.track_running_stats
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if update and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        use_batch = self.training or self.running_mean is None
+        mean, var = (self.running_mean, self.running_var) if update or not use_batch else (None, None)
+        return F.batch_norm(x, mean, var, None, None, use_batch, momentum, self.eps)
+
+
+class BayesBatchNorm1d(_BatchNormalization, nn.BatchNorm1d):
+    original = nn.BatchNorm1d
+
+
+class BayesBatchNorm2d(_BatchNormalization, nn.BatchNorm2d):
+    original = nn.BatchNorm2d
+
+
+class BayesBatchNorm3d(_BatchNormalization, nn.BatchNorm3d):
+    original = nn.BatchNorm3d
+
+
+class BayesGroupNorm(_Normalization, nn.GroupNorm):
+    original = nn.GroupNorm
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return F.group_norm(x, self.num_groups, eps=self.eps)
+
+
+class BayesLayerNorm(_Normalization, nn.LayerNorm):
+    original = nn.LayerNorm
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, eps=self.eps)
+
+    def per_channel(self, v: Tensor, x: Tensor) -> Tensor:
+        # the last dimensions of x carry the weight's shape, those between batch and weight are broadcast
+        lead = v.dim() - len(self.weight_shape)
+        return v.reshape(*v.shape[:lead], *[1] * (x.dim() - 1 - len(self.weight_shape)), *self.weight_shape) if lead else v
+
+
+class BayesEmbedding(Site, nn.Embedding):
+    original = nn.Embedding
+
+    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = F.embedding(x, weight)
+        # the padding token stays the zero vector, without noise and without gradient
+        return y if self.padding_idx is None else y.masked_fill((x == self.padding_idx).unsqueeze(-1), 0)
+
+    def square(self, x: Tensor) -> Tensor:
+        return x  # an index stands for a one-hot row, which is its own square

@@ -1,0 +1,54 @@
+"""Argument checks: what passes, what does not, and that the message names argument and value."""
+
+import pytest
+
+from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
+
+NUMBERS = [float("nan"), float("inf"), float("-inf"), True, False, "1", None, 1j, [1]]
+
+
+@pytest.mark.parametrize("value", [1, 0.5, 1e-300, 10**400])
+def test_positive(value):
+    check_positive("scale", value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1, -1e-300, *NUMBERS])
+def test_not_positive(value):
+    with pytest.raises(ValueError, match="scale must be a finite number above 0, got ") as error:
+        check_positive("scale", value)
+    assert str(error.value).endswith(repr(value))
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.5, 1 - 1e-15])
+def test_fraction(value):
+    check_fraction("p", value)
+
+
+@pytest.mark.parametrize("value", [1, 1.0, -1e-300, 2, *NUMBERS])
+def test_no_fraction(value):
+    with pytest.raises(ValueError, match=r"p must be a number in \[0, 1\), got ") as error:
+        check_fraction("p", value)
+    assert str(error.value).endswith(repr(value))
+
+
+def test_integer():
+    check_integer("samples", 1)
+    check_integer("samples", 10**30)
+    check_integer("depth", 0, least=0)
+    check_integer("depth", -2, least=-2)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, 2.5, *NUMBERS])
+def test_no_integer(value):
+    with pytest.raises(ValueError, match="samples must be a whole number of at least 1, got ") as error:
+        check_integer("samples", value)
+    assert str(error.value).endswith(repr(value))
+
+
+def test_choice():
+    check_choice("noise", "local", ("local", "shared"))
+    check_choice("mode", None, {None, 1})
+    for value in ("Local", None, 1):
+        with pytest.raises(ValueError, match="noise must be one of 'local', 'shared', got ") as error:
+            check_choice("noise", value, ("local", "shared"))
+        assert str(error.value).endswith(repr(value))

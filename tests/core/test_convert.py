@@ -1,0 +1,149 @@
+"""Conversion: what becomes random, what is reported, what stays exactly as it was."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bayesify import Bayesian, MCDropout, MeanField, bayesify, unbayesify
+from bayesify.core.sites import SITES
+
+
+def _mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def _reasons(bnn: Bayesian) -> dict[str, str]:
+    return {report.name: report.reason for report in bnn.report}
+
+
+def test_everything_but_the_class_of_a_layer_is_kept():
+    net = _mlp()
+    net[0].eval()
+    net[2].weight.requires_grad_(False)
+    fired = []
+    net[2].register_forward_hook(lambda module, args, output: fired.append(output.shape))
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    layers, parameters, state = list(net), dict(net.named_parameters()), copy.deepcopy(net.state_dict())
+    bnn = bayesify(net, MeanField())
+    assert bnn.net is net
+    assert [id(layer) for layer in net] == [id(layer) for layer in layers]
+    assert all(isinstance(net[i], nn.Linear) and type(net[i]) is SITES[nn.Linear] for i in (0, 2))
+    after = dict(net.named_parameters())
+    assert all(after[name] is parameter for name, parameter in parameters.items())
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in state.items())
+    assert not net[2].weight.requires_grad, "a frozen weight is a frozen mean"
+    assert net[2].posterior.weight_log_std.requires_grad
+    assert not net[0].training
+    assert not net[0].posterior.training
+    assert net[2].training
+    assert bnn.training
+    bnn(torch.randn(3, 4), samples=2).outputs.sum().backward()
+    assert fired == [(6, 2)]
+    before = net[0].weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(net[0].weight, before)
+    assert net[2].weight.grad is None
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mode_of_the_net_is_kept(training):
+    bnn = bayesify(_mlp().train(training), MeanField())
+    assert {module.training for module in bnn.modules()} == {training}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtype_is_kept(dtype):
+    bnn = bayesify(_mlp().to(dtype), MeanField())
+    assert {p.dtype for p in bnn.parameters()} == {dtype}
+    draws = bnn(torch.randn(3, 4, dtype=dtype), samples=2)
+    assert draws.outputs.dtype == dtype
+    assert draws.kl.dtype == draws.local_kl.dtype == torch.promote_types(dtype, torch.float32)
+
+
+def test_device_is_kept():
+    net = nn.Sequential(nn.Embedding(5, 4, padding_idx=0, device="meta"), nn.Linear(4, 2, device="meta"))
+    bnn = bayesify(net, MeanField(prior_mean="pretrained"))
+    assert {t.device.type for t in (*bnn.parameters(), *bnn.buffers())} == {"meta"}
+    draws = bnn(torch.zeros(3, dtype=torch.long, device="meta"), samples=2)
+    assert draws.outputs.shape == (2, 3, 2)
+    assert draws.kl.device.type == "meta"
+
+
+def test_tied_weights_stay_as_they_are_and_are_reported():
+    net = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False))
+    net[2].weight = net[0].weight
+    bnn = bayesify(net, MeanField())
+    assert _reasons(bnn) == {
+        "0": "its weight is tied: '0' and '2' share one parameter",
+        "1": "",
+        "2": "its weight is tied: '0' and '2' share one parameter",
+    }
+    assert net[2].weight is net[0].weight
+    assert [name for name, _ in bnn.sites()] == ["1"]
+
+
+def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
+    net = nn.Sequential(
+        nn.utils.weight_norm(nn.Linear(4, 4)),
+        nn.utils.spectral_norm(nn.Linear(4, 4)),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        nn.MultiheadAttention(4, 2),
+        nn.LSTM(4, 4),
+        nn.Linear(4, 4),
+        nn.Linear(4, 4),
+        nn.Embedding(3, 4, max_norm=1.0),
+        nn.Embedding(3, 4, padding_idx=0),
+        nn.Linear(4, 4, dtype=torch.complex64),
+    )
+    net[6].forward = nn.Linear(4, 4).forward
+    nn.init.ones_(net[8].weight)
+    types = [type(layer) for layer in net]
+    reasons = _reasons(bayesify(net, MeanField()))
+    expected = {
+        "0": "computed by a hook",
+        "1": "computed by a hook",
+        "2": "a subclass of Linear may use its weight in its own way",
+        "3": "not supported",
+        "3.out_proj": "a subclass of Linear",
+        "4": "not supported",
+        "6": "forward was replaced",
+        "7": "max_norm",
+        "8": "padding vector is not zero",
+        "9": "not of a real floating point type",
+    }
+    assert reasons.pop("5") == ""
+    assert [text in reasons[name] for name, text in expected.items()] == [True] * len(expected), reasons
+    assert [type(layer) for i, layer in enumerate(net) if i != 5] == [kind for i, kind in enumerate(types) if i != 5]
+
+
+def test_first_matching_pattern_wins_and_the_rest_stays():
+    net = nn.ModuleDict({"a": _mlp(), "b": _mlp(), "c": nn.Linear(2, 2)})
+    first, second = MeanField(), MCDropout()
+    bnn = bayesify(net, {"a.2": second, "a.*": first, "b.*": first})
+    assert {r.name: r.method for r in bnn.report} == {"a.0": first, "a.2": second, "b.0": first, "b.2": first, "c": None}
+    assert _reasons(bnn)["c"] == "its name matches no pattern"
+    unbayesify(bnn)
+    everything = bayesify(net, {"c": second, "*": first})
+    assert [r.method for r in everything.report] == [first] * 4 + [second]
+
+
+def test_a_bare_layer_is_a_net():
+    layer = nn.Linear(4, 2)
+    bnn = bayesify(layer, MeanField())
+    assert bnn.net is layer
+    assert bnn(torch.zeros(3, 4), samples=2).outputs.shape == (2, 3, 2)
+    assert type(unbayesify(bnn)) is nn.Linear
+
+
+def test_a_plain_checkpoint_loads_into_the_means():
+    plain, bnn = _mlp(), bayesify(_mlp(), MeanField())
+    missing, unexpected = bnn.net.load_state_dict(plain.state_dict(), strict=False)
+    assert not unexpected
+    assert all(".posterior." in key for key in missing)
+    for _, site in bnn.sites():
+        nn.init.constant_(site.posterior.weight_log_std, -40)
+        nn.init.constant_(site.posterior.bias_log_std, -40)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(bnn(x, samples=2).outputs, plain(x).expand(2, 3, 2))

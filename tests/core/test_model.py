@@ -1,0 +1,220 @@
+"""The root: inputs and outputs of every shape, folding against looping, modules used twice, the KL."""
+
+import copy
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesify import Bayesian, Deterministic, MCDropout, MeanField, VariationalDropout, bayesify
+
+
+def _mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+class Residual(nn.Module):
+    """Skip connection, two inputs, one of them by keyword, options that are no tensors, and a mask without a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, *, context: dict[str, Tensor], scale: float = 1.0, flag: str = "", mask: Tensor | None = None):
+        h = x + torch.tanh(self.inner(x)) * scale + context["bias"][0]
+        h = h if mask is None else h @ mask
+        return self.out(h) if flag == "" else {"y": self.out(h), "pair": (h, None), "flag": flag}
+
+
+class Shared(nn.Module):
+    """One layer, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), self.layer(x)
+
+
+class Function(nn.Module):
+    """A linear layer whose output goes through any function."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 3), function
+
+    def forward(self, x: Tensor, *rest: Tensor):
+        return self.function(self.layer(x), *rest)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_nested_keyword_and_constant_inputs(fold):
+    net = Residual()
+    plain = copy.deepcopy(net)
+    bnn = bayesify(net, Deterministic(), fold=fold, shared=["mask"])
+    x, context, mask = torch.randn(4, 4), {"bias": (torch.randn(4, 4),)}, torch.randn(4, 4)
+    # the mask has as many rows as the batch, so only its name tells it from a batched input
+    options = {"context": context, "scale": 0.5, "mask": mask}
+    torch.testing.assert_close(bnn(x, samples=3, **options).outputs, plain(x, **options).expand(3, 4, 2))
+    found, expected = bnn(x, samples=3, flag="dict", **options).outputs, plain(x, flag="dict", **options)
+    torch.testing.assert_close(found["y"], expected["y"].expand(3, 4, 2))
+    torch.testing.assert_close(found["pair"][0], expected["pair"][0].expand(3, 4, 4))
+    assert found["pair"][1] is None
+    assert found["flag"] == "dict"
+    by_keyword = bnn(x=x, samples=2, **options)
+    assert by_keyword.outputs.shape == (2, 4, 2)
+    assert by_keyword.local_kl.shape == (4,)
+
+
+def test_a_shared_input_is_not_folded():
+    bnn = bayesify(Function(lambda y, mask: y @ mask), Deterministic(), shared=["1"])
+    mask = torch.randn(3, 3)
+    y = bnn(torch.randn(3, 4), mask, samples=2).outputs
+    assert y.shape == (2, 3, 3)
+    with pytest.raises(RuntimeError):
+        bayesify(Function(lambda y, mask: y @ mask), Deterministic())(torch.randn(3, 4), mask, samples=2)
+
+
+def test_containers_of_outputs_are_kept():
+    pair = namedtuple("pair", ["first", "second"])
+    bnn = bayesify(Function(lambda y: pair(y, [y, {"deep": y}])), Deterministic())
+    outputs = bnn(torch.randn(5, 4), samples=2).outputs
+    assert type(outputs) is pair
+    assert outputs.second[1]["deep"].shape == (2, 5, 3)
+
+
+@dataclass
+class _Record:
+    y: Tensor
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("fold", [True, False])
+def test_outputs_that_cannot_be_split_into_draws_are_refused(fold, samples):
+    x = torch.randn(5, 4)
+    for function, kind, message in (
+        (Tensor.sum, ValueError, r"the net returned a tensor of shape \(\) for 5 examples"),
+        (lambda y: y.flatten(), ValueError, "must be the batch"),
+        (lambda y: y.T, ValueError, "bayesify.net, method, batch_dim=1."),
+        (_Record, TypeError, "the net returned a _Record, whose tensors cannot be told apart"),
+    ):
+        with pytest.raises(kind, match=message):
+            bayesify(Function(function), MeanField(), fold=fold)(x, samples=samples)
+
+
+@pytest.mark.parametrize("samples", [0, -1, 1.5, True, "2", None])
+def test_samples_is_checked(samples):
+    with pytest.raises(ValueError, match="samples must be a whole number of at least 1"):
+        bayesify(_mlp(), MeanField())(torch.zeros(3, 4), samples=samples)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("method", [MeanField(), MeanField(noise="shared"), MCDropout(prior_std=1.0), VariationalDropout()])
+def test_shapes(method, coherent, samples, batch):
+    for fold in (True, False):
+        draws = bayesify(_mlp(), method, fold=fold)(torch.randn(batch, 4), samples=samples, coherent=coherent)
+        assert draws.outputs.shape == (samples, batch, 2)
+        assert draws.kl.shape == ()
+        assert draws.kl > 0
+        assert draws.local_kl.shape == (batch,)
+
+
+def test_an_input_without_a_batch_is_refused():
+    bnn = bayesify(Function(lambda y: y), MeanField())
+    for args in ((), (torch.tensor(1.0),), ([1.0, 2.0],)):
+        with pytest.raises(ValueError, match="at least one tensor input with a batch dimension 0"):
+            bnn(*args)
+
+
+def _moments(bnn: Bayesian, x: Tensor, draws: int, coherent: bool) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        y = bnn(x, samples=draws, coherent=coherent).outputs
+    return y.mean(0), (y - y.mean(0)).square()
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("method", [MeanField(initial_std=0.5), MCDropout(p=0.3), VariationalDropout(p=0.4)])
+def test_folding_equals_looping_in_distribution(method, coherent):
+    """Means and variances within 6 standard errors, estimated from 1,500 draws; a factor of two in a variance is about 14."""
+    n, x = 1500, torch.randn(3, 4, dtype=torch.float64)
+    folded = bayesify(_mlp().double(), method)
+    looped = copy.deepcopy(folded)
+    looped.fold = False
+    (m1, v1), (m2, v2) = (_moments(bnn, x, n, coherent) for bnn in (folded, looped))
+    error = torch.sqrt((v1.mean(0) + v2.mean(0)) / n)
+    assert ((m1 - m2).abs() < 6 * error).all()
+    assert ((v1.mean(0) - v2.mean(0)).abs() < 6 * torch.sqrt((v1.var(0) + v2.var(0)) / n)).all()
+
+
+def test_a_module_used_twice_is_one_function_and_pays_once():
+    bnn = bayesify(Shared(), MeanField(noise="local", initial_std=1.0))
+    x = torch.randn(3, 4)
+    first, second = bnn(x, samples=2, coherent=True).outputs
+    assert torch.equal(first, second)
+    first, second = bnn(x, samples=2).outputs
+    assert not torch.equal(first, second), "local noise is drawn per output"
+    alone = bayesify(nn.Linear(4, 4), MeanField(initial_std=1.0))
+    alone.load_state_dict({k.replace("net.layer.", "net."): v for k, v in bnn.state_dict().items()})
+    assert torch.equal(bnn.kl(), alone.kl())
+
+
+def test_the_batch_in_the_second_dimension():
+    class SeqFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h, (last, _) = self.rnn(x)
+            return {"steps": self.head(h), "last": last}
+
+    net = SeqFirst()
+    plain = copy.deepcopy(net)
+    bnn = bayesify(net, Deterministic(), batch_dim=1)
+    assert not bnn.fold
+    assert {r.name: bool(r.reason) for r in bnn.report} == {"rnn": True, "head": False}
+    x = torch.randn(7, 3, 4)
+    draws, expected = bnn(x, samples=2), plain(x)
+    torch.testing.assert_close(draws.outputs["steps"], expected["steps"].transpose(0, 1).expand(2, 3, 7, 2))
+    torch.testing.assert_close(draws.outputs["last"], expected["last"].transpose(0, 1).expand(2, 3, 1, 6))
+    assert draws.local_kl.shape == (3,)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_nets_with_batch_first_fold(kind):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = kind(4, 6, batch_first=True), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0][:, -1])
+
+    net = Recurrent()
+    plain, bnn, x = copy.deepcopy(net), bayesify(net, Deterministic()), torch.randn(3, 5, 4)
+    assert bnn.fold
+    torch.testing.assert_close(bnn(x, samples=2).outputs, plain(x).expand(2, 3, 2))
+
+
+def test_kl_is_the_sum_over_layers_in_single_precision_at_least():
+    bnn = bayesify(_mlp().bfloat16(), {"0": MeanField(prior_std=0.5, initial_std=1.0), "2": Deterministic(prior_std=2.0)})
+    weights = [p.float() for p in (bnn.net[2].weight, bnn.net[2].bias)]
+    point = sum(w.square().sum() for w in weights) / 8
+    site = bnn.net[0]
+    normals = [
+        (site.weight, site.posterior.weight_log_std),
+        (site.bias, site.posterior.bias_log_std),
+    ]
+    normal = sum(
+        torch.distributions.kl_divergence(
+            torch.distributions.Normal(mean.float(), log_std.float().exp()), torch.distributions.Normal(0.0, 0.5)
+        ).sum()
+        for mean, log_std in normals
+    )
+    torch.testing.assert_close(bnn.kl(), point + normal)
+    assert bnn.kl().dtype == torch.float32

@@ -1,0 +1,111 @@
+"""Passes of a Bayesian net: nothing is left over between them, in eager mode, compiled, checkpointed, copied or interrupted."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bayesify import Bayesian, MCDropout, MeanField, VariationalDropout, bayesify, unbayesify
+
+
+def _mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def _seeded(bnn: Bayesian, *args, **kwargs):
+    torch.manual_seed(5)
+    return bnn(*args, **kwargs)
+
+
+def test_a_layer_called_on_its_own_knows_nothing_of_the_last_pass():
+    x = torch.randn(5, 4)
+    bnn = bayesify(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), MeanField(noise="shared", initial_std=1.0))
+    bnn(x, samples=3, coherent=True)
+    first, second = bnn.net[0](x), bnn.net[0](x)
+    assert first.shape == (5, 8)
+    assert not torch.equal(first, second), "drawn afresh by every call"
+    with pytest.raises(RuntimeError):
+        bnn(torch.randn(5, 3), samples=3, coherent=True)
+    assert bnn.drawing.drawn is None
+    assert bnn.net[0](x).shape == (5, 8)
+    weight, _ = bnn.net[0].draw()
+    assert weight.shape == (1, 8, 4)
+
+
+@pytest.mark.parametrize("method", [MeanField(initial_std=1.0), MeanField(noise="shared", initial_std=1.0), MCDropout(p=0.5)])
+def test_passes_draw_afresh(method):
+    bnn, x = bayesify(_mlp(), method), torch.randn(3, 4)
+    for coherent in (False, True):
+        first, second = (bnn(x, samples=2, coherent=coherent).outputs for _ in range(2))
+        assert not torch.equal(first, second)
+        assert not torch.equal(first[0], first[1])
+    rows = x[:1].expand(3, 4)
+    assert (bnn(rows, coherent=True).outputs == bnn.net(rows[:1])).sum() < 6, "coherence ends with its pass"
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_passes_without_gradients(mode):
+    bnn = bayesify(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), MeanField())
+    with mode():
+        assert not bnn(torch.randn(5, 4), samples=2).outputs.requires_grad
+    bnn(torch.randn(5, 4), samples=2).outputs.sum().backward()
+    assert all(p.grad is not None for p in bnn.net[0].parameters())
+    assert bnn.net[1].num_batches_tracked == 2
+
+
+def test_a_copy_shares_nothing_with_the_original():
+    bnn = bayesify(_mlp(), MeanField(noise="shared"))
+    other = copy.deepcopy(bnn)
+    assert {id(p) for p in bnn.parameters()}.isdisjoint(id(p) for p in other.parameters())
+    assert {id(site.drawing) for _, site in other.sites()} == {id(other.drawing)} != {id(bnn.drawing)}
+
+    def pass_in_between(module: nn.Module, args: object) -> None:
+        other(torch.zeros(2, 4), samples=5, coherent=True)
+
+    handle = bnn.net[2].register_forward_pre_hook(pass_in_between)
+    torch.manual_seed(1)
+    bnn(torch.zeros(3, 4), samples=2)
+    handle.remove()
+    assert (bnn.drawing.samples, bnn.drawing.coherent) == (2, False)
+    unbayesify(other)
+    assert bnn(torch.zeros(3, 4), samples=2).outputs.shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("method", [MeanField(), MeanField(noise="shared"), MCDropout(), VariationalDropout()])
+def test_activation_checkpointing_repeats_the_pass(method, coherent):
+    """The backward recomputes layers outside the pass; gradients must be those of the draws that were made in it."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.saving = nn.Linear(4, 8), nn.Linear(8, 2), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = checkpoint(self.a, x, use_reentrant=False) if self.saving else self.a(x)
+            return self.b(torch.tanh(h))
+
+    bnn, x = bayesify(Net(), method), torch.randn(5, 4)
+    gradients = []
+    for bnn.net.saving in (False, True):
+        bnn.zero_grad()
+        _seeded(bnn, x, samples=3, coherent=coherent).outputs.square().sum().backward()
+        gradients.append([p.grad for p in bnn.net.a.parameters() if p.grad is not None])
+    assert gradients[0]
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def test_compile_follows_samples_and_coherent():
+    torch.compiler.reset()
+    nets = [bayesify(_mlp(), MeanField(noise=noise)) for noise in ("local", "shared")]
+    compiled = [torch.compile(bnn, backend="aot_eager", fullgraph=True) for bnn in nets]
+    x = torch.randn(5, 4)
+    for samples, coherent in ((1, False), (2, False), (2, True), (4, True), (3, False), (1, True)):
+        for bnn, fast in zip(nets, compiled, strict=True):
+            expected = _seeded(bnn, x, samples=samples, coherent=coherent)
+            found = _seeded(fast, x, samples=samples, coherent=coherent)
+            torch.testing.assert_close(found.outputs, expected.outputs)
+            torch.testing.assert_close(found.kl, expected.kl)
+    torch.compiler.reset()

@@ -1,0 +1,194 @@
+"""Sites: every layer type acts as the layer it was, for one weight, for S weights, for noise on channels and for variances."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesify import Deterministic, MeanField, Site, bayesify
+from bayesify.core.sites import SITES
+from bayesify.testing import LAYERS
+
+CONTRACTING = [name for name in LAYERS if name.startswith(("Linear", "Conv"))]
+NORMALIZING = [name for name in LAYERS if "Norm" in name]
+
+
+def _site(make) -> tuple[nn.Module, Site, Tensor]:
+    """The plain layer in eval mode, its deterministic site and an input, in float64."""
+    layer, x = make()
+    plain = layer.double().eval()
+    bnn = bayesify(copy.deepcopy(plain), Deterministic())
+    return plain, bnn.net, x.double() if x.is_floating_point() else x
+
+
+def _draws(site: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    weight = torch.randn(samples, *site.weight_shape, dtype=torch.float64)
+    bias = None if site.bias_shape is None else torch.randn(samples, *site.bias_shape, dtype=torch.float64)
+    return weight, bias
+
+
+def _with(plain: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    layer = copy.deepcopy(plain)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias is not None:
+            layer.bias.copy_(bias)
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+            layer.weight[layer.padding_idx] = 0
+    return layer
+
+
+def test_every_site_is_the_layer_it_was():
+    for original, site in SITES.items():
+        assert site.original is original
+        assert issubclass(site, original)
+        assert issubclass(site, Site)
+    tested = {type(make()[0]) for make in LAYERS.values()}
+    assert tested == set(SITES)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_many_weights_are_a_loop_over_plain_layers(name):
+    plain, site, x = _site(LAYERS[name])
+    weight, bias = _draws(site, 3)
+    folded = torch.cat([x, x.roll(1, 0), x.flip(0)])
+    rows = folded.unflatten(0, (3, -1))
+    biases = [None] * 3 if bias is None else bias
+    expected = torch.cat([_with(plain, weight[s], biases[s])(rows[s]) for s in range(3)])
+    torch.testing.assert_close(site.op(site.prepare(folded), weight, bias), expected, rtol=1e-12, atol=1e-12)
+    one = site.op(site.prepare(x), weight[:1], None if bias is None else bias[:1])
+    torch.testing.assert_close(one, _with(plain, weight[0], biases[0])(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(site(x), plain(x), rtol=1e-12, atol=1e-12)
+
+
+def _assert_channel_noise_is_weight_noise(site: Site, x: Tensor) -> None:
+    weight, bias = _draws(site, 2)
+    v = torch.randn(2, site.input_channels, dtype=torch.float64)
+    folded = torch.cat([x, x.flip(0)])
+    noisy = folded * site.over_channels(v.repeat_interleave(len(x), 0), folded)
+    torch.testing.assert_close(site.op(noisy, weight, bias), site.op(folded, weight * site.over_weight(v), bias))
+    shared = site.op(x * site.over_channels(v[:1], x), weight[0], None)
+    torch.testing.assert_close(shared, site.op(x, weight[0] * site.over_weight(v[0]), None))
+
+
+@pytest.mark.parametrize("name", CONTRACTING)
+def test_channel_noise_is_weight_noise(name):
+    _, site, x = _site(LAYERS[name])
+    assert site.contracts
+    _assert_channel_noise_is_weight_noise(site, x)
+
+
+GROUPED = {
+    "Conv1d": lambda: (nn.Conv1d(6, 9, 2, groups=3), torch.randn(2, 6, 4)),
+    "Conv2d, depthwise": lambda: (nn.Conv2d(4, 8, 3, groups=4, padding="same", padding_mode="replicate"), torch.randn(2, 4, 5, 4)),
+    "Conv3d": lambda: (nn.Conv3d(4, 6, (1, 2, 2), groups=2), torch.randn(2, 4, 2, 3, 3)),
+    "ConvTranspose1d": lambda: (nn.ConvTranspose1d(6, 9, 3, stride=2, groups=3), torch.randn(2, 6, 4)),
+    "ConvTranspose2d, depthwise": lambda: (nn.ConvTranspose2d(4, 8, 2, groups=4), torch.randn(2, 4, 3, 3)),
+    "ConvTranspose3d": lambda: (nn.ConvTranspose3d(4, 6, (1, 2, 2), groups=2), torch.randn(2, 4, 2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_channel_noise_is_weight_noise_in_groups(name):
+    _, site, x = _site(GROUPED[name])
+    _assert_channel_noise_is_weight_noise(site, x)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *GROUPED])
+def test_squares_propagate_variances(name):
+    """The output is linear in the independent weights, so Var y is the sum of (dy/dw)^2 Var w: the Jacobian by autograd."""
+    _, site, x = _site({**GROUPED, **LAYERS}[name])
+    variances = [v.square()[0] for v in _draws(site, 1) if v is not None]
+    jacobians = torch.autograd.functional.jacobian(
+        lambda *theta: site.op(site.prepare(x), theta[0], theta[1] if len(theta) > 1 else None),
+        tuple(torch.randn_like(v) for v in variances),
+    )
+    enumerated = sum((jac.square() * var).flatten(-var.dim()).sum(-1) for jac, var in zip(jacobians, variances, strict=True))
+    propagated = site.op(site.square(site.prepare(x)), variances[0], variances[1] if len(variances) > 1 else None)
+    torch.testing.assert_close(propagated, enumerated, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in (*CONTRACTING, *GROUPED) if "stride" not in n])
+def test_fan_in_counts_the_weights_of_an_output(name):
+    """For a weight of ones and inputs of ones, an output inside the image is the number of weights in it."""
+    _, site, x = _site({**GROUPED, **LAYERS}[name])
+    outputs = site.op(torch.ones_like(x), torch.ones(site.weight_shape, dtype=torch.float64), None)
+    if "Transpose" in name:  # positions differ in their number: no output has more than max, their mean bounds it from below
+        assert outputs.min() <= site.fan_in <= outputs.max()
+    else:
+        assert site.fan_in == outputs.max()
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (5, 2, 4), (5, 3, 2, 4)])
+def test_linear_on_more_dimensions(shape):
+    plain, site, x = _site(lambda: (nn.Linear(4, 3), torch.randn(shape)))
+    weight, bias = _draws(site, 2)
+    expected = torch.cat([_with(plain, weight[s], bias[s])(x) for s in range(2)])
+    torch.testing.assert_close(site.op(torch.cat([x, x]), weight, bias), expected)
+    swapped = torch.cat([x, x]).transpose(0, 1).contiguous().transpose(0, 1)  # not contiguous
+    torch.testing.assert_close(site.op(swapped, weight, bias), expected)
+    _assert_channel_noise_is_weight_noise(site, x)
+
+
+@pytest.mark.parametrize("kind", [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d])
+def test_transposed_convolution_with_output_size(kind):
+    dims = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}[kind]
+    plain, site, x = _site(lambda: (kind(2, 3, 3, stride=2), torch.randn(2, 2, *[4] * dims)))
+    for size in ([9] * dims, [10] * dims):
+        torch.testing.assert_close(site(x, output_size=size), plain(x, output_size=size))
+    with pytest.raises(ValueError, match="requested an output size"):
+        site(x, output_size=[20] * dims)
+    assert site.output_padding == plain.output_padding, "a failed call must not leave its padding behind"
+    torch.testing.assert_close(site(x), plain(x))
+
+
+BATCH_NORMS = {
+    "default": {},
+    "cumulative": {"momentum": None},
+    "no running statistics": {"track_running_stats": False},
+    "slow": {"momentum": 0.01, "eps": 0.1},
+}
+
+
+@pytest.mark.parametrize("options", BATCH_NORMS)
+@pytest.mark.parametrize(("kind", "shape"), [(nn.BatchNorm1d, ()), (nn.BatchNorm1d, (3,)), (nn.BatchNorm2d, (3, 2))])
+def test_batch_normalization_in_both_modes(kind, shape, options):
+    norm = kind(4, **BATCH_NORMS[options])
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    bnn = bayesify(copy.deepcopy(norm), Deterministic())
+    for training in (True, True, False, True):
+        x = torch.randn(6, 4, *shape) * 3 + 1
+        norm.train(training)
+        bnn.train(training)
+        torch.testing.assert_close(bnn(x).outputs[0], norm(x))
+        for (name, expected), found in zip(norm.named_buffers(), bnn.net.buffers(), strict=True):
+            torch.testing.assert_close(found, expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_batch_normalization_checks_its_input():
+    bnn = bayesify(nn.BatchNorm2d(4), MeanField())
+    with pytest.raises(ValueError, match="expected 4D input"):
+        bnn(torch.randn(3, 4))
+
+
+def test_embedding_padding_has_neither_noise_nor_gradient():
+    bnn = bayesify(nn.Embedding(5, 3, padding_idx=1), MeanField(initial_std=1.0))
+    tokens = torch.tensor([[1, 0], [4, 1]])
+    for coherent in (False, True):
+        outputs = bnn(tokens, samples=3, coherent=coherent).outputs
+        assert outputs[:, tokens == 1].abs().max() < 1e-15
+        assert outputs[:, tokens != 1].abs().min() > 1e-6
+    outputs.sum().backward()
+    assert torch.equal(bnn.net.weight.grad[1], torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", [*NORMALIZING, "Embedding"])
+def test_layers_that_do_not_contract_say_so(name):
+    _, site, x = _site(LAYERS[name])
+    assert not site.contracts
+    assert site.fan_in == 1
+    for ask in (lambda: site.input_channels, lambda: site.over_channels(x, x), lambda: site.over_weight(x)):
+        with pytest.raises(NotImplementedError, match=f"{type(site).__name__} does not contract over input channels"):
+            ask()

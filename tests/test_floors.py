@@ -1,0 +1,161 @@
+"""The house: imports only go down, `import bayesify` needs torch alone, every public name is there and documented."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bayesify
+
+SOURCE = Path(bayesify.__file__).parent
+FLOORS = (
+    ("functional", "progress"),
+    ("core",),
+    ("methods", "likelihoods", "predictive", "objectives", "predict", "metrics", "testing"),
+    ("data", "train", "estimators", "persistence", "plots", "report"),
+    ("cli",),
+)
+FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+OPTIONAL = (
+    *("lightning", "torchmetrics", "sklearn", "skops", "safetensors", "pandas", "pyarrow"),
+    *("matplotlib", "jinja2", "typer", "rich", "scipy", "mpmath", "optuna", "pytest"),
+)
+
+
+def _imports(path: Path, source: str) -> list[str]:
+    """Absolute names of all imported modules, wherever in the file; those for type checkers alone do not count."""
+    tree = ast.parse(source)
+    typing_only = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    skipped = {id(child) for node in typing_only for statement in node.body for child in ast.walk(statement)}
+    package = ("bayesify", *path.parent.parts)
+    names = []
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            names += [f"{module}.{alias.name}" for alias in node.names] if module == "bayesify" else [module]
+    return names
+
+
+def _violations(path: Path, source: str) -> list[str]:
+    """Imports that go up, and imports between methods."""
+    part = path.parts[0].removesuffix(".py")
+    found = []
+    for name in _imports(path, source):
+        root, *rest = name.split(".")
+        if root != "bayesify" or rest == ["__version__"]:
+            continue
+        if not rest or FLOOR.get(rest[0], 99) > FLOOR[part]:
+            found.append(f"{path} imports {name}, which is above it")
+        if part == "methods" and path.stem != "__init__" and rest and rest[0] == "methods":
+            found.append(f"{path} imports {name}: a method never imports another")
+    return found
+
+
+def test_every_module_has_a_floor():
+    parts = {Path(module).parts[0].removesuffix(".py") for module in MODULES}
+    assert parts - FLOOR.keys() == {"__init__"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__.py"])
+def test_imports_only_go_down(module):
+    assert not _violations(Path(module), (SOURCE / module).read_text())
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "violations"),
+    [
+        ("functional/kl.py", "from bayesify.core.checks import check_positive", 1),
+        ("functional/kl.py", "def f():\n    import bayesify.cli", 1),
+        ("core/model.py", "from bayesify import objectives, functional", 1),
+        ("core/model.py", "import bayesify", 1),
+        ("core/model.py", "from ..train import fit\nfrom .sites import Site\nfrom . import sites\nfrom .. import predict", 2),
+        ("core/model.py", "if TYPE_CHECKING:\n    from bayesify.train import fit", 0),
+        ("core/model.py", "from bayesify.core.sites import Site\nfrom bayesify.functional import kl", 0),
+        ("methods/new.py", "from bayesify.methods.mean_field import MeanField", 1),
+        ("report/page.py", "from bayesify import __version__", 0),
+        ("methods/__init__.py", "from bayesify.methods.mean_field import MeanField", 0),
+        ("train/engine.py", "from bayesify.predict import predict\nfrom bayesify.nowhere import x", 1),
+    ],
+)
+def test_the_import_check_finds_violations(path, source, violations):
+    assert len(_violations(Path(path), source)) == violations
+
+
+_BLOCKER = """
+import sys
+class Blocker:
+    blocked = {blocked!r}
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.blocked:
+            raise ModuleNotFoundError("blocked: " + name, name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def _run(code: str, blocked: tuple[str, ...] = OPTIONAL) -> subprocess.CompletedProcess:
+    environment = {"PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1", "PATH": ""}
+    code = _BLOCKER.format(blocked=blocked) + code
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_bayesify_needs_torch_alone():
+    result = _run(
+        """
+import torch
+from bayesify import *
+bnn = bayesify(torch.nn.Linear(2, 1), MeanField())
+draws = bnn(torch.zeros(3, 2), samples=2)
+(-elbo(draws, -draws.outputs.square().sum(-1), n=3)).backward()
+print(summary(bnn))
+""",
+        blocked=(*OPTIONAL, "numpy"),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "1 of 1 layers are random" in result.stdout
+
+
+def test_the_blocker_blocks():
+    for code, blocked in (("import numpy.linalg", "numpy"), ("import bayesify", "torch")):
+        result = _run(code, blocked=(blocked,))
+        assert result.returncode == 1
+        assert f"ModuleNotFoundError: blocked: {blocked}" in result.stderr
+    assert _run("import json", blocked=("numpy",)).returncode == 0
+
+
+def test_public_names_exist_are_documented_and_sorted():
+    assert bayesify.__all__ == sorted(bayesify.__all__)
+    assert len(set(bayesify.__all__)) == len(bayesify.__all__)
+    undocumented = [name for name in bayesify.__all__ if not (getattr(bayesify, name).__doc__ or "").strip()]
+    # a dataclass without a docstring gets its signature for one
+    generated = [name for name in bayesify.__all__ if (getattr(bayesify, name).__doc__ or "").startswith(f"{name}(")]
+    assert not undocumented + generated
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_is(module):
+    tree = ast.parse((SOURCE / module).read_text())
+    assert ast.get_docstring(tree), f"{module} has no docstring"
+
+
+def test_every_public_name_of_the_lower_floors_is_documented():
+    missing = []
+    for module in MODULES:
+        name = "bayesify." + module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        if module == "__init__.py" or FLOOR.get(name.split(".")[1], 99) > 1:
+            continue
+        loaded = importlib.import_module(name)
+        for public in getattr(loaded, "__all__", ()):
+            thing = getattr(loaded, public)
+            if (inspect.isclass(thing) or inspect.isfunction(thing)) and not inspect.getdoc(thing):
+                missing.append(f"{name}.{public}")
+    assert not missing
