@@ -1,0 +1,113 @@
+"""`--set field=value`: text into the types that a method's fields and an estimator's parameters are declared with."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from bayesify.cli.terminal import UsageError
+from bayesify.core.posterior import Method
+from bayesify.estimators import BayesianEstimator
+from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup
+
+__all__ = ["convert", "estimator_fields", "method_fields", "parse", "split"]
+
+_ELSEWHERE = ("method", "net", "random_state", "progress")  # options of their own, or nothing that can be written as text
+_SCHEDULES = {kind.__name__.lower(): kind for kind in (Constant, Cyclical, LinearWarmup)}
+
+
+def method_fields(kind: type[Method]) -> dict[str, Any]:
+    """A method's fields and their types."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def estimator_fields(kind: type[BayesianEstimator]) -> dict[str, Any]:
+    """The parameters of an estimator that can be set, and their types."""
+    hints = typing.get_type_hints(kind.__init__)
+    return {name: hints[name] for name in inspect.signature(kind).parameters if name not in _ELSEWHERE}
+
+
+def parse(settings: Sequence[str]) -> dict[str, str]:
+    """`["a=1", "b=x"]` as a mapping.
+
+    Example:
+        >>> parse(["prior_std=0.5"])
+        {'prior_std': '0.5'}
+    """
+    result: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--set takes field=value, such as --set prior_std=0.5, got {setting!r}")
+        if name.strip() in result:
+            raise UsageError(f"--set {name.strip()} is given twice")
+        result[name.strip()] = value.strip()
+    return result
+
+
+def split(
+    settings: Mapping[str, str], method: type[Method], kind: type[BayesianEstimator]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The converted settings of the method, and those of the estimator.
+
+    Raises:
+        UsageError: a name neither of them knows, or a value that does not fit.
+    """
+    ours, theirs = method_fields(method), estimator_fields(kind)
+    result: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for name, text in settings.items():
+        if name not in ours and name not in theirs:
+            close = difflib.get_close_matches(name, [*ours, *theirs], n=1)
+            raise UsageError(
+                f"--set {name}: unknown field.{f' Did you mean {close[0]!r}?' if close else ''} {method.__name__} has "
+                f"{', '.join(ours) or 'none'}; training has {', '.join(theirs)}"
+            )
+        result[name not in ours][name] = convert(name, text, ours.get(name, theirs.get(name)))
+    return result
+
+
+def convert(name: str, text: str, kind: Any) -> Any:
+    """Text as a value of a type: bool, int, float, str, None, Literal, Sequence[int], a KL schedule, or a union of these.
+
+    Example:
+        >>> convert("hidden", "64,32", Sequence[int]), convert("prior_std", "none", float | None)
+        ((64, 32), None)
+    """
+    members = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    for member in sorted(members, key=lambda member: member is str):  # any text is a str, so that comes last
+        try:
+            return _convert(text, member)
+        except (ValueError, KeyError):
+            continue
+    raise UsageError(f"--set {name} must be {' or '.join(map(_describe, members))}, got {text!r}")
+
+
+def _convert(text: str, kind: Any) -> Any:
+    if typing.get_origin(kind) is Literal:
+        return {str(choice).lower(): choice for choice in typing.get_args(kind)}[text.lower()]
+    if typing.get_origin(kind) is not None:  # Sequence[int]
+        return tuple(int(part) for part in text.strip("()[]").split(",") if part.strip())
+    if kind is types.NoneType:
+        return {"none": None}[text.lower()]
+    if kind is bool:
+        return {"true": True, "yes": True, "false": False, "no": False}[text.lower()]
+    if kind is KLSchedule:
+        return _SCHEDULES[text.lower()]()
+    return kind(text)
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is not None:
+        return "whole numbers separated by commas"
+    if kind is KLSchedule:
+        return ", ".join(schedule.__name__ for schedule in _SCHEDULES.values())
+    words: dict[Any, str] = {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number"}
+    return words.get(kind, "text")

@@ -1,0 +1,97 @@
+"""Classification with uncertainty, the scikit-learn way.
+
+Shapes: N rows, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bayesify.estimators.base import BayesianEstimator
+from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.predictive import CategoricalPredictive
+
+try:
+    import numpy as np
+    import pandas as pd
+    from sklearn.base import ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import column_or_1d
+except ImportError as error:
+    raise ImportError('the estimators need scikit-learn and pandas: pip install "bayesify[tables]"') from error
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["BayesianClassifier"]
+
+
+class BayesianClassifier(ClassifierMixin, BayesianEstimator):
+    """Predicts classes, and how sure it is of them.
+
+    Inputs are prepared as `bayesify.data.preprocessing` says. Columns of `predict_proba` and of `predictive(X).probs` are in the
+    order of `classes_`.
+
+    Args:
+        method, hidden, activation, net, epochs, batch_size, learning_rate, beta, train_samples, samples, validation_fraction,
+            patience, random_state, accelerator, progress: as for `BayesianRegressor`.
+
+    Attributes:
+        classes_: the labels, sorted, (K,).
+        bnn_, likelihood_, history_, columns_, preprocessing_, n_features_in_, feature_names_in_: as for `BayesianRegressor`.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.linspace(-1, 1, 50).reshape(-1, 1)
+        >>> model = BayesianClassifier(random_state=0, epochs=50).fit(X, np.where(X[:, 0] > 0, "high", "low"))
+        >>> model.predict([[0.9]]), model.predict_proba([[0.9]]).shape
+        (array(['high'], dtype='<U4'), (1, 2))
+    """
+
+    def predict(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
+        """The most probable class of each row: (N,) labels."""
+        best = self.predictive(X).prediction.numpy()  # first, because it says so if there was no fit
+        return self.classes_[best]
+
+    def predict_proba(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
+        """The probability of each class: (N, K)."""
+        return self.predictive(X).probs.numpy()
+
+    def predictive(self, X: ArrayLike | pd.DataFrame) -> CategoricalPredictive:
+        predictive = super().predictive(X)
+        assert isinstance(predictive, CategoricalPredictive)
+        return predictive
+
+    predictive.__doc__ = BayesianEstimator.predictive.__doc__
+
+    def _learn_target(self, y: Any) -> Tensor:
+        labels = self._labels(y)
+        self.classes_, index = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class only, {self.classes_.tolist()[0]!r}; at least two are needed")
+        return torch.from_numpy(index.reshape(-1)).long()
+
+    def describe_target(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "dtype": "object" if self.classes_.dtype == object else self.classes_.dtype.str}
+
+    def restore_target(self, facts: dict[str, Any]) -> None:
+        self.classes_ = np.array(facts["classes"], dtype=np.dtype(facts["dtype"]))
+
+    def _make_likelihood(self) -> tuple[Likelihood, int]:
+        return Categorical(), len(self.classes_)
+
+    def _encode_target(self, y: Any) -> Tensor:
+        labels = self._labels(y)
+        if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
+            raise ValueError(f"y holds labels the model does not know: {', '.join(map(repr, sorted(unknown, key=str)[:10]))}")
+        return torch.from_numpy(np.searchsorted(self.classes_, labels)).long()
+
+    def _labels(self, y: Any) -> np.ndarray:
+        labels = column_or_1d(y, warn=True)
+        if missing := int(pd.isna(labels).sum()):
+            raise ValueError(f"Input y contains NaN: {missing} of {len(labels)} labels are missing; drop these rows")
+        check_classification_targets(labels)
+        return labels

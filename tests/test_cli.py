@@ -1,0 +1,295 @@
+"""The command line, as people use it: results, files, one clear line for what they can put right, kill and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("skops")
+pd = pytest.importorskip("pandas")
+np = pytest.importorskip("numpy")
+
+from typer.testing import CliRunner  # noqa: E402
+
+import bayesify  # noqa: E402
+from bayesify import Method  # noqa: E402
+from bayesify.cli.app import app  # noqa: E402
+from bayesify.cli.results import targets  # noqa: E402
+
+SRC = str(Path(bayesify.__file__).parents[1])
+_REMARKS = ("note:", "regression of", "classification of", "going on with")
+MAIN = "from bayesify.cli import main; main()"
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refuse(*arguments, match, files):
+    """The command fails with one line, exit code 2, and changes no file."""
+    before = sorted(files.rglob("*"))
+    result = run(*arguments, code=2)
+    assert result.stdout == ""
+    (line,) = [line for line in result.stderr.splitlines() if not line.startswith(_REMARKS)]
+    assert line.startswith("bayesify: ")
+    assert match in line
+    assert sorted(files.rglob("*")) == before
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 2))
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": np.where(x[:, 0] > 0.5, "p", "q")})
+    frame.assign(y=2 * x[:, 0] + 0.1 * rng.normal(size=120)).to_csv(folder / "numbers.csv", index=False)
+    labelled = frame.assign(kind=np.where(x[:, 0] + 0.2 * rng.normal(size=120) > 0, "big one", "small"))
+    labelled.to_parquet(folder / "classes.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tables):
+    for data, target in (("numbers.csv", "y"), ("classes.parquet", "kind")):
+        run("fit", tables / data, "--target", target, "--out", tables / f"model-{target}", "--method", "MCDropout",
+            "--epochs", "30", "--set", "hidden=16")  # fmt: skip
+    return tables
+
+
+def test_version():
+    assert run("--version").stdout == f"bayesify {bayesify.__version__}\n"
+
+
+def test_methods_lists_the_registry():
+    text = run("methods").stdout
+    for name in Method.registry:
+        assert name in text
+    assert "prior_std=1" in text
+    assert "learning_rate" in text
+
+
+def test_fit_writes_a_model_a_report_and_test_predictions(models):
+    folder = models / "model-y"
+    names = {"config.json", "weights.safetensors", "preprocessing.skops", "report.html", "test-predictions.csv"}
+    assert {path.name for path in folder.iterdir()} == names
+    table = pd.read_csv(folder / "test-predictions.csv")
+    assert list(table) == ["row", "true y", "mean", "std", "lower", "upper"]
+    original = pd.read_csv(models / "numbers.csv")
+    assert table["true y"].tolist() == pytest.approx(original["y"].iloc[table["row"]].tolist())
+    assert len(table) == 24
+    error = float(np.sqrt(np.mean((table["mean"] - table["true y"]) ** 2)))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["metrics"]["rmse"] == pytest.approx(error)
+    assert config["params"]["hidden"] == [16]
+    report = (folder / "report.html").read_text()
+    assert "MCDropout" in report
+    assert "24 rows held out" in report
+
+
+def test_predict_columns_of_numbers(models, tmp_path):
+    table = pd.read_csv(models / "numbers.csv", index_col=False)
+    shuffled = table.sample(frac=1, random_state=0).set_axis([f"row {i}" for i in range(120)])
+    shuffled.to_csv(tmp_path / "new.csv")
+    run("predict", models / "model-y", tmp_path / "new.csv", "--out", tmp_path / "out.parquet", "--level", "0.5")
+    out = pd.read_parquet(tmp_path / "out.parquet")
+    assert list(out) == ["mean", "std", "lower", "upper"]
+    assert out.index.tolist() == shuffled.index.tolist()
+    straight = run("predict", models / "model-y", models / "numbers.csv", "--level", "0.5").stdout
+    (tmp_path / "straight.csv").write_text(straight)
+    by_row = pd.read_csv(tmp_path / "straight.csv").iloc[table.sample(frac=1, random_state=0).index]
+    np.testing.assert_allclose(out.to_numpy(), by_row.to_numpy(), rtol=1e-6)
+    assert ((out["upper"] - out["lower"]) / out["std"]).median() == pytest.approx(2 * 0.6745, rel=0.1)  # normal quartiles
+
+
+def test_predict_columns_of_classes(models, tmp_path):
+    run("predict", models / "model-kind", models / "classes.parquet", "--out", tmp_path / "out.csv", "--samples", "7")
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert list(out) == ["prediction", "p_big one", "p_small", "entropy", "mutual_information"]
+    probs = out[["p_big one", "p_small"]].to_numpy()
+    np.testing.assert_allclose(probs.sum(1), 1, atol=1e-6)
+    np.testing.assert_allclose(out["entropy"], -(probs * np.log(probs)).sum(1), atol=1e-5)
+    assert (out["prediction"] == np.where(probs[:, 0] > 0.5, "big one", "small")).all()
+
+
+def test_evaluate_agrees_with_the_predictions(models, tmp_path):
+    text = run("evaluate", models / "model-kind", models / "classes.parquet", "--report", tmp_path / "report.html").stdout
+    run("predict", models / "model-kind", models / "classes.parquet", "--out", tmp_path / "out.csv")
+    right = (pd.read_csv(tmp_path / "out.csv")["prediction"] == pd.read_parquet(models / "classes.parquet")["kind"]).mean()
+    assert f"{100 * right:.1f}".removesuffix(".0") + "%" in text
+    assert "not trained on" not in (tmp_path / "report.html").read_text()
+
+
+def test_piped_output_is_plain(models):
+    text = run("evaluate", models / "model-y", models / "numbers.csv").stdout
+    assert "\x1b" not in text
+    assert not set("─│┃━┏╭") & set(text)
+
+
+def test_test_table_of_its_own(models, tmp_path):
+    run(
+        "fit",
+        models / "numbers.csv",
+        "--target",
+        "y",
+        "--out",
+        tmp_path / "m",
+        "--epochs",
+        "2",
+        "--test",
+        models / "numbers.csv",
+        "--quiet",
+    )
+    assert len(pd.read_csv(tmp_path / "m" / "test-predictions.csv")) == 120
+
+
+def test_quiet_says_nothing(models, tmp_path):
+    result = run("fit", models / "numbers.csv", "--target", "y", "--out", tmp_path / "m", "--epochs", "2", "--quiet")
+    assert result.output == ""
+
+
+def test_overwrite(models, tmp_path):
+    fit = ("fit", models / "numbers.csv", "--target", "y", "--out", tmp_path / "m", "--epochs", "2", "--quiet")
+    run(*fit)
+    first = (tmp_path / "m" / "weights.safetensors").read_bytes()
+    refuse(*fit, match="add --overwrite", files=tmp_path)
+    run(*fit, "--overwrite", "--seed", "1")
+    assert (tmp_path / "m" / "weights.safetensors").read_bytes() != first
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [(["--target", "Y"], "Did you mean 'y'?"),
+     (["--target", "y", "--method", "foo"], "unknown method 'foo'"),
+     (["--target", "y", "--method", "MeanField", "--set", "prior_sd=1"], "Did you mean 'prior_std'?"),
+     (["--target", "y", "--method", "MeanField", "--set", "prior_std=-1"], "prior_std must be a finite number above 0"),
+     (["--target", "y", "--set", "learning_rate=fast"], "learning_rate must be a number, got 'fast'"),
+     (["--target", "y", "--set", "learning_rate=-1"], "learning_rate must be a finite number above 0"),
+     (["--target", "y", "--set", "activation=foo"], "activation must be one of"),
+     (["--target", "y", "--set", "prior_std"], "--set takes field=value"),
+     (["--target", "y", "--test-fraction", "0.001"], "leaves 0 of 120 rows to test on"),
+     (["--target", "y", "--test-fraction", "2"], "--test-fraction must be a number in [0, 1)"),
+     (["--target", "y", "--test", "nowhere.csv"], "nowhere.csv does not exist"),
+     (["--target", "c", "--task", "regression"], "regression needs numbers")],
+)  # fmt: skip
+def test_fit_refuses(models, tmp_path, options, match):
+    refuse("fit", models / "numbers.csv", "--out", tmp_path / "m", *options, match=match, files=tmp_path)
+
+
+def test_fit_refuses_bad_tables_and_places(models, tmp_path):
+    (tmp_path / "empty.csv").write_text("")
+    refuse("fit", tmp_path / "empty.csv", "--target", "y", "--out", tmp_path / "m", match="is empty", files=tmp_path)
+    refuse("fit", tmp_path / "none.csv", "--target", "y", "--out", tmp_path / "m", match="does not exist", files=tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("precious")
+    refuse("fit", models / "numbers.csv", "--target", "y", "--out", tmp_path / "full", match="full", files=tmp_path)
+    table = pd.read_csv(models / "numbers.csv")
+    table.assign(y=table["y"].where(table.index != 3)).to_csv(tmp_path / "gaps.csv", index=False)
+    refuse("fit", tmp_path / "gaps.csv", "--target", "y", "--out", tmp_path / "m", match="missing in 1 of 120 rows", files=tmp_path)
+
+
+def test_predict_and_evaluate_refuse(models, tmp_path):
+    data, model = models / "numbers.csv", models / "model-y"
+    refuse("predict", tmp_path, data, match="not a model directory", files=tmp_path)
+    refuse("predict", model, data, "--out", tmp_path / "x.foo", match="unknown ending '.foo'", files=tmp_path)
+    refuse("predict", model, data, "--out", tmp_path / "no" / "x.csv", match="folder that does not exist", files=tmp_path)
+    refuse("predict", model, data, "--level", "1", match="--level must be a number in [0, 1)", files=tmp_path)
+    refuse("predict", model, data, "--samples", "0", match="--samples must be a whole number of at least 1", files=tmp_path)
+    refuse("predict", models / "model-kind", tmp_path / "no.csv", match="does not exist", files=tmp_path)
+    pd.read_csv(data).drop(columns="b").to_csv(tmp_path / "less.csv", index=False)
+    refuse("predict", model, tmp_path / "less.csv", match="'b'", files=tmp_path)
+    refuse("evaluate", model, models / "classes.parquet", match="no column 'y'", files=tmp_path)
+    other = pd.read_parquet(models / "classes.parquet").assign(kind="huge")
+    other.to_parquet(tmp_path / "other.parquet")
+    refuse("evaluate", models / "model-kind", tmp_path / "other.parquet", match="'huge'", files=tmp_path)
+
+
+def test_a_bug_keeps_its_traceback(models, monkeypatch):
+    def broken(*arguments):
+        return int("not ours")
+
+    monkeypatch.setattr("bayesify.cli.app.read_table", broken)
+    with pytest.raises(ValueError, match="not ours"):
+        run("predict", models / "model-y", models / "numbers.csv")
+
+
+def test_ctrl_c_is_one_line(models, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bayesify.cli.app.read_table", interrupt)
+    assert run("predict", models / "model-y", models / "numbers.csv", code=130).stderr == "bayesify: interrupted\n"
+
+
+def start(arguments):
+    environment = {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", MAIN, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def stop_when(process, remark, path, number):
+    """Send the signal half a second after the remark was made and the checkpoint is there; the rest of standard error."""
+    assert any(remark in line for line in process.stderr)
+    deadline = time.monotonic() + 120
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.send_signal(number)
+    return process.communicate()[1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupted_run_goes_on_to_the_same_model(models, tmp_path):
+    options = ["--target", "y", "--method", "MCDropout", "--epochs", "400", "--seed", "3", "--set", "hidden=8"]
+    fit = ["fit", models / "numbers.csv", "--out", tmp_path / "m", *options]
+    checkpoint = tmp_path / "m" / "training.ckpt"
+    process = start(fit)
+    stop_when(process, "rows to train on", checkpoint, signal.SIGKILL)
+    assert [path.name for path in (tmp_path / "m").iterdir() if not path.name.endswith(".tmp")] == ["training.ckpt"]
+    refuse(*fit, "--set", "learning_rate=0.1", match="Add --restart", files=tmp_path)
+
+    process = start(fit)
+    errors = stop_when(process, "going on with", checkpoint, signal.SIGINT)
+    if process.returncode != 0:  # it was not faster than the signal
+        assert process.returncode == 130
+        assert "the same command goes on" in errors
+        assert "Traceback" not in errors
+    result = run(*fit) if checkpoint.exists() else None
+    assert result is None or "going on with the interrupted run" in result.stderr
+    assert not checkpoint.exists()
+    run("fit", models / "numbers.csv", "--out", tmp_path / "straight", *options, "--quiet")
+    assert (tmp_path / "m" / "weights.safetensors").read_bytes() == (tmp_path / "straight" / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["diabetes", "digits", "breast-cancer", "wine"])
+def test_demo(name, tmp_path):
+    result = run("demo", "--data", name, "--out", tmp_path / "demo")
+    assert all(method in result.stdout for method in ("Deterministic", "MCDropout", "VariationalDropout", "MeanField"))
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == ["report.html"]
+    assert str(tmp_path / "demo" / "report.html") in result.stderr
+
+
+def test_a_missing_package_is_one_line():
+    block = "import sys; sys.modules['typer'] = None; "
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    done = subprocess.run([sys.executable, "-c", block + MAIN], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert 'pip install "bayesify[all]"' in done.stderr
+
+
+def test_targets_are_places_of_labels(models):
+    from bayesify.persistence import load_model
+
+    estimator = load_model(models / "model-kind")
+    assert targets(estimator, pd.Series(["small", "big one"], name="kind")).tolist() == [1, 0]
