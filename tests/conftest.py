@@ -1,10 +1,15 @@
-"""Every test starts from the same random state; doctests find torch in their namespace."""
+"""Every test starts from the same random state; processes that share a machine take one thread each."""
+
+import os
 
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-    torch._dynamo.reset()
+    torch.compiler.reset()

@@ -21,7 +21,7 @@ from bayesify.core.posterior import Method
 from bayesify.data import conform, describe_columns, preprocessing
 from bayesify.estimators.network import mlp
 from bayesify.methods import MeanField
-from bayesify.objectives import KLSchedule, LinearWarmup
+from bayesify.objectives import KLSchedule
 from bayesify.predict import predict
 from bayesify.train import History, fit
 
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BayesianEstimator"]
 
-# The defaults were chosen on held-out training rows of nine sets. With its whole weight the KL switches off most units of a net this
-# size when there are only hundreds of rows; with less than this, intervals become too narrow where targets are noisy.
-_BETA = LinearWarmup(beta=0.3, fraction=0.5)
 _STEPS = 4000  # of the optimiser, when `epochs` is None
 _ROWS, _DRAWS = 1024, 20  # per call when predicting; fixed, because the noise depends on the draws per call
 
@@ -53,6 +50,7 @@ class BayesianEstimator(BaseEstimator):
     """Base of `BayesianRegressor` and `BayesianClassifier`; they document the parameters."""
 
     default_method: ClassVar[Method] = MeanField()
+    default_beta: ClassVar[KLSchedule]
 
     def __init__(
         self,
@@ -156,7 +154,7 @@ class BayesianEstimator(BaseEstimator):
             epochs=epochs,
             batch_size=batch_size,
             samples=self.train_samples,
-            beta=_BETA if self.beta is None else self.beta,
+            beta=self.default_beta if self.beta is None else self.beta,
             learning_rate=self.learning_rate,
             scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
             validation=(inputs[validation], target[validation]) if held_out else None,

@@ -5,13 +5,14 @@ Shapes: N rows, K classes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.objectives import KLSchedule, LinearWarmup
 from bayesify.predictive import CategoricalPredictive
 
 try:
@@ -37,7 +38,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Args:
         method, hidden, activation, net, epochs, batch_size, learning_rate, beta, train_samples, samples, validation_fraction,
-            patience, random_state, accelerator, progress: as for `BayesianRegressor`.
+            patience, random_state, accelerator, progress: as for `BayesianRegressor`; the default `beta` rises to 1, the
+            evidence lower bound.
 
     Attributes:
         classes_: the labels, sorted, (K,).
@@ -50,6 +52,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         >>> model.predict([[0.9]]), model.predict_proba([[0.9]]).shape
         (array(['high'], dtype='<U4'), (1, 2))
     """
+
+    default_beta: ClassVar[KLSchedule] = LinearWarmup(beta=1.0, fraction=0.5)
 
     def predict(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
         """The most probable class of each row: (N,) labels."""

@@ -6,7 +6,7 @@ Shapes: S draws, N rows, D outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from bayesify.core.checks import check_choice
 from bayesify.core.posterior import Method
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesify.objectives import KLSchedule
+from bayesify.objectives import KLSchedule, LinearWarmup
 from bayesify.predictive import GaussianPredictive
 
 try:
@@ -52,8 +52,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         epochs: passes over the data; None for as many as make about 4,000 steps.
         batch_size: rows per step; None for a tenth of the rows, at least 32 and at most 128.
         learning_rate: of Adam at the start; it decays to 0 along a cosine.
-        beta: weight of the KL, or its schedule; 1 maximises the evidence lower bound. None rises to 0.3 over the first half of
-            training: a cold posterior, which fits small tables better and keeps its intervals honest.
+        beta: weight of the KL, or its schedule; 1 maximises the evidence lower bound. None for `BayesianRegressor.default_beta`,
+            which rises to 0.3: a cold posterior.
         train_samples: draws per row and step in training.
         samples: S, the number of draws in prediction.
         validation_fraction: share of the rows held out to keep the weights of the best epoch; 0 trains on all of them.
@@ -78,6 +78,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         >>> model.predict_interval(X, level=0.9).shape
         (50, 2)
     """
+
+    # With its whole weight the KL switches off most units of a net this size while there are only hundreds of rows; with less than
+    # this, intervals become too narrow where targets are noisy.
+    default_beta: ClassVar[KLSchedule] = LinearWarmup(beta=0.3, fraction=0.5)
 
     def __init__(
         self,
