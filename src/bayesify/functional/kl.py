@@ -89,7 +89,7 @@ def log_uniform_kl(log_alpha: Tensor) -> Tensor:
     """
     if not log_alpha.is_floating_point():
         raise TypeError(f"log_alpha must be a floating point tensor, got {log_alpha.dtype}; convert it with .float() or .double()")
-    return _LogUniformKL.apply(at_least_float32(log_alpha)).to(log_alpha.dtype)
+    return _LogUniformKL.apply(at_least_float32(log_alpha))[0].to(log_alpha.dtype)
 
 
 # KL(alpha) = softplus(-log alpha) / 2 + (1 - s)^2 P(s) / Q(s), s = 2 alpha / (1 + 2 alpha): the first term has the logarithm at
@@ -114,8 +114,8 @@ def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> tuple[Tensor, .
     """Polynomials of one degree at s, all at once."""
     table = torch.tensor(coefficients, dtype=s.dtype, device=s.device)
     if s.numel() <= _FEW:  # a product with the powers of s: a handful of operations, whose number is all that counts here
-        powers = s.unsqueeze(-1).pow(torch.arange(table.shape[1], device=s.device))
-        return (powers @ table.T).unbind(-1)
+        powers = s.unsqueeze(-1).expand(*s.shape, table.shape[1] - 1).cumprod(-1)
+        return torch.matmul(powers, table[:, 1:].T).add(table[:, 0]).unbind(-1)
     highest, *others = table.T.reshape(table.shape[1], -1, *[1] * s.dim()).flip(0)
     value = highest.expand(-1, *s.shape)
     for row in others:  # Horner's rule
@@ -123,30 +123,35 @@ def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> tuple[Tensor, .
     return value.unbind(0)
 
 
+def _value_and_slope(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """The KL and its derivative by log alpha."""
+    shifted = log_alpha + math.log(2)
+    s, rest = torch.sigmoid(shifted), torch.sigmoid(-shifted)
+    p, q, dp, dq = _polynomials(s, _P, _Q, _DP, _DQ)
+    ratio, square = p / q, rest * rest
+    value = torch.nn.functional.softplus(-log_alpha) / 2 + square * ratio
+    # d/ds of (1 - s)^2 P / Q, times ds / d log alpha = s (1 - s)
+    return value, s * square * (rest * (dp - ratio * dq) / q - 2 * ratio) - torch.sigmoid(-log_alpha) / 2
+
+
 class _LogUniformKL(torch.autograd.Function):
-    """One node of the graph instead of the fit's thirty; its backward is made of differentiable operations."""
+    """One node of the graph instead of the fit's thirty. The slope comes with the value; only second derivatives compute it again."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(log_alpha: Tensor) -> Tensor:
-        shifted = log_alpha + math.log(2)
-        p, q = _polynomials(torch.sigmoid(shifted), _P, _Q)
-        return torch.nn.functional.softplus(-log_alpha) / 2 + torch.sigmoid(-shifted) ** 2 * p / q
+    def forward(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
+        return _value_and_slope(log_alpha)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (log_alpha,) = ctx.saved_tensors
-        shifted = log_alpha + math.log(2)
-        s, rest = torch.sigmoid(shifted), torch.sigmoid(-shifted)
-        p, q, dp, dq = _polynomials(s, _P, _Q, _DP, _DQ)
-        # d/ds of (1 - s)^2 P / Q, times ds / d log alpha = s (1 - s)
-        slope = s * rest**2 * (rest * (dp - p * dq / q) - 2 * p) / q
-        return grad * (slope - torch.sigmoid(-log_alpha) / 2)
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        log_alpha, slope = ctx.saved_tensors
+        return grad * (_value_and_slope(log_alpha)[1] if torch.is_grad_enabled() else slope)
 
 
 def log_uniform_kl_cubic(log_alpha: Tensor) -> Tensor:

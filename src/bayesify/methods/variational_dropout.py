@@ -99,7 +99,9 @@ class _GaussianDropoutPosterior(Posterior):
         raise NotImplementedError(f"{type(self).__name__} does not count its noise variables")
 
     def kl(self, layer: Site) -> Tensor:
-        each = log_uniform_kl(at_least_float32(self.bounded_log_alpha()))
+        # The KL falls with alpha, so beyond the bound its gradient only points outwards: `clamp` is `at_most` here, and cheaper.
+        log_alpha = self.log_alpha if self.log_bound is None else self.log_alpha.clamp(max=self.log_bound)
+        each = log_uniform_kl(at_least_float32(log_alpha))
         return each.sum() * (self.terms(layer) // each.numel())
 
 
@@ -120,8 +122,14 @@ class InputNoisePosterior(_GaussianDropoutPosterior):
         return noisy, None if bias is None else bias.expand(samples, *bias.shape)
 
     def forward(self, layer: Site, x: Tensor) -> Tensor:
+        weight, bias = self.mean(layer)
         noise = self.noise(x.shape[0], layer).to(x.dtype)
-        return layer.op(x * layer.over_channels(noise, x), *self.mean(layer))
+        if layer.input_channels > 1:
+            return layer.op(x * layer.over_channels(noise, x), weight, bias)
+        # A single channel's noise commutes with the layer; this way round no gradient of the layer's input is needed.
+        y = layer.op(x, weight, None)
+        y = y * noise.reshape(-1, *[1] * (y.dim() - 1))
+        return y if bias is None else y + layer.over_outputs(bias, y)
 
 
 class WeightNoisePosterior(_GaussianDropoutPosterior):

@@ -112,6 +112,10 @@ class Site(nn.Module):
         """Shape v (R, K) or (1, K), per row and input channel, to multiply x (R, ...)."""
         raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")
 
+    def over_outputs(self, v: Tensor, y: Tensor) -> Tensor:
+        """Shape v (O,), per output channel, to meet the output y (R, ...)."""
+        raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")
+
     def over_weight(self, v: Tensor) -> Tensor:
         """Shape v (..., K), per input channel, to multiply the weight: the same as `over_channels(v)` times the input."""
         raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")

@@ -46,6 +46,9 @@ class BayesLinear(Site, nn.Linear):
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(v.shape[0], *[1] * (x.dim() - 2), v.shape[-1])
 
+    def over_outputs(self, v: Tensor, y: Tensor) -> Tensor:
+        return v
+
     def over_weight(self, v: Tensor) -> Tensor:
         return v.unsqueeze(-2)
 
@@ -61,6 +64,9 @@ class _Convolution(Site, _ConvNd):
 
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(*v.shape, *[1] * (x.dim() - 2))
+
+    def over_outputs(self, v: Tensor, y: Tensor) -> Tensor:
+        return v.reshape(-1, *[1] * (y.dim() - 2))
 
 
 class _ForwardConvolution(_Convolution):
