@@ -135,7 +135,7 @@ def _value_and_slope(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _LogUniformKL(torch.autograd.Function):
-    """One node of the graph instead of the fit's thirty. The slope comes with the value; only second derivatives compute it again."""
+    """One node of the graph instead of the fit's thirty; the slope comes with the value, only second derivatives redo it."""
 
     generate_vmap_rule = True
 
