@@ -6,6 +6,7 @@ import pytest
 import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start: sums are rounded differently by more threads
     torch.set_num_threads(1)
 
 

@@ -50,7 +50,7 @@ class Bayesian(nn.Module, ABC):
     """Root of a Bayesian network: `forward(*inputs, samples=1, coherent=False, **kwargs) -> Draws`.
 
     `train()` and `eval()` keep their PyTorch meaning (batch normalisation, plain dropout); how random the outputs are depends on
-    `samples` and `coherent` alone.
+    `samples` and `coherent` alone. One pass at a time: threads that share a network would mix up what its layers draw.
 
     Attributes:
         net: the network itself, its layers made random in place.

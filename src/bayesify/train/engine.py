@@ -70,9 +70,9 @@ def fit(
     the weights of the epoch with the lowest validation NLL are kept, otherwise those of the last epoch. Data and net are checked
     first. Afterwards the net is back on its device, its modules in the train or eval mode they were in.
 
-    Equal seeds give equal results on the same machine, with or without validation and however often a run is interrupted and
-    resumed: noise and order of epoch e depend on `seed` and e alone. Other random number generators than PyTorch's (NumPy's in a
-    data set, those in workers that persist) are the caller's business.
+    Equal seeds give equal results on the same machine with the same number of threads, with or without validation and however
+    often a run is interrupted and resumed: noise and order of epoch e depend on `seed` and e alone. Other random number generators
+    than PyTorch's (NumPy's in a data set, those in workers that persist) are the caller's business.
 
     Args:
         bnn: what `bayesify` returned.
