@@ -155,8 +155,10 @@ class Folded(Bayesian):
         return torch.stack([y.movedim(self.batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
 
     def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        """The positional inputs by the name of the parameter they are bound to, or by position where the net takes `*args`."""
-        names = [p.name for p in inspect.signature(self.net.forward).parameters.values() if p.kind in _POSITIONAL]
+        """The positional inputs by the name of the parameter they are bound to, or by position where no name matters."""
+        names: list[str] = []
+        if self.shared:
+            names = [p.name for p in inspect.signature(self.net.forward).parameters.values() if p.kind in _POSITIONAL]
         return {names[i] if i < len(names) else str(i): x for i, x in enumerate(inputs)}
 
     def _batch_size(self, inputs: dict[str, Any]) -> int:
