@@ -89,7 +89,7 @@ class Bayesian(nn.Module, ABC):
         parameter = next(self.net.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         # the meta device, for one, knows no autocast to switch off
-        autocast = torch.amp.is_autocast_available(device.type)
+        autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
         with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
             terms = [_kl(site).to(device) for _, site in self.sites()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
@@ -97,7 +97,9 @@ class Bayesian(nn.Module, ABC):
 
 def _kl(site: Site) -> Tensor:
     """KL of one layer. FSDP leaves parameters in shards: they are put together here, and again in the backward (less memory)."""
-    shards = {name: p for name, p in site.named_parameters() if getattr(p, "full_tensor", None) is not None}
+    shards = {}
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        shards = {name: p for name, p in site.named_parameters() if getattr(p, "full_tensor", None) is not None}
     if not shards:
         return site.posterior.kl(site)
 
