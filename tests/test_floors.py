@@ -23,7 +23,7 @@ FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
 OPTIONAL = (
     *("lightning", "torchmetrics", "sklearn", "skops", "safetensors", "pandas", "pyarrow"),
-    *("matplotlib", "jinja2", "typer", "rich", "scipy", "mpmath", "optuna", "pytest"),
+    *("matplotlib", "jinja2", "typer", "rich", "scipy", "mpmath", "optuna", "pooch", "pytest"),
 )
 
 

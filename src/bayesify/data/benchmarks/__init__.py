@@ -1,0 +1,8 @@
+"""Benchmark data sets: found in a data folder or downloaded, and verified; augmentation for images."""
+
+from bayesify.data.benchmarks.augment import random_crop, random_flip
+from bayesify.data.benchmarks.catalogue import checksum, dataset_names
+from bayesify.data.benchmarks.images import Images, load_images
+from bayesify.data.benchmarks.uci import UCI, load_uci
+
+__all__ = ["UCI", "Images", "checksum", "dataset_names", "load_images", "load_uci", "random_crop", "random_flip"]
