@@ -140,7 +140,7 @@ def test_killed_processes(tmp_path):
         textwrap.dedent(f"""
         import os, signal, sys, threading
         sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
-        from test_train_checkpoint import model, run
+        from test_checkpoint import model, run
 
         epoch = int(sys.argv[1])
         stop = threading.Timer(0.002 * epoch, os.kill, (os.getpid(), signal.SIGKILL)).start

@@ -41,9 +41,9 @@ class Order(Sampler[list[int]]):
         self.epoch = 0
 
     def __len__(self) -> int:
-        return len(self._sizes())
+        return len(self.sizes())
 
-    def _sizes(self) -> list[int]:
+    def sizes(self) -> list[int]:
         mine = -(-self.n // self.world)
         sizes = [self.batch_size] * (mine // self.batch_size)
         rest = mine % self.batch_size
@@ -60,7 +60,7 @@ class Order(Sampler[list[int]]):
             order = torch.randperm(self.n, generator=torch.Generator().manual_seed(seed_for(self.seed, "order", self.epoch)))
         if self.world > 1:
             order = order[torch.arange(self.rank, -(-self.n // self.world) * self.world, self.world) % self.n]
-        return iter(order.split(self._sizes()))
+        return iter(order.split(self.sizes()))
 
     def __iter__(self) -> Iterator[list[int]]:
         return (index.tolist() for index in self.indices())

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.model import Bayesian
-from bayesify.objectives import Constant, KLSchedule, elbo
+from bayesify.objectives import Constant, KLSchedule
 from bayesify.progress import ProgressBar
-from bayesify.train.batch import Batch, Place, call
+from bayesify.train.arguments import check_model, check_numbers
+from bayesify.train.batch import Place
 from bayesify.train.batches import Batches, Data, batches_of
 from bayesify.train.checkpoint import Run
-from bayesify.train.history import History
+from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
+from bayesify.train.objective import Objective, log_density
 from bayesify.train.setup import begin, borrowed, describe, log, make_fabric, named, reduce, seed_noise, share_buffers
 
 if TYPE_CHECKING:
@@ -125,15 +126,11 @@ def fit(
         >>> history.loss[-1] < history.loss[0]
         True
     """
-    _check_arguments(bnn, beta, local_beta, patience, validation)
+    check_model(bnn, beta, local_beta, patience, validation)
     counts = {"epochs": epochs, "batch_size": batch_size, "samples": samples, "accumulate": accumulate}
-    for name, count in {**counts, "validation_samples": validation_samples, "checkpoint_every": checkpoint_every}.items():
-        check_integer(name, count)
-    check_integer("seed", seed, least=0)
-    check_positive("learning_rate", learning_rate)
-    if clip_norm is not None:
-        check_positive("clip_norm", clip_norm)
-    objective = _Objective(bnn, likelihood)
+    more_counts = {"validation_samples": validation_samples, "checkpoint_every": checkpoint_every}
+    check_numbers({**counts, **more_counts}, seed, learning_rate, clip_norm)
+    objective = Objective(bnn, likelihood)
     parameters = [p for p in objective.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("bnn has no parameter with requires_grad=True, there is nothing to train")
@@ -197,22 +194,22 @@ def fit(
 
             share_buffers(objective, fabric)
             table = reduce(fabric, torch.stack(terms), "mean").double().cpu()
-            _check_finite(table[:, 0], parameters, epoch, plain, path)
-            means = (torch.tensor(sizes).double() @ table / sum(sizes)).tolist()
-            record: dict[str, float] = dict(zip(("loss", "nll", "kl"), means, strict=True))
-            record |= {"beta": sum(betas) / len(betas), "learning_rate": float(plain.param_groups[0]["lr"])}
+            learning_rate = float(plain.param_groups[0]["lr"])
+            finite = bool(torch.stack([p.detach().isfinite().all() for p in parameters]).all())
+            if broken := divergence(table[:, 0], finite, epoch, learning_rate):
+                raise FloatingPointError(broken + (f" The checkpoint {path} is from before it." if path is not None else ""))
+            record = epoch_record(table, sizes, betas, learning_rate)
             if held_out is not None:
                 seed_noise(device, seed, "validation", rank)
                 record["validation_nll"] = _validate(fabric, objective, held_out, samples, validation_samples)
-                if record["validation_nll"] < min(history.validation_nll, default=math.inf) or run.best is None:
-                    run.best = {name: x.clone() for name, x in objective.state_dict().items()}
             if isinstance(decay, ReduceLROnPlateau):
                 decay.step(record.get("validation_nll", record["loss"]))
             elif decay is not None:
                 decay.step()
             record["seconds"] = time.perf_counter() - started
-            history.append(record)
-            history.stopped_early = patience is not None and epoch - (history.best_epoch or epoch) >= patience
+            history.append(record, patience)
+            if history.improved:
+                run.best = {name: x.clone() for name, x in objective.state_dict().items()}
             if path is not None and first and (epoch % checkpoint_every == 0 or epoch == epochs or history.stopped_early):
                 run.save(path, settings)
             bar.text = _describe(epoch, record)
@@ -224,19 +221,6 @@ def fit(
     return history
 
 
-class _Objective(nn.Module):
-    """Network and likelihood as one module, so that data parallelism and precision see every parameter."""
-
-    def __init__(self, bnn: Bayesian, likelihood: Likelihood) -> None:
-        super().__init__()
-        self.bnn, self.likelihood = bnn, likelihood
-
-    def forward(self, batch: Batch, samples: int, n: int, beta: float, local_beta: float) -> tuple[Tensor, Tensor, Tensor]:
-        draws = call(self.bnn, batch.inputs, samples)
-        log_prob = self.likelihood.log_prob(draws.outputs, batch.y)
-        return -elbo(draws, log_prob, n, beta, local_beta), -log_prob.detach().mean(), draws.kl.detach()
-
-
 def _describe(epoch: int, record: dict[str, float]) -> str:
     """The results of an epoch, for the progress bar."""
     names = {"loss": "loss", "kl": "KL", "validation_nll": "validation"}
@@ -244,52 +228,17 @@ def _describe(epoch: int, record: dict[str, float]) -> str:
 
 
 @torch.no_grad()
-def _validate(fabric: Fabric, objective: _Objective, batches: Batches, samples: int, draws: int) -> float:
-    r"""The negative log predictive density $-\frac1N\sum_i\log\frac1S\sum_s p(y_i \mid x_i, w_s)$, in nats per example."""
+def _validate(fabric: Fabric, objective: Objective, batches: Batches, samples: int, draws: int) -> float:
+    """The mean negative log predictive density, in nats per example."""
     objective.eval()
     total = torch.zeros(2, dtype=torch.float64, device=fabric.device)
     for number, batch in enumerate(batches.epoch(0)):
         if number % fabric.world_size != fabric.global_rank:
             continue
-        log_probs: list[Tensor] = []
-        chunk = max(samples, 1024 // batch.size)  # draws at a time, for bounded memory
-        for done in range(0, draws, chunk):
-            with fabric.autocast():
-                outputs = call(objective.bnn, batch.inputs, min(chunk, draws - done)).outputs
-                log_probs.append(objective.likelihood.log_prob(outputs, batch.y))
-        density = torch.cat(log_probs).logsumexp(0) - math.log(draws)
+        with fabric.autocast():
+            density = log_density(partial(objective.log_prob, batch), batch.size, samples, draws)
         total += torch.stack((density.double().sum(), total.new_tensor(batch.size)))
-    log_density, examples = reduce(fabric, total, "sum").tolist()
-    if math.isnan(log_density):
-        raise FloatingPointError("the validation NLL is NaN although all weights are finite; look for extreme validation inputs")
-    return -log_density / examples
-
-
-def _check_finite(losses: Tensor, parameters: list[nn.Parameter], epoch: int, optimizer: Optimizer, path: Path | None) -> None:
-    wrong = (~losses.isfinite()).nonzero().flatten().tolist()
-    if not wrong and bool(torch.stack([p.detach().isfinite().all() for p in parameters]).all()):
-        return
-    what = f"the loss became {losses[wrong[0]].item()} in batch {wrong[0] + 1}" if wrong else "a weight became NaN or infinite"
-    kept = f" The checkpoint {path} is from before it." if path is not None else ""
-    raise FloatingPointError(
-        f"{what} of epoch {epoch}. Try standardised inputs and targets, a lower learning_rate (now "
-        f"{optimizer.param_groups[0]['lr']:.3g}), clip_norm=1.0, or precision 'bf16-mixed' in place of '16-mixed'.{kept}"
-    )
-
-
-def _check_arguments(bnn: nn.Module, beta: object, local_beta: object, patience: int | None, validation: object) -> None:
-    if not isinstance(beta, KLSchedule):
-        _check_weight("beta", beta)
-    _check_weight("local_beta", local_beta)
-    if patience is not None:
-        check_integer("patience", patience)
-        if validation is None:
-            raise ValueError("patience needs validation data: pass validation=(inputs, y)")
-    if not isinstance(bnn, nn.Module) or not any(isinstance(module, Bayesian) for module in bnn.modules()):
-        raise TypeError(f"bnn must be what bayesify returned, got {type(bnn).__name__}; use bnn = bayesify(net, MeanField())")
-
-
-def _check_weight(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        kinds = "a finite number of at least 0" + (" or a KLSchedule" if name == "beta" else "")
-        raise ValueError(f"{name} must be {kinds}, got {value!r}")
+    log_prob, examples = reduce(fabric, total, "sum").tolist()
+    if math.isnan(log_prob):
+        raise FloatingPointError(NAN_VALIDATION)
+    return -log_prob / examples

@@ -1,0 +1,82 @@
+"""Random numbers for many models: a stream for each, from which it draws the very numbers it would draw alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.train.setup import seed_noise
+
+__all__ = ["Draw", "Noise", "Streams"]
+
+aten = torch.ops.aten
+_IN_PLACE: dict[Any, Callable[..., Tensor]] = {aten.randn.default: torch.randn, aten.rand.default: torch.rand}
+
+
+class Streams:
+    """One random stream per model: PyTorch's own generator, its state put aside and taken up again."""
+
+    def __init__(self, models: int, device: torch.device) -> None:
+        self.device = device
+        self.states: list[Tensor] = [self._state()] * models
+
+    def seed(self, parts: Sequence[tuple[object, ...]]) -> None:
+        """Begin the streams anew, each as `seed_noise` does."""
+        for model, what in enumerate(parts):
+            seed_noise(self.device, *what)
+            self.put_aside(model)
+
+    def take_up(self, model: int) -> None:
+        """From here on, random numbers come from the model's stream, until it is put aside."""
+        state = self.states[model]
+        torch.cuda.set_rng_state(state, self.device) if self.device.type == "cuda" else torch.default_generator.set_state(state)
+
+    def put_aside(self, model: int) -> None:
+        """Keep the model's stream for later."""
+        self.states[model] = self._state()
+
+    def _state(self) -> Tensor:
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.default_generator.get_state()
+
+
+class Draw:
+    """A random operator of a graph with all it needs: shapes and numbers, and tensors of which only the shape counts."""
+
+    def __init__(self, target: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.target, self.args, self.kwargs = target, args, kwargs
+
+    def into(self, out: Tensor) -> None:
+        """Draw into `out`."""
+        if self.target in _IN_PLACE:
+            _IN_PLACE[self.target](self.args[0], out=out)
+        else:
+            out.copy_(self.target(*self.args, **self.kwargs))
+
+    def like(self, models: int) -> Tensor:
+        """Room for as many draws."""
+        example = self.target(*self.args, **self.kwargs)
+        return torch.empty(models, *example.shape, dtype=example.dtype, device=example.device)
+
+
+class Noise:
+    """The random numbers of one call of K models.
+
+    Args:
+        draws: for each model its random operators, in their order, which are alike in shape.
+    """
+
+    def __init__(self, draws: Sequence[Sequence[Draw]]) -> None:
+        self.buffers = [alike[0].like(len(draws)) for alike in zip(*draws, strict=True)]
+        self.plan = [[(draw, x[model]) for draw, x in zip(own, self.buffers, strict=True)] for model, own in enumerate(draws)]
+
+    def __call__(self, streams: Streams) -> list[Tensor]:
+        """The numbers of every operator, (K, ...); the same tensors in every call."""
+        for model, plan in enumerate(self.plan if self.buffers else ()):
+            streams.take_up(model)
+            for draw, out in plan:
+                draw.into(out)
+            streams.put_aside(model)
+        return self.buffers

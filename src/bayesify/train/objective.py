@@ -1,0 +1,56 @@
+"""What is computed for one batch: the loss in training, the log predictive density in validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.objectives import elbo
+from bayesify.train.batch import Batch, call
+
+if TYPE_CHECKING:
+    from bayesify.core.model import Bayesian
+    from bayesify.likelihoods import Likelihood
+
+__all__ = ["Objective", "log_density"]
+
+
+class Objective(nn.Module):
+    """Network and likelihood as one module, so that data parallelism and precision see every parameter."""
+
+    def __init__(self, bnn: Bayesian, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.bnn, self.likelihood = bnn, likelihood
+
+    def forward(
+        self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, minus the ELBO per example; the negative log likelihood per example; the KL of the data set."""
+        draws = call(self.bnn, batch.inputs, samples)
+        log_prob = self.likelihood.log_prob(draws.outputs, batch.y)
+        return -elbo(draws, log_prob, n, beta, local_beta), -log_prob.detach().mean(), draws.kl.detach()
+
+    def log_prob(self, batch: Batch, samples: int) -> Tensor:
+        """The log likelihood (S, B) of a batch."""
+        return self.likelihood.log_prob(call(self.bnn, batch.inputs, samples).outputs, batch.y)
+
+
+def log_density(log_prob: Callable[[int], Tensor], size: int, samples: int, draws: int) -> Tensor:
+    r"""The log predictive density of a batch, $\log\frac1S\sum_s p(y_i \mid x_i, w_s)$, with bounded memory.
+
+    Args:
+        log_prob: the log likelihood (..., s, B) of s draws.
+        size: B.
+        samples: draws per example in training; at least so many are made at a time.
+        draws: S.
+
+    Returns:
+        (..., B), nats.
+    """
+    chunk = max(samples, 1024 // size)
+    parts = [log_prob(min(chunk, draws - done)) for done in range(0, draws, chunk)]
+    return torch.cat(parts, -2).logsumexp(-2) - math.log(draws)

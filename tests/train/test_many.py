@@ -1,0 +1,409 @@
+"""Many models in one pass: every model as if it were trained alone."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
+
+from bayesify import Deterministic, MCDropout, MeanField, Method, Posterior, Site, VariationalDropout, bayesify
+from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.objectives import LinearWarmup
+from bayesify.train import History, Training, fit, fit_many
+from bayesify.train.many import api
+from bayesify.train.many.streams import Draw, Noise, Streams
+
+F64 = torch.float64
+COLUMNS = ("loss", "nll", "kl", "beta", "learning_rate", "validation_nll")
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def training(k: int, method: Method | None = None, net: Callable[[], nn.Module] = mlp, n: int = 30, **changes: Any) -> Training:
+    """Model k: its own initial weights, rows, seed, KL weight and learning rate."""
+    torch.manual_seed(100 + k)
+    x = torch.randn(n, 3, dtype=F64)
+    y = x[:, 0].sin() + 0.1 * torch.randn(n, dtype=F64)
+    bnn = bayesify(net(), method or MeanField(initial_std=0.3)).to(F64)
+    own = {"seed": k, "beta": LinearWarmup(fraction=0.5) if k % 2 else 0.3 + 0.1 * k, "learning_rate": (0.05, 0.01, 0.05)[k % 3]}
+    likelihood = Gaussian(std=0.5 + 0.1 * k, learn=k != 7).to(F64)
+    return Training(**({"bnn": bnn, "data": (x, y), "likelihood": likelihood} | own | changes))
+
+
+def alone(one: Training, **settings: Any) -> History:
+    return fit(
+        one.bnn, one.data, one.likelihood, validation=one.validation, seed=one.seed, beta=one.beta, local_beta=one.local_beta,
+        learning_rate=one.learning_rate, accelerator="cpu", progress=False, **settings,
+    )  # fmt: skip
+
+
+def state(one: Training) -> list[Tensor]:
+    return [*one.bnn.state_dict().values(), *one.likelihood.state_dict().values()]
+
+
+def check_equal(trainings: list[Training], together: bool | None = True, tolerance: float = 1e-9, **settings: Any) -> list[History]:
+    """Train together and alone, from the same start: histories and weights agree."""
+    settings = {"epochs": 3, "batch_size": 8, **settings}
+    copies = copy.deepcopy(trainings)
+    histories = fit_many(trainings, together=together, accelerator="cpu", progress=False, **settings)
+    for one, history, twin in zip(trainings, histories, copies, strict=True):
+        expected = alone(twin, **settings)
+        assert len(history) == len(expected)
+        assert history.stopped_early == expected.stopped_early
+        for column in COLUMNS:
+            torch.testing.assert_close(
+                torch.tensor(getattr(history, column)), torch.tensor(getattr(expected, column)), rtol=tolerance, atol=tolerance
+            )
+        for x, y in zip(state(one), state(twin), strict=True):
+            torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+    return histories
+
+
+METHODS: list[Callable[[int], Method]] = [
+    lambda k: Deterministic(prior_std=1.0),
+    lambda k: Deterministic(),
+    lambda k: MCDropout(p=0.2, prior_std=0.5),
+    lambda k: MeanField(noise="shared"),
+    lambda k: MeanField(prior_mean="pretrained", initial_std=0.3),
+    lambda k: MeanField(prior="scale-mixture"),
+    lambda k: VariationalDropout(p=0.4),
+    lambda k: VariationalDropout(noise="weight", alpha_per="weight"),
+    lambda k: VariationalDropout(learn=False),
+]
+
+
+@pytest.mark.parametrize("index", range(len(METHODS)))
+def test_every_method_trains_together_as_alone(index: int) -> None:
+    check_equal([training(k, METHODS[index](k)) for k in range(3)])
+
+
+def test_every_method_in_the_registry_is_tried() -> None:
+    public = {name for name, kind in Method.registry.items() if kind.__module__.startswith("bayesify.methods")}
+    assert {type(make(0)).__name__ for make in METHODS} >= public - {"VSD"}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda k: MeanField(prior_std=0.5 + 0.25 * k),
+        lambda k: MCDropout(p=0.1 + 0.1 * k, prior_std=1.0 + k),
+        lambda k: VariationalDropout(p=0.1 + 0.1 * k, max_alpha=1.0 + k),
+        lambda k: MeanField(prior="scale-mixture", mixture_std=0.01 * (k + 1), mixture_weight=0.2 + 0.1 * k),
+    ],
+    ids=["prior_std", "p", "max_alpha", "mixture"],
+)
+def test_numbers_of_the_method_may_differ_between_models(method: Callable[[int], Method]) -> None:
+    check_equal([training(k, method(k)) for k in range(3)])
+
+
+def test_the_noise_standard_deviation_may_differ() -> None:
+    check_equal([training(k, likelihood=Gaussian(std=0.2 + 0.3 * k).to(F64)) for k in range(3)])
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_several_draws_and_validation(samples: int) -> None:
+    trainings = [training(k) for k in range(3)]
+    x, y = torch.randn(11, 3, dtype=F64), torch.randn(11, dtype=F64)
+    check_equal([Training(**{**vars(t), "validation": (x, y)}) for t in trainings], samples=samples, validation_samples=5)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(8), nn.Linear(8, 1))
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(1, 4, 2)
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.convolution(x.unsqueeze(1))).flatten(1))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.out = nn.Linear(3, 1)
+        self.out.weight.requires_grad = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
+
+
+@pytest.mark.parametrize("net", [normed, Convolutional, Tied], ids=["norms and dropout", "convolution", "reuse and frozen weights"])
+def test_other_nets(net: Callable[[], nn.Module]) -> None:
+    check_equal([training(k, net=net) for k in range(3)])
+
+
+def test_classification() -> None:
+    trainings = []
+    for k in range(3):
+        one = training(k, net=lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)))
+        x, y = one.data
+        trainings.append(
+            Training(bnn=one.bnn, data=(x, (y > 0).long() + 2 * (x[:, 1] > 0).long()), likelihood=Categorical(), seed=k)
+        )
+    check_equal(trainings, batch_size=7)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(3, 4)
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.a(a) + self.b(b)))
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+def test_nets_with_several_inputs(kind: str) -> None:
+    trainings = []
+    for k in range(2):
+        one = training(k, net=TwoInputs)
+        x, y = one.data
+        inputs = (x, x.cos()) if kind == "tuple" else {"a": x, "b": x.cos()}
+        trainings.append(Training(bnn=one.bnn, data=(inputs, y), likelihood=one.likelihood, seed=k))
+    check_equal(trainings)
+
+
+def test_data_that_all_models_share_is_kept_once() -> None:
+    x, y = torch.randn(30, 3, dtype=F64), torch.randn(30, dtype=F64)
+    check_equal([training(k, data=(x, y)) for k in range(3)])
+
+
+class Halved(torch.optim.SGD):
+    """Not one of PyTorch's own: halves the gradient by the norm of all parameters, which mixes them."""
+
+    def step(self, closure: Any = None) -> None:
+        parameters = self.param_groups[0]["params"]
+        norm = torch.stack([p.detach().square().sum().double() for p in parameters]).sum()
+        for p in parameters:
+            p.grad.div_(1 + norm.to(p.dtype))
+        super().step(closure)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": partial(torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=0.01)},
+        {"optimizer": partial(torch.optim.AdamW, lr=0.02), "scheduler": partial(CosineAnnealingLR, T_max=3)},
+        {"optimizer": partial(Halved, lr=0.05)},
+        {"scheduler": partial(ReduceLROnPlateau, patience=0, factor=0.3, threshold=0.5)},
+        {"clip_norm": 0.3},
+    ],
+    ids=["SGD", "AdamW with cosine", "an optimiser that mixes weights", "plateau", "clipping"],
+)
+def test_optimisers(settings: dict[str, Any]) -> None:
+    check_equal([training(k) for k in range(3)], epochs=4, **settings)
+
+
+def test_early_stopping_of_one_does_not_disturb_the_others() -> None:
+    x, y = torch.randn(9, 3, dtype=F64), torch.randn(9, dtype=F64)
+    trainings = [training(k, validation=(x, y), learning_rate=0.2 if k == 1 else 0.002) for k in range(3)]
+    histories = check_equal(trainings, epochs=12, patience=2)
+    assert len({len(history) for history in histories}) > 1
+
+
+def test_failure_of_one_does_not_disturb_the_others() -> None:
+    trainings = [training(k) for k in range(3)]
+    broken = Training(**{**vars(trainings[1]), "learning_rate": 1e200})
+    copies = copy.deepcopy(trainings)
+    with pytest.warns(RuntimeWarning, match=r"training 1 failed: .* of epoch 1"):
+        histories = fit_many(
+            [trainings[0], broken, trainings[2]], epochs=3, batch_size=8, together=True, accelerator="cpu", progress=False
+        )
+    assert [history.failure is None for history in histories] == [True, False, True]
+    assert len(histories[1]) == 0
+    for k in (0, 2):
+        alone(copies[k], epochs=3, batch_size=8)
+        for x, y in zip(state(trainings[k]), state(copies[k]), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+def test_one_after_another_a_failure_is_noted_too() -> None:
+    trainings = [training(0), training(1, learning_rate=1e200)]
+    with pytest.warns(RuntimeWarning, match="training 1 failed"):
+        histories = fit_many(trainings, epochs=2, batch_size=8, together=False, accelerator="cpu", progress=False)
+    assert histories[0].failure is None
+    assert len(histories[0]) == 2
+    assert histories[1].failure is not None
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x) if bool((x.sum() > 0).item()) else self.out(-x)
+
+
+class Counting(nn.Module):
+    """Remembers in Python, which a trace cannot see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.calls = nn.Linear(3, 1), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.out(x) * self.calls
+
+
+class Picky(Posterior):
+    """Random numbers whose distribution depends on a tensor."""
+
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        keep = torch.bernoulli(torch.sigmoid(layer.weight.detach()).expand(samples, *layer.weight.shape))
+        return layer.weight * keep, None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
+
+    def kl(self, layer: Site) -> Tensor:
+        return layer.weight.new_zeros(())
+
+
+class PickyMethod(Method):
+    def build(self, layer: Site) -> Posterior:
+        return Picky()
+
+
+@pytest.mark.parametrize(
+    ("net", "method"),
+    [(Branching, MeanField()), (mlp, PickyMethod())],
+    ids=["branches", "value-dependent noise"],
+)
+def test_what_cannot_be_traced_is_trained_one_after_another(net: Callable[[], nn.Module], method: Method) -> None:
+    check_equal([training(k, method, net) for k in range(2)], together=None)
+    with pytest.raises(ValueError, match="cannot be trained together"):
+        fit_many([training(k, method, net) for k in range(2)], epochs=1, together=True, accelerator="cpu", progress=False)
+
+
+def test_a_trace_that_computes_something_else_is_not_believed() -> None:
+    with pytest.raises(ValueError, match="differ from those of a model alone"):
+        fit_many([training(k, net=Counting) for k in range(2)], epochs=1, together=True, accelerator="cpu", progress=False)
+
+
+def test_models_that_differ_are_sorted_into_groups() -> None:
+    x, y = torch.randn(30, 3, dtype=F64), torch.randn(30, dtype=F64)
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    others = [training(4, Deterministic()), training(5, n=31), training(6, data=loader), training(7, net=lambda: nn.Linear(3, 1))]
+    slow = [training(8, net=partial(activated, nn.Tanh())), training(9, net=partial(activated, nn.Tanh()))]
+    fast = [training(10, net=partial(activated, nn.Hardtanh(-0.1, 0.1))), training(11, net=partial(activated, nn.Tanh()))]
+    check_equal([training(0), *others, training(1), *slow, *fast], together=None)
+
+
+def activated(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 1))
+
+
+def test_graphs_that_differ_in_more_than_numbers_are_traced_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same classes, but an activation with a setting that is no number: two stacks instead of one."""
+    stacked: list[int] = []
+    original = api.train_together
+
+    def count(trainings: list[Training], *rest: Any) -> list[History]:
+        result = original(trainings, *rest)
+        stacked.append(len(trainings))
+        return result
+
+    monkeypatch.setattr(api, "train_together", count)
+    gelus = [partial(activated, nn.GELU(approximate=how)) for how in ("none", "tanh", "none", "tanh", "tanh")]
+    check_equal([training(k, net=net) for k, net in enumerate(gelus)], together=None)
+    assert sorted(stacked) == [2, 3]
+
+
+def test_large_models_are_trained_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "train_together", lambda *_: pytest.fail("trained together"))
+    fit_many([training(k, net=Convolutional) for k in range(2)], epochs=1, accelerator="cpu", progress=False)
+    monkeypatch.setattr(api, "_SMALL", 10.0)
+    fit_many([training(k) for k in range(2)], epochs=1, accelerator="cpu", progress=False)
+
+
+def test_everything_is_given_back_as_it_was() -> None:
+    trainings = [training(k, net=normed) for k in range(2)]
+    trainings[0].bnn.eval()
+    before, shares = torch.get_rng_state(), []
+    fit_many(trainings, epochs=3, batch_size=8, together=True, accelerator="cpu", progress=shares.append)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not trainings[0].bnn.training
+    assert trainings[1].bnn.training
+    assert all(p.grad is None for t in trainings for p in t.bnn.parameters())
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+
+
+def test_draws_are_those_of_the_model_alone() -> None:
+    """Every random operator that may be lifted, with two streams, against PyTorch's generator seeded by hand."""
+    aten, shape = torch.ops.aten, torch.empty(3, 2)
+    draws = [
+        Draw(aten.randn.default, ([3, 2],), {"dtype": torch.float64}), Draw(aten.rand.default, ([40],), {}),
+        Draw(aten.randint.low, (2, 9, [5]), {}), Draw(aten.randperm.default, (6,), {}), Draw(aten.bernoulli.p, (shape, 0.3), {}),
+        Draw(aten.randn_like.default, (shape,), {}), Draw(aten.exponential.default, (shape,), {}),
+    ]  # fmt: skip
+    streams = Streams(2, torch.device("cpu"))
+    torch.manual_seed(5)
+    streams.put_aside(1)
+    torch.manual_seed(4)
+    streams.put_aside(0)
+    noise = Noise([draws, draws])
+    rounds = [[x.clone() for x in noise(streams)] for _ in range(2)]
+    for model, seed in ((0, 4), (1, 5)):
+        torch.manual_seed(seed)
+        for drawn in rounds:
+            expected = [
+                torch.randn(3, 2, dtype=torch.float64), torch.rand(40), torch.randint(2, 9, (5,)), torch.randperm(6),
+                torch.empty(3, 2).bernoulli_(0.3), torch.randn(3, 2), torch.empty(3, 2).exponential_(),
+            ]  # fmt: skip
+            for x, y in zip(drawn, expected, strict=True):
+                assert torch.equal(x[model], y)
+
+
+@pytest.mark.slow
+def test_machine_code_computes_the_same() -> None:
+    trainings = [training(k) for k in range(3)]
+    copies = copy.deepcopy(trainings)
+    fit_many(trainings, epochs=3, batch_size=8, together=True, compile=True, accelerator="cpu", progress=False)
+    fit_many(copies, epochs=3, batch_size=8, together=True, accelerator="cpu", progress=False)
+    for one, twin in zip(trainings, copies, strict=True):
+        for x, y in zip(state(one), state(twin), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+def test_bad_arguments() -> None:
+    one = training(0)
+    go = partial(fit_many, epochs=1, accelerator="cpu", progress=False)
+    with pytest.raises(ValueError, match="trainings is empty"):
+        go([])
+    with pytest.raises(TypeError, match="got tuple"):
+        go([("bnn", "data")])
+    with pytest.raises(ValueError, match=r"trainings 0 and 1 share a .*deepcopy"):
+        go([one, Training(**{**vars(one), "seed": 1})])
+    with pytest.raises(ValueError, match="share a Gaussian"):
+        go([one, training(1, likelihood=one.likelihood)])
+    with pytest.raises(ValueError, match="patience needs validation data"):
+        go([one], patience=1)
+    with pytest.raises(ValueError, match="epochs"):
+        fit_many([one], epochs=0)
+    with pytest.raises(TypeError, match="bnn must be what bayesify returned"):
+        go([training(1, bnn=nn.Linear(3, 1))])
+    x, y = one.data
+    before = state(copy.deepcopy(one))
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        go([one, training(1, data=(x, y * float("nan")))])
+    assert all(torch.equal(a, b) for a, b in zip(state(one), before, strict=True))
+
+
+def test_weights_of_the_best_epoch_are_kept() -> None:
+    x, y = torch.randn(9, 3, dtype=F64), torch.randn(9, dtype=F64)
+    trainings = [training(k, validation=(x, y), learning_rate=0.3) for k in range(2)]
+    histories = check_equal(trainings, epochs=6)
+    assert any(history.best_epoch != 6 for history in histories)
