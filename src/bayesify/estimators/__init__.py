@@ -2,6 +2,14 @@
 
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.classifier import BayesianClassifier
+from bayesify.estimators.many import CrossValidation, cross_validate, fit_together
 from bayesify.estimators.regressor import BayesianRegressor
 
-__all__ = ["BayesianClassifier", "BayesianEstimator", "BayesianRegressor"]
+__all__ = [
+    "BayesianClassifier",
+    "BayesianEstimator",
+    "BayesianRegressor",
+    "CrossValidation",
+    "cross_validate",
+    "fit_together",
+]

@@ -23,7 +23,7 @@ from bayesify.estimators.network import mlp
 from bayesify.methods import MeanField
 from bayesify.objectives import KLSchedule
 from bayesify.predict import predict
-from bayesify.train import History, fit
+from bayesify.train import History, Training, fit
 
 try:
     import numpy as np
@@ -126,6 +126,25 @@ class BayesianEstimator(BaseEstimator):
         Raises:
             TypeError, ValueError: parameters or data that do not fit, before any training.
         """
+        training, settings = self._prepare(X, y)
+        self.history_: History = fit(
+            training.bnn,
+            training.data,
+            training.likelihood,
+            validation=training.validation,
+            seed=training.seed,
+            beta=training.beta,
+            learning_rate=training.learning_rate,
+            checkpoint=checkpoint,
+            loggers=loggers,
+            **settings,
+            progress=self.progress,
+        )
+        self.settle()
+        return self
+
+    def _prepare(self, X: ArrayLike | pd.DataFrame, y: ArrayLike) -> tuple[Training, dict[str, Any]]:
+        """Everything before the training: what is to be trained, and the settings that many trainings can share."""
         self._check_parameters()
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
@@ -147,26 +166,23 @@ class BayesianEstimator(BaseEstimator):
         epochs = self.epochs or math.ceil(_STEPS / math.ceil(len(train) / batch_size))
         self.likelihood_, outputs = self._make_likelihood()
         self.build(inputs.shape[1], outputs)
-        self.history_: History = fit(
-            self.bnn_,
-            (inputs[train], target[train]),
-            self.likelihood_,
-            epochs=epochs,
-            batch_size=batch_size,
-            samples=self.train_samples,
+        training = Training(
+            bnn=self.bnn_,
+            data=(inputs[train], target[train]),
+            likelihood=self.likelihood_,
+            validation=(inputs[validation], target[validation]) if held_out else None,
+            seed=self.seed_,
             beta=self.default_beta if self.beta is None else self.beta,
             learning_rate=self.learning_rate,
-            scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
-            validation=(inputs[validation], target[validation]) if held_out else None,
-            patience=self.patience,
-            checkpoint=checkpoint,
-            loggers=loggers,
-            seed=self.seed_,
-            accelerator=self.accelerator,  # pyright: ignore[reportArgumentType] # a string, checked by fit
-            progress=self.progress,
         )
-        self.settle()
-        return self
+        return training, {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "samples": self.train_samples,
+            "scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
+            "patience": self.patience,
+            "accelerator": self.accelerator,
+        }
 
     def predictive(self, X: ArrayLike | pd.DataFrame) -> Predictive:
         """The predictive distribution of the targets of X (N, columns): a mixture over `samples` draws, in the targets' units.

@@ -167,7 +167,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return Gaussian(std=_NOISE if outputs == 1 else [_NOISE] * outputs, learn=True), outputs
 
     def _encode_target(self, y: Any) -> Tensor:
-        return torch.from_numpy(self._numbers(y))
+        return torch.tensor(self._numbers(y))  # a copy: a column of a table may be read-only
 
     def _numbers(self, y: Any) -> np.ndarray:
         return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
