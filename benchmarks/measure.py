@@ -16,6 +16,8 @@ import bayesify
 
 __all__ = ["interleave", "machine", "write"]
 
+_CODE = ("src/*.py", "benchmarks/*.py", "experiments/*.py", "experiments/*.toml")
+
 
 def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, dict[str, float]]:
     """Time every candidate once per round.
@@ -45,20 +47,22 @@ def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int, warm
 
 
 def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
+    """What the numbers were measured on, and with which code; `dirty` says that it was not (quite) that of the commit."""
     cpu = next(
         (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.processor()
     )
-    return {
+    facts: dict[str, object] = {
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "bayesify": bayesify.__version__,
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--", *_CODE)),
     }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
 
 
 def write(name: str, content: Mapping[str, object]) -> Path:
@@ -71,3 +75,12 @@ def write(name: str, content: Mapping[str, object]) -> Path:
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def _git(*arguments: str) -> str:
+    """The answer of git about this checkout; nothing where there is none."""
+    try:
+        run = subprocess.run(["git", *arguments], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return run.stdout.strip()

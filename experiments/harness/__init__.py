@@ -1,0 +1,1 @@
+"""What every experiment needs and none should write: configuration, results, running, reports."""

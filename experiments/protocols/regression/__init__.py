@@ -1,0 +1,180 @@
+"""Regression on the UCI sets and their standard splits, after Hernandez-Lobato & Adams (2015) and Gal & Ghahramani (2016).
+
+Inputs and targets are standardised on the training rows of a split; everything is reported in the targets' own unit. All choices
+are made on training rows; the test rows of a split are looked at once, by the final model.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bayesify import metrics
+from bayesify.core.checks import check_integer
+from bayesify.data import UCI, load_uci
+from experiments.harness.protocol import Context, Job, Protocol, Table, Unit, UnitError
+from experiments.protocols.regression.choice import Choice, choose, trials_of
+from experiments.protocols.regression.picture import draw_overview
+from experiments.protocols.regression.setup import Setup
+from experiments.protocols.regression.splits import hold_out, make_split
+from experiments.protocols.regression.tables import published_of, write_tables
+from experiments.protocols.regression.training import Model, train
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Regression"]
+
+_GENERAL = ("datasets", "methods", "splits")
+# Rows of the sets and seconds per step of one model among twenty, for the order of jobs and the time left alone.
+_ROWS = {"boston": 506, "concrete": 1030, "kin8nm": 8192, "naval": 11934, "power-plant": 9568, "protein": 45730, "yacht": 308}
+_STEP = 5e-5
+
+
+class Regression(Protocol):
+    """Several methods on several data sets.
+
+    Settings are those of `Setup` and `splits`, how many of them; `datasets`, a list of names or a table of names with settings of
+    their own; `methods`, a list of tables with a `name` and settings of their own. A method's come before a data set's.
+    """
+
+    name: ClassVar[str] = "regression"
+    version: ClassVar[int] = 1
+
+    def jobs(self, table: Table) -> list[Job]:
+        general = {key: value for key, value in table.settings.items() if key not in _GENERAL}
+        datasets, methods = _datasets(table.settings.get("datasets")), _methods(table.settings.get("methods"))
+        published_of(table.published)
+        jobs = []
+        for dataset, own in datasets.items():
+            splits = own.get("splits", table.settings.get("splits", 20))
+            check_integer(f"splits of {dataset}", splits)
+            for method in methods:
+                fields = {**general, **own, **method}
+                name = fields.pop("name")
+                fields.pop("splits", None)
+                try:
+                    setup = Setup.from_dict(fields)
+                except (TypeError, ValueError) as error:
+                    raise ValueError(f"{name} on {dataset}: {error}") from error
+                jobs.append(
+                    Job(
+                        key=f"{dataset}-{name}",
+                        settings={"dataset": dataset, "method": name, "setup": setup.to_dict()},
+                        units=tuple(map(str, range(splits))),
+                        data=(dataset,),
+                        cost=_cost(setup, dataset),
+                    )
+                )
+        return jobs
+
+    def run(self, job: Job, units: Sequence[str], context: Context) -> Mapping[str, Unit]:
+        setup = Setup.from_dict(job.settings["setup"])
+        data = load_uci(job.settings["dataset"], context.data_dir)
+        seeds = {unit: setup.seed + int(unit) for unit in units}
+        setups, facts, share = dict.fromkeys(units, setup), dict.fromkeys(units, Unit()), 0.0
+        if setup.choose is not None:
+            share = 1 - setup.epochs / _epochs(setup)
+            choices = _choose(setup, data, seeds, lambda done: context.progress(share * done))
+            setups = {unit: choice.setup for unit, (choice, _) in choices.items()}
+            facts = {unit: fact for unit, (_, fact) in choices.items()}
+
+        models = train(
+            list(setups.values()),
+            [make_split(data.X, data.y, *data.split(int(unit))) for unit in setups],
+            [seeds[unit] for unit in setups],
+            setup.epochs,
+            lambda done: context.progress(share + (1 - share) * done),
+        )
+        trained = dict(zip(setups, models, strict=True))
+        results = {unit: {**judge(model), **facts[unit]} for unit, model in trained.items() if not model.history.failure}
+        failed = {unit: model.history.failure for unit, model in trained.items() if model.history.failure}
+        failed |= {unit: "none of the candidates could be trained" for unit in units if unit not in trained}
+        if failed:
+            context.save(results)
+            raise UnitError("; ".join(f"split {unit}: {reason}" for unit, reason in failed.items()))
+        return results
+
+    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
+        return write_tables(self.jobs(table), results, published_of(table.published), _sources(table.published))
+
+    def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
+        return draw_overview(self.jobs(table), results, published_of(table.published))
+
+
+def judge(model: Model) -> Unit:
+    r"""How good the model is on its test rows, in the targets' unit, and facts about it.
+
+    Returns:
+        rmse of the predictive mean; log_likelihood, the mean over rows of $\log\frac1S\sum_s p(y \mid x, w_s)$ in nats; crps;
+        coverage_95 and width_95 of the central 95 % interval; noise_std; kl (nats) and nll (nats per row, standardised) at the end
+        of training; seconds, epochs, seed, numbers of rows and of parameters.
+    """
+    started = time.perf_counter()
+    scores = metrics.evaluate(model.predictive(), model.split.y_test)
+    seconds = time.perf_counter() - started
+    scores["log_likelihood"] = -scores.pop("nll")
+    return {
+        **scores,
+        "noise_std": model.noise_std,
+        "kl": model.history.kl[-1],
+        "nll": model.history.nll[-1],
+        "epochs": len(model.history),
+        "train_seconds": round(model.seconds, 4),
+        "test_seconds": round(seconds, 4),
+        "seed": model.seed,
+        "n_train": len(model.split.y),
+        "n_test": len(model.split.y_test),
+        "parameters": sum(p.numel() for p in model.bnn.parameters()),
+    }
+
+
+def _datasets(value: object) -> dict[str, dict[str, Any]]:
+    """Names with settings of their own."""
+    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+        return {name: {} for name in value}
+    if isinstance(value, Mapping) and value and all(isinstance(own, Mapping) for own in value.values()):
+        return {name: dict(own) for name, own in value.items()}
+    raise ValueError(f"datasets must be a list of names, or tables such as [datasets.boston], got {value!r}")
+
+
+def _methods(value: object) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value or not all(isinstance(entry, Mapping) for entry in value):
+        raise ValueError(f"methods must be a list of tables, [[methods]], got {value!r}")
+    for entry in value:
+        if not isinstance(entry.get("name"), str):
+            raise ValueError(f"every method needs a name, got {dict(entry)}")
+    return [dict(entry) for entry in value]
+
+
+def _sources(published: Mapping[str, Any]) -> dict[str, str]:
+    return {method: str(entry["source"]) for method, entry in published.items() if "source" in entry}
+
+
+def _choose(
+    setup: Setup, data: UCI, seeds: Mapping[str, int], progress: Callable[[float], object]
+) -> dict[str, tuple[Choice, Unit]]:
+    """What was chosen for each split, and what to note about it; splits for which nothing could be trained are missing."""
+    assert setup.choose is not None
+    rows = [hold_out(data.split(int(unit))[0], setup.choose.fraction, seed) for unit, seed in seeds.items()]
+    parts = [make_split(data.X, data.y, fit, held_out) for fit, held_out in rows]
+    started = time.perf_counter()
+    choices = choose(setup, parts, list(seeds.values()), progress)
+    seconds = round((time.perf_counter() - started) / len(seeds), 4)
+    return {
+        unit: (choice, {"chosen": choice.fields, "validation_log_likelihood": choice.log_likelihood, "choice_seconds": seconds})
+        for unit, choice in zip(seeds, choices, strict=True)
+        if choice is not None
+    }
+
+
+def _epochs(setup: Setup) -> int:
+    """All passes over the data, for one split."""
+    return setup.epochs + (0 if setup.choose is None else trials_of(setup.choose) * setup.trial_epochs())
+
+
+def _cost(setup: Setup, dataset: str) -> float:
+    steps = math.ceil(0.9 * _ROWS.get(dataset, 1000) / setup.batch_size)
+    return _STEP * steps * _epochs(setup) * setup.train_samples

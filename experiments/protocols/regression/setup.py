@@ -1,0 +1,193 @@
+"""How one method is trained on one data set: every number that decides its results, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+from bayesify import KLSchedule, LinearWarmup, Method
+from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
+from bayesify.estimators.network import mlp
+
+__all__ = ["Choose", "Setup"]
+
+# What may differ between models that are trained together, and so may be chosen.
+_OWN = ("learning_rate", "beta", "warmup", "local_beta")
+_NOISE = ("learned", "fixed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choose:
+    """What is chosen on a validation part of the training rows, by the log-likelihood there, and how.
+
+    Args:
+        among: fields, such as "method.p" or "noise.fixed", with the values to try, or with a range {low, high, log} for a search.
+        trials: how many settings a search by optuna tries per split; None tries all combinations of the values.
+        together: how many trials of a search are made at a time.
+        share: of the epochs of the final training, that each trial gets.
+        fraction: the validation part, as a share of the training rows.
+    """
+
+    among: Mapping[str, Any]
+    trials: int | None = None
+    together: int = 10
+    share: float = 1.0
+    fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "among", _flat(self.among) if isinstance(self.among, Mapping) else {})
+        if not self.among:
+            raise ValueError("choose.among must name at least one field, such as method.p = [0.05, 0.1]")
+        for name, count in (("trials", self.trials), ("together", self.together)):
+            if count is not None:
+                check_integer(f"choose.{name}", count)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"choose.share must be in (0, 1], got {self.share!r}")
+        check_fraction("choose.fraction", self.fraction)
+        check_positive("choose.fraction", self.fraction)
+        for field, values in self.among.items():
+            if isinstance(values, Mapping):
+                self._check_range(field, values)
+            elif not isinstance(values, Sequence) or isinstance(values, str) or not values:
+                raise ValueError(f"choose.among.{field} must be a list of values or a range {{low, high}}, got {values!r}")
+
+    def _check_range(self, field: str, values: Mapping[str, Any]) -> None:
+        if self.trials is None:
+            raise ValueError(f"choose.among.{field} is a range, so choose.trials must say how many values to try")
+        low, high = values["low"], values["high"]
+        if not -math.inf < low < high < math.inf or (values.get("log") and low <= 0):
+            raise ValueError(f"choose.among.{field} must have low < high, and low above 0 where log = true, got {dict(values)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One method on one data set.
+
+    Args:
+        method: name and fields, as `Method.from_dict` takes them.
+        hidden, activation: the network.
+        epochs, batch_size, train_samples, clip_norm: as in `bayesify.train.fit`; `train_samples` are the draws per step.
+        learning_rate, schedule: of Adam at the start; "cosine" takes it to 0, "constant" leaves it.
+        beta, warmup: weight of the KL, and the share of training over which it rises from 0 to that.
+        local_beta: weight of the per-example KL.
+        samples: S, draws in prediction.
+        noise: {learned: standard deviation to start from, in standard deviations of the targets} or {fixed: standard deviation in
+            the targets' own unit}.
+        seed: of split 0; split i has seed + i.
+        choose: what is chosen per split on a validation part; None for nothing.
+    """
+
+    method: Mapping[str, Any]
+    hidden: Sequence[int] = (50,)
+    activation: str = "relu"
+    epochs: int = 2000
+    batch_size: int = 128
+    train_samples: int = 1
+    clip_norm: float | None = None
+    learning_rate: float = 1e-2
+    schedule: Literal["cosine", "constant"] = "cosine"
+    beta: float = 1.0
+    warmup: float = 0.0
+    local_beta: float = 1.0
+    samples: int = 100
+    noise: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"learned": 0.3})
+    seed: int = 0
+    choose: Choose | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Mapping):
+            raise ValueError(f'method must be a table such as {{method = "MeanField", prior_std = 1.0}}, got {self.method!r}')
+        # With all defaults filled in, so that results become stale when a default changes.
+        object.__setattr__(self, "method", Method.from_dict(dict(self.method)).to_dict())
+        if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str):
+            raise ValueError(f"hidden must be a list of widths such as [50], got {self.hidden!r}")
+        object.__setattr__(self, "hidden", list(self.hidden))
+        mlp(1, 1, self.hidden, self.activation)
+        for name in ("epochs", "batch_size", "train_samples", "samples"):
+            check_integer(name, getattr(self, name))
+        check_integer("seed", self.seed, least=0)
+        check_positive("learning_rate", self.learning_rate)
+        check_choice("schedule", self.schedule, ("cosine", "constant"))
+        for name in ("beta", "local_beta"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"warmup must be a share of training in [0, 1], got {self.warmup!r}")
+        if self.clip_norm is not None:
+            check_positive("clip_norm", self.clip_norm)
+        if not isinstance(self.noise, Mapping) or len(self.noise) != 1 or not set(self.noise) <= set(_NOISE):
+            raise ValueError(f"noise must be {{learned = 0.3}} or {{fixed = 2.5}}, got {self.noise!r}")
+        check_positive(f"noise.{next(iter(self.noise))}", next(iter(self.noise.values())))
+        if self.choose is not None:
+            for name, values in self.choose.among.items():  # so that what cannot be set is known before any work
+                for value in (values["low"], values["high"]) if isinstance(values, Mapping) else values:
+                    self.with_fields({name: value})
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The setup from plain settings, as a configuration or a job holds them.
+
+        Raises:
+            ValueError: a setting that is unknown, missing or out of range.
+        """
+        values = dict(fields)
+        _check_known("setting", values, cls)
+        if "method" not in values:
+            raise ValueError('method is missing: give every method a table such as method = {method = "MeanField"}')
+        if isinstance(values.get("choose"), Mapping):
+            _check_known("setting of choose", values["choose"], Choose)
+            values["choose"] = Choose(**{"among": {}, **values["choose"]})
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain settings, ready for JSON; `from_dict` reads them back."""
+        return dataclasses.asdict(self)
+
+    def trial_epochs(self) -> int:
+        """Passes over the data of each trial of what is to be chosen."""
+        return 0 if self.choose is None else max(1, round(self.choose.share * self.epochs))
+
+    def with_fields(self, fields: Mapping[str, Any]) -> Setup:
+        """This setup with some fields changed, and nothing left to choose.
+
+        Args:
+            fields: by names as in `Choose.among`: "learning_rate", "beta", "warmup", "local_beta", "noise.fixed", "method.p" ...
+        """
+        changes: dict[str, Any] = {"choose": None}
+        method = dict(self.method)
+        for name, value in fields.items():
+            group, _, field = name.partition(".")
+            if group == "method" and field in method and field != "method":
+                method[field] = value
+            elif group == "noise" and field in _NOISE:
+                changes["noise"] = {field: value}
+            elif name in _OWN:
+                changes[name] = value
+            else:
+                known = [*_OWN, *(f"noise.{f}" for f in _NOISE), *(f"method.{f}" for f in method if f != "method")]
+                raise ValueError(f"{name} cannot be chosen; what can is {', '.join(known)}")
+        return dataclasses.replace(self, method=method, **changes)
+
+    def kl_weight(self) -> float | KLSchedule:
+        """beta, or its schedule."""
+        return LinearWarmup(beta=self.beta, fraction=self.warmup) if self.warmup and self.beta else self.beta
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"method": {"p": [...]}} as {"method.p": [...]}; a range {low, high} stays one value."""
+    result: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and not {"low", "high"} <= set(value):
+            result.update(_flat(value, f"{name}."))
+        else:
+            result[name] = dict(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def _check_known(what: str, values: Mapping[str, Any], kind: type) -> None:
+    known = [field.name for field in dataclasses.fields(kind)]
+    if unknown := [name for name in values if name not in known]:
+        raise ValueError(f"unknown {what} {', '.join(map(repr, unknown))}; there are {', '.join(known)}")

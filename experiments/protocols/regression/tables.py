@@ -1,0 +1,158 @@
+"""The report of a regression table: ours beside the paper's, data set by data set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments.harness.numbers import Estimate, difference, estimate, markdown
+from experiments.harness.protocol import Job, Unit
+
+__all__ = ["LIKELIHOOD", "RMSE", "Grid", "Metric", "Published", "mean_of", "published_of", "write_tables"]
+
+Published = Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+"""The paper's numbers by method, data set and metric."""
+
+
+class Metric(NamedTuple):
+    """A number that methods are compared by."""
+
+    title: str
+    key: str
+    sign: int  # 1 where more is better, -1 where less is
+    note: str = ""
+
+
+RMSE = Metric("RMSE", "rmse", -1, "of the predictive mean, in the targets' unit; lower is better")
+LIKELIHOOD = Metric("Log-likelihood", "log_likelihood", 1, "nats per test row, in the targets' unit; higher is better")
+_CRPS = Metric("CRPS", "crps", -1, "in the targets' unit; lower is better")
+
+
+def published_of(published: Mapping[str, Any]) -> Published:
+    """The section `[published.METHOD]`: a source and, by data set, metrics as a mean or as [mean, standard error].
+
+    Raises:
+        ValueError: an entry that is neither.
+    """
+    known = {metric.key for metric in (RMSE, LIKELIHOOD, _CRPS)}
+    result: dict[str, dict[str, dict[str, Estimate]]] = {}
+    for method, entry in published.items():
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"published.{method} must be a table of data sets, got {entry!r}")
+        for dataset, values in entry.items():
+            if dataset == "source":
+                continue
+            if not isinstance(values, Mapping) or not set(values) <= known:
+                raise ValueError(f"published.{method}.{dataset} must be a table of {', '.join(sorted(known))}, got {values!r}")
+            for key, value in values.items():
+                numbers = value if isinstance(value, list) else [value]
+                if len(numbers) not in (1, 2) or not all(type(number) in (int, float) for number in numbers):
+                    raise ValueError(f"published.{method}.{dataset}.{key} must be a mean or [mean, standard error], got {value!r}")
+                result.setdefault(method, {}).setdefault(dataset, {})[key] = Estimate(*numbers)
+    return result
+
+
+def write_tables(
+    jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]], published: Published, sources: Mapping[str, str]
+) -> str:
+    """All tables, as Markdown."""
+    text = ["Means ± standard errors over splits; in brackets how many of them, where some are missing. The best mean is bold."]
+    text += [f"{method}, paper: {source}." for method, source in sources.items()]
+    if published:
+        text[-1] += " The difference is ours minus the paper's, in brackets in units of their combined standard error (s.e.)."
+    grid = Grid(jobs, results)
+    for metric in (RMSE, LIKELIHOOD, _CRPS):
+        text.append(f"## {metric.title}\n\n{metric.note}\n\n{_compare(grid, metric, published)}")
+    share = "share of test rows in their 95 % interval (0.95 is ideal), and the mean width of these, in the targets' unit"
+    text.append(f"## Coverage\n\n{share}\n\n{grid.table(_interval)}")
+    time = "training per split: the time of the pass that trained all splits together, divided by their number"
+    text.append(f"## Seconds\n\n{time}\n\n{grid.table(_seconds)}")
+    if choices := _choices(grid):
+        text.append(f"## Chosen on validation rows\n\nhow many splits chose what\n\n{choices}")
+    return "\n\n".join(text)
+
+
+class Grid:
+    """Results by data set and method, in the order of the configuration."""
+
+    def __init__(self, jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]]) -> None:
+        self.jobs = {(job.settings["dataset"], job.settings["method"]): job for job in jobs}
+        self.datasets = list(dict.fromkeys(dataset for dataset, _ in self.jobs))
+        self.methods = list(dict.fromkeys(method for _, method in self.jobs))
+        self.results = results
+
+    def units(self, dataset: str, method: str) -> list[Unit]:
+        """What there is, by split."""
+        return list(self.results.get(self.jobs[dataset, method].key, {}).values())
+
+    def short(self, dataset: str, method: str) -> str:
+        """How many splits there are, where some are missing."""
+        there, all_ = len(self.units(dataset, method)), len(self.jobs[dataset, method].units)
+        return f" ({there} of {all_})" if 0 < there < all_ else ""
+
+    def table(self, cell: Callable[[Sequence[Unit]], str]) -> str:
+        """A table of data sets and methods."""
+        rows = [
+            [dataset, *(cell(units) if (units := self.units(dataset, method)) else "-" for method in self.methods)]
+            for dataset in self.datasets
+        ]
+        return markdown(["data set", *self.methods], rows)
+
+
+def mean_of(units: Sequence[Unit], key: str) -> Estimate:
+    """Mean and standard error over splits."""
+    return estimate(unit[key] for unit in units)
+
+
+def _interval(units: Sequence[Unit]) -> str:
+    return f"{mean_of(units, 'coverage_95').mean:.3f} ({mean_of(units, 'width_95').mean:.3g})"
+
+
+def _seconds(units: Sequence[Unit]) -> str:
+    return f"{mean_of(units, 'train_seconds').mean:.2f}"
+
+
+def _compare(grid: Grid, metric: Metric, published: Published) -> str:
+    """Per data set and method: paper, ours and their difference where the paper has numbers, ours alone elsewhere."""
+    papers = {method for method in grid.methods if any(metric.key in values for values in published.get(method, {}).values())}
+    header = ["data set"]
+    for method in grid.methods:
+        header += [f"{method}: paper", "ours", "difference"] if method in papers else [method]
+    rows = []
+    for dataset in grid.datasets:
+        ours = {method: mean_of(units, metric.key) for method in grid.methods if (units := grid.units(dataset, method))}
+        best = max((metric.sign * value.mean for value in ours.values()), default=None)
+        row = [dataset]
+        for method in grid.methods:
+            mine, paper = ours.get(method), published.get(method, {}).get(dataset, {}).get(metric.key)
+            text = "-" if mine is None else f"{mine}{grid.short(dataset, method)}"
+            if mine is not None and len(ours) > 1 and metric.sign * mine.mean == best:
+                text = f"**{text}**"
+            if method in papers:
+                gap = "-" if mine is None or paper is None else difference(mine, paper)
+                row += ["-" if paper is None else str(paper), text, gap]
+            else:
+                row.append(text)
+        rows.append(row)
+    return markdown(header, rows)
+
+
+def _choices(grid: Grid) -> str:
+    rows = []
+    for dataset in grid.datasets:
+        for method in grid.methods:
+            chosen = [unit["chosen"] for unit in grid.units(dataset, method) if "chosen" in unit]
+            for field in chosen[0] if chosen else ():
+                counts = Counter(fields[field] for fields in chosen)
+                if len(counts) > 6:  # a search finds another number for every split
+                    values = sorted(counts)
+                    text = f"{_short(values[0])} to {_short(values[-1])}, median {_short(values[len(values) // 2])}"
+                else:
+                    text = ", ".join(f"{_short(value)} ({count})" for value, count in sorted(counts.items()))
+                rows.append([dataset, method, field, text])
+    return markdown(["data set", "method", "field", "value (splits)"], rows, left=4) if rows else ""
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,114 @@
+"""Training many models of a job in one pass, and what they predict in the targets' own unit.
+
+Shapes: S draws, N rows.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from bayesify import Bayesian, Gaussian, Method, bayesify
+from bayesify.estimators.network import mlp
+from bayesify.predict import predict
+from bayesify.predictive import GaussianPredictive
+from bayesify.train import History, Training, fit_many
+from experiments.protocols.regression.setup import Setup
+from experiments.protocols.regression.splits import Split
+
+__all__ = ["Model", "train"]
+
+_MANY_STEPS = 15_000  # from here on machine code is worth the time it takes to make
+
+
+class Model(NamedTuple):
+    """A trained model.
+
+    Attributes:
+        bnn, likelihood: in standardised units.
+        split: what it was trained on and is to be judged by.
+        history: of its training; `history.failure` says why it has come to nothing, where it has.
+        seconds: the time all models of the pass took, divided by their number.
+        setup, seed: what made it.
+    """
+
+    bnn: Bayesian
+    likelihood: Gaussian
+    split: Split
+    history: History
+    seconds: float
+    setup: Setup
+    seed: int
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the observation noise, in the targets' unit."""
+        return float(self.likelihood.std.detach()) * self.split.std
+
+    def predictive(self) -> GaussianPredictive:
+        """What the model believes about the test targets, in their unit: S draws, in double precision."""
+        p = predict(self.bnn, self.split.X_test, self.likelihood, self.setup.samples, seed=self.seed, progress=False)
+        assert isinstance(p, GaussianPredictive)
+        # A large mean would swallow small deviations in single precision.
+        return GaussianPredictive(p.means.double(), p.stds.double()).rescale(self.split.mean, self.split.std)
+
+
+def train(
+    setups: Sequence[Setup], splits: Sequence[Split], seeds: Sequence[int], epochs: int, progress: Callable[[float], object]
+) -> list[Model]:
+    """Train one model per setup, split and seed, all in one pass.
+
+    Args:
+        setups: of the same network and training; method, noise, learning rate and weight of the KL may differ.
+        splits, seeds: one for each setup.
+        epochs: passes over the data.
+        progress: is given the share that is done.
+    """
+    trainings = []
+    for setup, split, seed in zip(setups, splits, seeds, strict=True):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            net = mlp(split.X.shape[1], 1, setup.hidden, setup.activation)
+            bnn = bayesify(net, Method.from_dict(dict(setup.method)))
+        learned = setup.noise.get("learned")
+        likelihood = Gaussian(std=setup.noise["fixed"] / split.std) if learned is None else Gaussian(std=learned, learn=True)
+        trainings.append(
+            Training(
+                bnn=bnn,
+                data=(split.X, split.y),
+                likelihood=likelihood,
+                seed=seed,
+                beta=setup.kl_weight(),
+                local_beta=setup.local_beta,
+                learning_rate=setup.learning_rate,
+            )
+        )
+    if not trainings:
+        return []
+    common, rows = setups[0], len(splits[0].y)
+    cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs)
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "training .* failed", RuntimeWarning)  # the histories say so
+        histories = fit_many(
+            trainings,
+            epochs=epochs,
+            batch_size=common.batch_size,
+            samples=common.train_samples,
+            scheduler=cosine if common.schedule == "cosine" else None,
+            clip_norm=common.clip_norm,
+            compile=epochs * math.ceil(rows / common.batch_size) >= _MANY_STEPS,
+            accelerator="cpu",
+            progress=progress,
+        )
+    seconds = (time.perf_counter() - started) / len(trainings)
+    return [
+        Model(t.bnn, t.likelihood, split, history, seconds, setup, t.seed)
+        for t, split, history, setup in zip(trainings, splits, histories, setups, strict=True)
+    ]

@@ -1,0 +1,84 @@
+"""Tables as files: what a configuration says, and what is wrong with it."""
+
+import pytest
+import toy_protocol
+from experiments.harness.config import UsageError, find_tables, jobs_of, overlay, read_table, table_names
+from experiments.harness.protocol import Job
+from toy_protocol import write_config
+
+
+def test_a_table_is_its_file(tmp_path):
+    write_config(tmp_path)
+    table = read_table("paper/toys", tmp_path)
+    assert (table.name, table.title, table.source, table.protocol) == ("paper/toys", "Toys", "No paper.", "toy")
+    assert table.settings == {"factor": 2.0, "units": 4, "datasets": ["a", "b"], "log": str(tmp_path / "log.txt")}
+    assert table.published == {"a": 1.5}
+    assert table.folder == tmp_path / "paper" / "toys"
+    assert [job.units for job in jobs_of(table)] == [("0", "1", "2", "3")] * 2
+
+
+def test_a_quick_table_has_other_settings_in_another_place(tmp_path):
+    write_config(tmp_path)
+    table = read_table("paper/toys", tmp_path, quick=True)
+    assert table.settings["units"] == 1
+    assert table.settings["factor"] == 2.0
+    assert table.folder == tmp_path / ".quick" / "paper" / "toys"
+    table.folder.mkdir(parents=True)
+    (table.folder / "config.toml").touch()
+    assert table_names(tmp_path) == ["paper/toys"]
+
+
+def test_overlay_goes_into_tables_only():
+    base = {"net": {"hidden": [50], "act": "relu"}, "datasets": {"a": {}}, "methods": [1, 2]}
+    changed = overlay(base, {"net": {"hidden": [5]}, "datasets": ["b"], "methods": [3], "new": 1})
+    assert changed == {"net": {"hidden": [5], "act": "relu"}, "datasets": ["b"], "methods": [3], "new": 1}
+    assert base["net"] == {"hidden": [50], "act": "relu"}
+
+
+def test_tables_are_found_by_name_and_pattern(tmp_path):
+    for name in ("paper/one", "paper/two", "other/one"):
+        write_config(tmp_path, name)
+    assert [table.name for table in find_tables(["paper/*", "paper/one"], tmp_path)] == ["paper/one", "paper/two"]
+    assert len(find_tables(["*"], tmp_path)) == 3
+    with pytest.raises(UsageError, match=r"no table is called 'paper/three'; there are other/one, paper/one, paper/two"):
+        find_tables(["*", "paper/three"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title = ", r"config.toml cannot be read as toml: Invalid value"),
+        ('title = "x"\nsource = "y"', r"config.toml: protocol must be a text, got None"),
+        ('title = 3\nsource = "y"\nprotocol = "toy"', r"config.toml: title must be a text, got 3"),
+        ('title = "x"\nsource = " "\nprotocol = "toy"', r"source must be a text"),
+        ('title = "x"\nsource = "y"\nprotocol = "magic"', r"config.toml: protocol 'magic' is unknown; there are .*toy"),
+        ('title = "x"\nsource = "y"\nprotocol = "toy"\nquick = 1', r"quick must be a table, \[quick\], got 1"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(tmp_path, text, message):
+    (tmp_path / "p" / "t").mkdir(parents=True)
+    (tmp_path / "p" / "t" / "config.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_table("p/t", tmp_path)
+
+
+def test_quick_needs_a_section(tmp_path):
+    write_config(tmp_path)
+    path = tmp_path / "paper" / "toys" / "config.toml"
+    path.write_text(path.read_text().split("[quick]")[0])
+    with pytest.raises(UsageError, match=r"needs a section \[quick\]"):
+        read_table("paper/toys", tmp_path, quick=True)
+
+
+def test_settings_the_protocol_refuses(tmp_path):
+    write_config(tmp_path, factor=-1.0)
+    with pytest.raises(UsageError, match=r"paper/toys/config.toml: factor must be above 0, got -1.0"):
+        jobs_of(read_table("paper/toys", tmp_path))
+
+
+@pytest.mark.parametrize("keys", [("a", "a"), ("a/b", "c")])
+def test_jobs_need_names_of_their_own(tmp_path, monkeypatch, keys):
+    write_config(tmp_path)
+    monkeypatch.setattr(toy_protocol.Toy, "jobs", lambda self, table: [Job(key, {}, ("0",)) for key in keys])
+    with pytest.raises(UsageError, match=f"jobs need names that are plain and their own, got '{keys[0]}'"):
+        jobs_of(read_table("paper/toys", tmp_path))

@@ -1,0 +1,210 @@
+"""Running: what is left to do, filters, failures, and a run that is killed in the middle and goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from experiments.__main__ import main
+from experiments.harness.config import UsageError, find_tables, read_table
+from experiments.harness.plan import Wanted, plan, unit_names
+from experiments.harness.report import progress_of
+from experiments.harness.runner import execute, run_tasks
+from experiments.harness.store import read
+from toy_protocol import work_done, write_config
+
+ROOT = Path(__file__).parents[2]
+ORIGIN = {"cpu": "abacus", "threads": 1, "commit": "abc", "dirty": False, "bayesify": "0", "torch": "2", "python": "3"}
+
+
+def _run_here(root, wanted=Wanted()):  # noqa: B008 # it is frozen
+    for task in plan(find_tables(["*"], root), wanted):
+        execute(task, None, ORIGIN)
+
+
+def test_only_what_is_missing_or_changed_runs(tmp_path):
+    log = write_config(tmp_path)
+    _run_here(tmp_path, Wanted(units=("1", "2")))
+    assert sorted(work_done(log)) == ["a-1", "a-2", "b-1", "b-2"]
+    _run_here(tmp_path)
+    assert sorted(work_done(log)[4:]) == ["a-0", "a-3", "b-0", "b-3"]
+    assert plan(find_tables(["*"], tmp_path), Wanted()) == []
+
+    write_config(tmp_path, factor=5.0)
+    table = read_table("paper/toys", tmp_path)
+    assert progress_of(table).stale == ["a", "b"]
+    _run_here(tmp_path, Wanted(datasets=("a",)))
+    assert work_done(log)[8:] == ["a-0", "a-1", "a-2", "a-3"]
+    assert progress_of(table).stale == ["b"]
+    assert {unit: result["value"] for unit, result in read(table, "a").units.items()} == {"0": 0, "1": 5, "2": 10, "3": 15}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(), ["a 0123", "b 0123"]),
+        (Wanted(datasets=("b",)), ["b 0123"]),
+        (Wanted(methods=("Toy",), units=("3", "1")), ["a 13", "b 13"]),
+    ],
+)
+def test_filters(tmp_path, wanted, expected):
+    write_config(tmp_path)
+    tasks = plan(find_tables(["*"], tmp_path), wanted)
+    assert [f"{task.job.key} {''.join(task.units)}" for task in tasks] == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (Wanted(datasets=("c",)), "these tables have no dataset 'c'; they have a, b"),
+        (Wanted(methods=("Toy", "Tin")), "these tables have no method 'Tin'; they have Toy"),
+        (Wanted(units=("3", "4")), "these tables have no split or seed '4'; they have 0, 1, 2, 3"),
+    ],
+)
+def test_filters_that_fit_nothing(tmp_path, wanted, message):
+    write_config(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        plan(find_tables(["*"], tmp_path), wanted)
+
+
+def test_units_are_numbers_ranges_and_names():
+    assert unit_names(["0-2,7", "1, full"]) == ("0", "1", "2", "7", "full")
+    assert unit_names([]) == ()
+    with pytest.raises(UsageError, match="the range '4-2' is empty"):
+        unit_names(["4-2"])
+
+
+def test_data_that_are_not_there_are_known_before_any_work(tmp_path, monkeypatch):
+    import dataclasses
+
+    import toy_protocol
+
+    log, jobs = write_config(tmp_path), toy_protocol.Toy.jobs
+    monkeypatch.setattr(
+        toy_protocol.Toy, "jobs", lambda self, table: [dataclasses.replace(job, data=("no-such-set",)) for job in jobs(self, table)]
+    )
+    with pytest.raises(UsageError, match="no-such-set"):
+        plan(find_tables(["*"], tmp_path), Wanted())
+    assert work_done(log) == []
+
+
+def test_failures_do_not_stop_the_others(tmp_path):
+    write_config(tmp_path, extra='trouble = {a-1 = "fail", b-1 = "die", c-3 = "skip"}\n')
+    path = tmp_path / "paper" / "toys" / "config.toml"
+    path.write_text(path.read_text().replace('["a", "b"]', '["a", "b", "c", "d"]'))
+    table = read_table("paper/toys", tmp_path)
+    failures = {failure.task.job.key: failure for failure in run_tasks(plan([table], Wanted()), workers=1)}
+    assert failures.keys() == {"a", "b", "c"}
+    assert failures["a"].error == "ValueError: the toy broke"
+    assert "toy_protocol.py" in failures["a"].details
+    assert "its process died with exit code -9" in failures["b"].error
+    assert failures["c"].error == "unit 3: it would not"
+    assert failures["c"].details == ""
+    there = {key: list(read(table, key).units) for key in "abcd"}
+    assert there == {"a": ["0"], "b": ["0"], "c": ["0", "1", "2"], "d": ["0", "1", "2", "3"]}
+
+
+def _command(root, *arguments):
+    code = "import toy_protocol; from experiments.__main__ import main; main()"
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), str(Path(__file__).parent)])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, "--root", str(root)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _wait_for(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_a_run_that_is_cut_off_loses_the_running_unit_only(tmp_path, how, code):
+    log = write_config(tmp_path, extra='trouble = {b-2 = "wait"}\n')
+    process = _command(tmp_path, "run", "paper/toys")
+    _wait_for(lambda: "b-2" in work_done(log), process)
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=60)  # which ends when the worker, too, has closed the pipe
+    assert process.returncode == code
+    assert ("the same command goes on with what is missing" in errors) == (how == signal.SIGINT)
+    table = read_table("paper/toys", tmp_path)
+    assert list(read(table, "b").units) == ["0", "1"]  # b is the longer one and goes first
+
+    (tmp_path / "go").touch()
+    _run_here(tmp_path)
+    assert work_done(log)[3:] == ["a-0", "a-1", "a-2", "a-3", "b-2", "b-3"]
+    assert progress_of(table).done == 2
+
+
+def _main(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    return exit_.value.code, *capsys.readouterr()
+
+
+def test_command_line(tmp_path, capsys):
+    log, root = write_config(tmp_path), ("--root", str(tmp_path))
+    code, out, _ = _main(capsys, "list", *root)
+    assert code == 0
+    assert out.splitlines()[-1].split() == ["paper/toys", "Toys", "0", "2", "0", "-"]
+    code, _, errors = _main(capsys, "run", "paper/*", "--workers", "2", "--seeds", "0-2", *root)
+    assert code == 0
+    assert "[2/2]" in errors
+    report = tmp_path / "paper" / "toys" / "report.md"
+    assert "**Missing:** a (3); b (3)." in report.read_text()
+    assert sorted(work_done(log)) == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"]
+    code, _, errors = _main(capsys, "run", "paper/toys", "--splits", "0,1", *root)
+    assert (code, "nothing to run" in errors) == (0, True)
+    report.unlink()
+    assert _main(capsys, "report", *root)[0] == 0
+    assert report.exists()
+    code, out, _ = _main(capsys, "list", *root)
+    assert out.splitlines()[-1].split()[:5] == ["paper/toys", "Toys", "0", "2", "0"]
+
+
+def test_a_quick_run_is_apart_and_always_runs(tmp_path, capsys):
+    log = write_config(tmp_path)
+    for times in (1, 2):
+        assert _main(capsys, "run", "--quick", "--root", str(tmp_path))[0] == 0
+        assert sorted(work_done(log)) == sorted(["a-0", "b-0"] * times)
+    assert "A smoke run" in (tmp_path / ".quick" / "paper" / "toys" / "report.md").read_text()
+    assert [path.name for path in (tmp_path / "paper" / "toys").iterdir()] == ["config.toml"]
+
+
+def test_a_failed_job_is_exit_code_1(tmp_path, capsys):
+    write_config(tmp_path, extra='trouble = {a-0 = "fail"}\n')
+    code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path))
+    assert code == 1
+    assert "FAILED paper/toys a: ValueError: the toy broke" in errors
+    assert "b: 12.0" in (tmp_path / "paper" / "toys" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "name the tables to run"),
+        (["run", "paper/nothing"], "no table is called 'paper/nothing'; there are paper/toys"),
+        (["run", "*", "--dataset", "x"], "no dataset 'x'"),
+        (["run", "*", "--splits", "3-1"], "the range '3-1' is empty"),
+        (["report", "x"], "no table is called 'x'"),
+        (["run", "*", "--workers", "0"], "--workers"),
+        (["walk"], "walk"),
+    ],
+)
+def test_mistakes_are_exit_code_2(tmp_path, capsys, arguments, message):
+    log = write_config(tmp_path)
+    root = [] if arguments == ["walk"] else ["--root", str(tmp_path)]
+    code, _, errors = _main(capsys, *arguments, *root)
+    assert code == 2
+    assert message in errors
+    assert work_done(log) == []

@@ -1,0 +1,81 @@
+"""Choosing hyperparameters, with a stand-in for training whose validation score is known."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from experiments.protocols.regression import choice as choice_module
+from experiments.protocols.regression.choice import choose, trials_of
+from experiments.protocols.regression.setup import Choose, Setup
+
+from bayesify.train import History
+
+
+def _fake_training(score):
+    """In place of `train`: a model whose validation score is a function of its setup; None is a failure."""
+    calls = []
+
+    def train(setups, splits, seeds, epochs, progress):
+        train.epochs = epochs
+        calls.append([(setup, split, seed) for setup, split, seed in zip(setups, splits, seeds, strict=True)])
+        progress(1.0)
+        models = []
+        for setup, split in zip(setups, splits, strict=True):
+            value = score(setup, split)
+            history = History()
+            history.failure = "broken" if value is None else None
+            density = SimpleNamespace(log_prob=lambda y, value=value: torch.tensor([value - 1.0, value + 1.0]))
+            rows = SimpleNamespace(y_test=torch.zeros(2))
+            models.append(SimpleNamespace(history=history, predictive=lambda p=density: p, split=rows, setup=setup))
+        return models
+
+    return train, calls
+
+
+def test_a_grid_is_all_combinations_in_one_pass(monkeypatch):
+    among = {"method.p": [0.1, 0.2], "beta": [0.0, 0.5, 1.0]}
+    setup = Setup(method={"method": "MCDropout"}, choose=Choose(among=among, share=0.3), epochs=30)
+    train, calls = _fake_training(lambda setup, split: setup.beta if setup.method["p"] == split else -setup.beta)
+    monkeypatch.setattr(choice_module, "train", train)
+    choices = choose(setup, [0.1, 0.2], [4, 5], lambda share: None)
+    assert [choice.fields for choice in choices] == [{"method.p": 0.1, "beta": 1.0}, {"method.p": 0.2, "beta": 1.0}]
+    assert [choice.log_likelihood for choice in choices] == [1.0, 1.0]
+    assert choices[1].setup.method["p"] == 0.2
+    (call,) = calls
+    assert len(call) == 12 == 2 * trials_of(setup.choose)
+    assert train.epochs == 9
+    assert [seed for _, _, seed in call] == [4] * 6 + [5] * 6
+
+
+def test_candidates_that_fail_are_not_chosen(monkeypatch):
+    setup = Setup(method={"method": "MCDropout"}, choose=Choose(among={"beta": [0.1, 0.2, 0.3]}))
+    train, _ = _fake_training(lambda setup, split: None if setup.beta == 0.1 or split == "bad" else -setup.beta)
+    monkeypatch.setattr(choice_module, "train", train)
+    good, bad = choose(setup, ["good", "bad"], [0, 1], lambda share: None)
+    assert good.fields == {"beta": 0.2}
+    assert bad is None
+
+
+def test_a_search_tries_some_at_a_time_and_keeps_the_best(monkeypatch):
+    pytest.importorskip("optuna")
+    among = {"beta": {"low": 1e-4, "high": 1.0, "log": True}, "method.p": [0.1, 0.2]}
+    setup = Setup(method={"method": "MCDropout"}, choose=Choose(among=among, trials=30, together=8))
+    train, calls = _fake_training(
+        lambda setup, peak: None if setup.beta > 0.5 else -abs(math.log(setup.beta / peak)) - setup.method["p"]
+    )
+    monkeypatch.setattr(choice_module, "train", train)
+    shares = []
+    choices = choose(setup, [1e-3, 1e-1], [0, 1], shares.append)
+    assert [len(call) for call in calls] == [16, 16, 16, 12]
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+    for place, (choice, peak) in enumerate(zip(choices, (1e-3, 1e-1), strict=True)):
+        tried = [setup for call in calls for setup, split, _ in call if split == peak]
+        assert len(tried) == 30
+        assert all(1e-4 <= setup.beta <= 1.0 for setup in tried)
+        best = max(-abs(math.log(setup.beta / peak)) - setup.method["p"] for setup in tried if setup.beta <= 0.5)
+        assert choice.log_likelihood == pytest.approx(best, rel=1e-5), place
+        assert choice.fields["method.p"] == 0.1
+        # It learns: a quarter of log-uniform draws would lie within a factor of 3.2, its last rounds do better.
+        late = [setup.beta for call in calls[2:] for setup, split, _ in call if split == peak]
+        assert sum(abs(math.log10(beta / peak)) < 0.5 for beta in late) > len(late) / 3
