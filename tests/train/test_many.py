@@ -139,7 +139,38 @@ class Tied(nn.Module):
         return self.out(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
 
 
-@pytest.mark.parametrize("net", [normed, Convolutional, Tied], ids=["norms and dropout", "convolution", "reuse and frozen weights"])
+class Constants(nn.Module):
+    """Tensors that are neither parameters nor buffers; those of one model differ from those of the next."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Constants.made += 1
+        self.out, self.scale = nn.Linear(3, 1), torch.tensor([1.0, 2.0, 0.5 + Constants.made % 3], dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x * self.scale + torch.tensor([0.5, 1.0, 0.0], dtype=F64))
+
+
+class Masked(nn.Module):
+    """Values that depend on values without a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(3, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        h = torch.where(h > 0, h, torch.zeros_like(h)) + h.sort(-1).values.cumsum(-1) + torch.nn.functional.softmax(h, -1)
+        return self.out(h.masked_fill(h > 5.0, 5.0))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [normed, Convolutional, Tied, Constants, Masked],
+    ids=["norms and dropout", "convolution", "reuse and frozen weights", "constants", "masks"],
+)
 def test_other_nets(net: Callable[[], nn.Module]) -> None:
     check_equal([training(k, net=net) for k in range(3)])
 

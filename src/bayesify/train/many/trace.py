@@ -79,7 +79,7 @@ class Together:
 
 
 # What tracing raises: branches on values and calls of .item() (several kinds), graphs that do not fit, operators without a rule.
-_UNTRACEABLE = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError)
+_UNTRACEABLE = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError)
 
 
 def _trace(function: Function, arguments: Sequence[Tensor]) -> _Graph:
