@@ -229,7 +229,7 @@ class Halved(torch.optim.SGD):
         {"optimizer": partial(torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=0.01)},
         {"optimizer": partial(torch.optim.AdamW, lr=0.02), "scheduler": partial(CosineAnnealingLR, T_max=3)},
         {"optimizer": partial(Halved, lr=0.05)},
-        {"scheduler": partial(ReduceLROnPlateau, patience=0, factor=0.3, threshold=0.5)},
+        {"scheduler": partial(ReduceLROnPlateau, patience=0, factor=0.3, threshold=0.05), "batch_size": 7},
         {"clip_norm": 0.3},
     ],
     ids=["SGD", "AdamW with cosine", "an optimiser that mixes weights", "plateau", "clipping"],

@@ -152,8 +152,7 @@ def train_together(
             if not running:
                 advance((plan.epochs - epoch) * len(trainings))
                 break
-            monitored = table[:, :, 0].mean(0).tolist() if validation_nll is None else validation_nll
-            optimizers.end_epoch(monitored)
+            optimizers.end_epoch([(h.validation_nll or h.loss or [math.nan])[-1] for h in histories])
         return histories
 
 

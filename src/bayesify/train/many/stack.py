@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -40,7 +40,7 @@ class StackedData:
             self.own.append(any(x.data_ptr() != tensors[0].data_ptr() for x in tensors))
             self.leaves.append(torch.cat(tensors) if self.own[-1] else tensors[0])
 
-    def epoch(self, epoch: int) -> list[list[Tensor]]:
+    def epoch(self, epoch: int) -> Iterator[list[Tensor]]:
         """For each batch its tensors (K, B, ...), rows in every model's own order."""
         rows = []
         for order in self.orders:
@@ -48,10 +48,8 @@ class StackedData:
             rows.append(torch.cat(list(order.indices())))
         shuffled = torch.stack(rows).to(self.leaves[0].device)
         offset = torch.arange(len(self.orders), device=shuffled.device).unsqueeze(1) * self.n
-        batches = zip(shuffled.split(self.sizes, 1), (shuffled + offset).split(self.sizes, 1), strict=True)
-        return [
-            [leaf[own_rows if own else row] for leaf, own in zip(self.leaves, self.own, strict=True)] for row, own_rows in batches
-        ]
+        for row, own_row in zip(shuffled.split(self.sizes, 1), (shuffled + offset).split(self.sizes, 1), strict=True):
+            yield [leaf[own_row if own else row] for leaf, own in zip(self.leaves, self.own, strict=True)]
 
 
 @dataclasses.dataclass
