@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify import Deterministic, MCDropout, MeanField, Method, VariationalDropout, bayesify, elbo
+from bayesify import VSD, Deterministic, MCDropout, MeanField, Method, VariationalDropout, bayesify, elbo
 from benchmarks.measure import interleave, machine, write
 from benchmarks.nets import WORKLOADS, Workload
 
@@ -23,6 +23,9 @@ METHODS: dict[str, Method] = {
     "MCDropout": MCDropout(),
     "VariationalDropout": VariationalDropout(),
     "VariationalDropout, weight noise": VariationalDropout(noise="weight", alpha_per="layer"),
+    "VSD, T = 1": VSD(transforms=1),
+    "VSD, T = 2": VSD(transforms=2),
+    "VSD, T = 2, full rank": VSD(transforms=2, rank=None),
     "MeanField": MeanField(),
     "MeanField, shared noise": MeanField(noise="shared"),
 }

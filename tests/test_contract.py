@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, Normal
 
-from bayesify import Deterministic, MCDropout, MeanField, Method, Site, VariationalDropout
+from bayesify import VSD, Deterministic, MCDropout, MeanField, Method, Site, VariationalDropout
 from bayesify.testing import LAYERS, References, check_method
 
 
@@ -73,6 +73,10 @@ METHODS: list[tuple[Method, References]] = [
     (VariationalDropout(noise="weight", p=0.3), _SHRINKING),
     (VariationalDropout(noise="weight", alpha_per="weight", max_alpha=None), _SHRINKING),
     (VariationalDropout(learn=False), References()),
+    (VSD(p=0.3), _SHRINKING),
+    (VSD(transforms=1, conv_noise="input", p=0.3), _SHRINKING),
+    (VSD(transforms=3, rank=None, hierarchical=True), _SHRINKING),
+    (VSD(transforms=1, hierarchical=True, hyperprior="gamma", conv_noise="input"), _SHRINKING),
     (MCDropout(p=0.3, prior_std=0.5), References()),
     (MCDropout(p=0.0), References(collapse=lambda site: None)),
     (Deterministic(prior_std=0.5), References(collapse=lambda site: None)),

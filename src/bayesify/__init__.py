@@ -5,9 +5,10 @@ from bayesify.core.convert import bayesify, unbayesify
 from bayesify.core.model import Bayesian, Draws, Folded, LayerReport
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
+from bayesify.core.spectrum import spectrum
 from bayesify.core.summary import Summary, summary
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesify.methods import Deterministic, MCDropout, MeanField, VariationalDropout
+from bayesify.methods import VSD, Deterministic, MCDropout, MeanField, VariationalDropout
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
 from bayesify.predict import predict
 from bayesify.predictive import Predictive
@@ -16,6 +17,7 @@ from bayesify.train import History, fit
 __version__ = "0.1.0"
 
 __all__ = [
+    "VSD",
     "Bayesian",
     "Bernoulli",
     "Categorical",
@@ -44,6 +46,7 @@ __all__ = [
     "fit",
     "functional",
     "predict",
+    "spectrum",
     "summary",
     "unbayesify",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify import Deterministic, MCDropout, MeanField, Method, Posterior, Site, VariationalDropout, bayesify
+from bayesify import VSD, Deterministic, MCDropout, MeanField, Method, Posterior, Site, VariationalDropout, bayesify
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.objectives import LinearWarmup
 from bayesify.train import History, Training, fit, fit_many
@@ -76,6 +76,8 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: VariationalDropout(p=0.4),
     lambda k: VariationalDropout(noise="weight", alpha_per="weight"),
     lambda k: VariationalDropout(learn=False),
+    lambda k: VSD(transforms=2, rank=3),
+    lambda k: VSD(transforms=1, hierarchical=True),
 ]
 
 
@@ -86,7 +88,7 @@ def test_every_method_trains_together_as_alone(index: int) -> None:
 
 def test_every_method_in_the_registry_is_tried() -> None:
     public = {name for name, kind in Method.registry.items() if kind.__module__.startswith("bayesify.methods")}
-    assert {type(make(0)).__name__ for make in METHODS} >= public - {"VSD"}
+    assert {type(make(0)).__name__ for make in METHODS} >= public
 
 
 @pytest.mark.parametrize(

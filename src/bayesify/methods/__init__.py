@@ -4,5 +4,6 @@ from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.variational_dropout import VariationalDropout
+from bayesify.methods.vsd import VSD
 
-__all__ = ["Deterministic", "MCDropout", "MeanField", "VariationalDropout"]
+__all__ = ["VSD", "Deterministic", "MCDropout", "MeanField", "VariationalDropout"]

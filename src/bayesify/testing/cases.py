@@ -76,8 +76,10 @@ class Case:
         self.x = x.double() if x.is_floating_point() else x
 
     def fresh(self) -> Bayesian:
-        """A new Bayesian network with the same weights, in eval mode."""
-        return bayesify(copy.deepcopy(self.plain), self.method)
+        """A new Bayesian network with the same weights, in eval mode; a method that starts at random starts the same every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            return bayesify(copy.deepcopy(self.plain), self.method)
 
     def site(self, bnn: Bayesian) -> Site:
         """Its one random layer."""

@@ -1,0 +1,189 @@
+r"""Gaussian noise turned by Householder reflections: the mathematics of variational structured dropout.
+
+Nguyen, Nguyen, Nguyen, Than, Bui & Ho, *Structured dropout variational inference for Bayesian neural networks* (2021). Vectors
+$v_1, \ldots, v_T$ of length K give an orthogonal matrix
+
+$$U = H_T \cdots H_1, \qquad H_t = I - 2 v_t v_t^\top / \lVert v_t \rVert^2,$$
+
+which is never built. With unit vectors $w_t$ as rows of W, the compact WY form (Schreiber & Van Loan, 1989) is
+$U = I - 2 W^\top R$, $R = (I + 2\,\mathrm{tril}(W W^\top, -1))^{-1} W$: two thin products instead of a K x K matrix. A vector of
+length zero reflects nothing, $H_t = I$.
+"""
+
+import torch
+from torch import Tensor
+
+from bayesify.functional.kl import at_least_float32
+
+__all__ = ["householder", "induced_regularizer", "structured_noise", "vsd_kl"]
+
+
+def householder(vectors: Tensor, x: Tensor) -> Tensor:
+    r"""Reflect x at T hyperplanes in turn: $U x$ with $U = H_T \cdots H_1$; $H_1$ acts first.
+
+    `householder(vectors.flip(0), x)` is the inverse, $U^\top x$.
+
+    Args:
+        vectors: (T, K), the normals of the hyperplanes; their lengths do not matter, and one of length zero is left out.
+        x: (..., K).
+
+    Returns:
+        (..., K), each row of the same length as before; in time O(T K) per row.
+
+    Raises:
+        ValueError: the shapes do not fit.
+
+    Source: Nguyen et al. (2021), section 3.1.
+
+    Example:
+        >>> mirror, swap = [3.0, 0.0], [1.0, -1.0]
+        >>> householder(torch.tensor([mirror, swap]), torch.tensor([1.0, 2.0]))  # (-1, 2), then (2, -1)
+        tensor([ 2.0000, -1.0000])
+    """
+    _check_vectors(vectors)
+    channels = vectors.shape[1]
+    if x.dim() == 0 or x.shape[-1] != channels:
+        raise ValueError(f"x must be (..., {channels}) to meet vectors {tuple(vectors.shape)}, got {tuple(x.shape)}")
+    w, r = _compact(at_least_float32(vectors))
+    wide = at_least_float32(x)
+    return (wide - 2 * ((wide @ r.mT.to(wide.dtype)) @ w.to(wide.dtype))).to(x.dtype)
+
+
+def structured_noise(log_alpha: Tensor, vectors: Tensor, eps: Tensor) -> Tensor:
+    r"""Multiplicative noise with dependent components.
+
+    $$\xi = 1 + U (\sqrt\alpha \circ \epsilon) \sim N(1, U\,\mathrm{diag}(\alpha)\,U^\top)$$
+
+    Args:
+        log_alpha: (K,), $\log\alpha$, the variances along the directions U turns the axes into.
+        vectors: (T, K), see `householder`.
+        eps: (B, K), standard normal.
+
+    Returns:
+        (B, K), one draw per row, of at least float32; in time O(T B K).
+
+    Raises:
+        ValueError: the shapes do not fit.
+
+    Source: Nguyen et al. (2021), section 3.1.
+
+    Example:
+        >>> structured_noise(torch.zeros(2), torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 0.0]]))  # the two axes change places
+        tensor([[1.0000, 0.5000]])
+    """
+    _check_vectors(vectors, log_alpha)
+    if eps.dim() != 2 or eps.shape[1] != len(log_alpha):
+        raise ValueError(f"eps must be (B, {len(log_alpha)}) to meet log_alpha, got {tuple(eps.shape)}")
+    w, r = _compact(at_least_float32(vectors))
+    std = torch.exp(0.5 * at_least_float32(log_alpha))
+    eps = eps.to(std.dtype)
+    return torch.addmm(torch.addcmul(std.new_ones(()), std, eps), eps @ (r * std).mT, w, alpha=-2)
+
+
+def vsd_kl(log_alpha: Tensor, vectors: Tensor, columns: int) -> Tensor:
+    r"""KL of variational structured dropout, with the precisions of the prior at their optimum (empirical Bayes).
+
+    For a weight matrix of K rows and Q columns, the prior $p(W_{ij}) = N(0, \beta_{ij}^{-1})$ and
+    $q(W_{:j}) = N(\Theta_{:j}, \mathrm{diag}(\Theta_{:j})\, U\, \mathrm{diag}(\alpha)\, U^\top \mathrm{diag}(\Theta_{:j}))$,
+
+    $$\min_\beta \sum_{j=1}^Q \mathrm{KL}(q(W_{:j}) \,\|\, p(W_{:j})) = \frac{Q}{2} \sum_{i=1}^K \log\frac{1 + S_i}{\alpha_i},
+      \qquad S_i = \sum_{k=1}^K \alpha_k U_{ik}^2,$$
+
+    reached at $\beta_{ij} = 1 / (\Theta_{ij}^2 (1 + S_i))$, whatever $\Theta$. The S are the diagonal of
+    $U\,\mathrm{diag}(\alpha)\,U^\top$, and come from the compact form in time O(T^2 K).
+
+    Args:
+        log_alpha: (K,), $\log\alpha$.
+        vectors: (T, K), see `householder`.
+        columns: Q, the number of weights that share one noise variable.
+
+    Returns:
+        Nats, a scalar of at least float32, positive: at least what it is for U = I, $\frac{Q}{2}\sum_i \log(1 + 1/\alpha_i)$.
+
+    Raises:
+        ValueError: the shapes do not fit, or there are no columns.
+
+    Source: Nguyen et al. (2021), equation (6) and appendix B. U_ij is entry (i, j) of U.
+
+    Example:
+        >>> vsd_kl(torch.zeros(3), torch.randn(2, 3), columns=2)  # equal variances: U does not matter; 3 log 2
+        tensor(2.0794)
+    """
+    _check_vectors(vectors, log_alpha)
+    _check_columns(columns)
+    log_alpha = at_least_float32(log_alpha)
+    w, r = _compact(at_least_float32(vectors))
+    alpha = log_alpha.exp()
+    scaled = r * alpha
+    # diag(U A U') = a + 4 sum_t w_t (R A R' W - R A)_t; rounding must not make a variance negative
+    spread = torch.add(alpha, (w * torch.addmm(scaled, scaled @ r.mT, w, beta=-1)).sum(0), alpha=4).clamp_min(0)
+    return 0.5 * columns * (torch.log1p(spread) - log_alpha).sum()
+
+
+def induced_regularizer(log_alpha: Tensor, vectors: Tensor, inputs: Tensor, hessian: Tensor) -> Tensor:
+    r"""What structured noise on a layer's inputs adds to the expected loss, to second order: a penalty with a learned matrix.
+
+    $$\mathrm{E}_\xi\, \ell(h \circ \xi) - \ell(h)
+      \approx \tfrac12 \bigl\langle \mathcal H, \mathrm{diag}(h)\, U\, \mathrm{diag}(\alpha)\, U^\top \mathrm{diag}(h) \bigr\rangle
+      = \tfrac12 \sum_k \alpha_k\, U_{:k}^\top \mathrm{diag}(h)\, \mathcal H\, \mathrm{diag}(h)\, U_{:k}$$
+
+    It is exact for a loss that is quadratic in h. With the Gauss-Newton matrix $J^\top \mathcal H_{out} J$ for $\mathcal H$ it is
+    never negative. The paper's equations (7) and (17) to (20) lack the factor 1/2 of the Taylor expansion.
+
+    Args:
+        log_alpha: (K,), $\log\alpha$.
+        vectors: (T, K), see `householder`.
+        inputs: h, (..., K), the inputs that the noise multiplies.
+        hessian: $\mathcal H$, (..., K, K), symmetric: second derivatives of the loss by h.
+
+    Returns:
+        (...,), in the unit of the loss, one number per example.
+
+    Raises:
+        ValueError: the shapes do not fit.
+
+    Source: Nguyen et al. (2021), section 3.5 and appendix E.
+
+    Example:
+        >>> h, hessian = torch.tensor([1.0, 2.0]), torch.eye(2)
+        >>> induced_regularizer(torch.zeros(2), torch.ones(1, 2), h, hessian)  # alpha = 1: half the squared length of h
+        tensor(2.5000)
+    """
+    _check_vectors(vectors, log_alpha)
+    channels = len(log_alpha)
+    if inputs.dim() == 0 or inputs.shape[-1] != channels or hessian.shape[-2:] != (channels, channels):
+        raise ValueError(
+            f"inputs must be (..., {channels}) and hessian (..., {channels}, {channels}) to meet log_alpha, "
+            f"got {tuple(inputs.shape)} and {tuple(hessian.shape)}"
+        )
+    scaled = inputs.unsqueeze(-1) * hessian * inputs.unsqueeze(-2)
+    back = vectors.flip(0)  # rows times U
+    turned = householder(back, householder(back, scaled).mT)
+    return 0.5 * (log_alpha.exp() * turned.diagonal(dim1=-2, dim2=-1)).sum(-1)
+
+
+def _compact(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit rows W (T, K) and R (T, K) with U = I - 2 W' R."""
+    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    # of shorter vectors the squares underflow, so that a quotient would not be of unit length
+    shortest = (torch.finfo(norm.dtype).tiny / torch.finfo(norm.dtype).eps) ** 0.5
+    w = vectors / norm.masked_fill(norm < shortest, torch.inf)
+    r = w
+    if len(vectors) > 1:
+        overlap = (w @ w.mT).tril(-1)
+        for _ in range(len(vectors) - 1):  # Horner's rule: the powers of a strictly triangular matrix end
+            r = torch.addmm(w, overlap, r, alpha=-2)
+    return w, r
+
+
+def _check_vectors(vectors: Tensor, log_alpha: Tensor | None = None) -> None:
+    shape = tuple(vectors.shape)
+    if len(shape) != 2:
+        raise ValueError(f"vectors must be (T, K), one row per reflection, got {shape}")
+    if log_alpha is not None and log_alpha.shape != shape[1:]:
+        raise ValueError(f"log_alpha must be ({shape[1]},) to meet vectors {shape}, got {tuple(log_alpha.shape)}")
+
+
+def _check_columns(columns: int) -> None:
+    if columns < 1:
+        raise ValueError(f"columns must be at least 1, the number of weights per noise variable, got {columns!r}")

@@ -1,0 +1,204 @@
+r"""Variational structured dropout: Gaussian dropout whose noise is correlated, by learned Householder reflections.
+
+Nguyen, Nguyen, Nguyen, Than, Bui & Ho, *Structured dropout variational inference for Bayesian neural networks* (2021).
+
+$$y = (x \circ \xi)\,\Theta + b, \qquad \xi = 1 + U(\sqrt\alpha \circ \epsilon) \sim N(1, U\,\mathrm{diag}(\alpha)\,U^\top),
+  \qquad U = H_T \cdots H_1,$$
+
+with one draw of the K noise variables per example; Theta and b are point estimates. The Householder vectors come from a small
+network, $v_{t+1} = \mathrm{FC}_t(v_t)$ with $v_1$ free, and the KL (`vsd_kl`) does not depend on Theta:
+
+$$\mathrm{KL} = \frac{Q}{2} \sum_{i=1}^K \log\frac{1 + S_i}{\alpha_i}, \qquad S_i = \sum_k \alpha_k U_{ik}^2,
+  \qquad Q = \text{weights per noise variable}.$$
+
+What is random. K numbers move a matrix of K x Q weights within the K-dimensional subspace $\{\mathrm{diag}(\xi)\,\Theta\}$: this is
+inference in a subspace that is learned with Theta. U shapes the noise in that subspace, it does not choose another one: with or
+without U the law of the whole matrix is singular, and for Q > 1 its KL from any normal prior is infinite, as is the mutual
+information of its columns that the paper's objective (5) adds back. (The paper holds that U avoids the singularity; it does not.)
+What is paid for is the product of the columns' marginals, normals with full covariance matrices, whose KL is finite. So the
+objective is no bound on the evidence of the original prior; nor is that prior fixed, its precisions follow the weights (empirical
+Bayes).
+
+The factor Q makes this KL large: Q times that of the noise itself, which is what ARD variational dropout pays (appendix F). The
+paper weighs it with 0.1 to 0.5 in classification and 1e-5 to 1e-2 in regression; `beta` of `elbo` and `fit` is that weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from bayesify.core.checks import check_choice, check_integer, check_positive
+from bayesify.core.posterior import Method, Posterior
+from bayesify.core.sites import Site
+from bayesify.functional import at_least_float32, structured_noise, vsd_hierarchical_kl, vsd_kl
+
+__all__ = ["VSD"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VSD(Method):
+    r"""Variational structured dropout, for linear layers and convolutions.
+
+    Args:
+        transforms: T, the number of Householder reflections: 1, 2 or 3. The paper finds larger T better, and recommends 1 or 2.
+        rank: hidden units of the networks between successive vectors (K to rank, ReLU, rank to K), which cost O(rank K); None for
+            one full linear map each, with K^2 parameters. The paper finds 2 to 10 as good (table 8). Of no effect for T = 1.
+        hierarchical: scale the noise by a log-normal z per noise variable, drawn once per sample for the whole batch (section 3.3).
+        hyperprior: prior of z, "inverse-gamma" or "gamma".
+        concentration: of the hyperprior.
+        rate: of the hyperprior; equal to the concentration, the mode is near 1.
+        conv_noise: what a noise variable of a convolution multiplies, per example and the same at every position. "kernel": one
+            output channel, that is one kernel, before the bias is added. It is the default because it is what the paper's formula
+            says, $W_{ijk} = \xi_k \Theta_{ijk}$ with k the kernel (section 3.4), and because images have but one or three channels,
+            with little to correlate. "input": one input channel, as in linear layers; "the number of channels" of appendix D may
+            mean either.
+        p: initial dropout rate in (0, 1): alpha starts at p / (1 - p). Unlike in variational dropout, it is not bounded.
+        initial_scale_std: standard deviation of log z to start from; z starts around 1.
+
+    The paper puts no noise on the input of a net with a single input (appendix G.3). Patterns leave layers out:
+    `bayesify(net, {"2": VSD()})`.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(3, 2), VSD(transforms=1, p=0.5))
+        >>> bnn(torch.ones(4, 3), samples=5).outputs.shape
+        torch.Size([5, 4, 2])
+        >>> bnn.kl()  # alpha = 1 in every direction, so U does not matter: 3 log 2
+        tensor(2.0794, grad_fn=<SumBackward0>)
+    """
+
+    transforms: Literal[1, 2, 3] = 2
+    rank: int | None = 10
+    hierarchical: bool = False
+    hyperprior: Literal["inverse-gamma", "gamma"] = "inverse-gamma"
+    concentration: float = 2.0
+    rate: float = 2.0
+    conv_noise: Literal["kernel", "input"] = "kernel"
+    p: float = 0.2
+    initial_scale_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_integer("transforms", self.transforms)
+        check_choice("transforms", self.transforms, (1, 2, 3))
+        if self.rank is not None:
+            check_integer("rank", self.rank)
+        check_choice("hierarchical", self.hierarchical, (False, True))
+        check_choice("hyperprior", self.hyperprior, ("inverse-gamma", "gamma"))
+        check_choice("conv_noise", self.conv_noise, ("kernel", "input"))
+        for name in ("concentration", "rate", "initial_scale_std"):
+            check_positive(name, getattr(self, name))
+        if not 0 < self.p < 1:
+            raise ValueError(f"p must be in (0, 1), got {self.p!r}; without noise, use Deterministic()")
+
+    def build(self, layer: Site) -> Posterior | None:
+        return StructuredDropoutPosterior(self, layer) if layer.contracts else None
+
+
+class StructuredDropoutPosterior(Posterior):
+    """The layer's weight, times noise on its input channels or on its kernels; here live the noise's variances and directions."""
+
+    log_scale_mean: Tensor
+    log_scale_log_std: Tensor
+
+    def __init__(self, method: VSD, layer: Site) -> None:
+        super().__init__()
+        self.method = method
+        self.of_kernels = isinstance(layer, _ConvNd) and method.conv_noise == "kernel"
+        channels = layer.out_channels if isinstance(layer, _ConvNd) and self.of_kernels else layer.input_channels
+        self.columns = math.prod(layer.weight_shape) // channels
+        self.log_alpha = nn.Parameter(torch.full((channels,), math.log(method.p) - math.log1p(-method.p)))
+        self.first_vector = nn.Parameter(torch.randn(1, channels))
+        self.connections = nn.ModuleList(_connection(channels, method.rank) for _ in range(method.transforms - 1))
+        if method.hierarchical:
+            self.log_scale_mean = nn.Parameter(torch.zeros(channels))
+            self.log_scale_log_std = nn.Parameter(torch.full((channels,), math.log(method.initial_scale_std)))
+
+    def vectors(self) -> Tensor:
+        """(T, K), the Householder vectors."""
+        vectors: list[Tensor] = [self.first_vector]
+        for connection in self.connections:
+            vectors.append(connection(vectors[-1]))
+        return torch.cat(vectors) if self.connections else self.first_vector
+
+    def noise(self, rows: int) -> Tensor:
+        """xi (rows, K), in the parameters' precision also under autocast, so that U here is the U of the KL."""
+        eps = torch.randn(rows, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
+        with _without_autocast(self.log_alpha.device):
+            return structured_noise(self.log_alpha, self.vectors(), eps)
+
+    def scale(self, samples: int) -> Tensor:
+        """z (samples, K)."""
+        eps = torch.randn(samples, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
+        return torch.exp(self.log_scale_mean + self.log_scale_log_std.exp() * eps)
+
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        factor = self.noise(samples).to(layer.weight.dtype)
+        if self.method.hierarchical:
+            factor = factor * self.scale(samples)
+        bias = None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
+        return layer.weight * self._over_weight(factor, layer), bias
+
+    def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+        if not self.method.hierarchical:
+            return layer.weight, layer.bias
+        factor = torch.exp(self.log_scale_mean + 0.5 * torch.exp(2 * self.log_scale_log_std))
+        return layer.weight * self._over_weight(factor, layer), layer.bias
+
+    def kl(self, layer: Site) -> Tensor:
+        vectors = self.vectors()
+        if not self.method.hierarchical:
+            return vsd_kl(self.log_alpha, vectors, self.columns)
+        variance = torch.exp(2 * at_least_float32(self.log_scale_log_std))
+        hyperprior = (self.method.concentration, self.method.rate, self.method.hyperprior)
+        return vsd_hierarchical_kl(self.log_alpha, vectors, self.columns, self.log_scale_mean, variance, *hyperprior)
+
+    def forward(self, layer: Site, x: Tensor) -> Tensor:
+        factor = self.noise(x.shape[0])
+        if self.method.hierarchical:
+            z = self._scale_of_pass(layer)
+            factor = (factor.unflatten(0, (len(z), -1)) * z.unsqueeze(1)).flatten(0, 1)
+        if not self.of_kernels and len(self.log_alpha) > 1:
+            return layer.op(x * layer.over_channels(factor, x).to(x.dtype), layer.weight, layer.bias)
+        # Noise per kernel acts on the output. So may that of a single input: this way round no gradient of the input is needed.
+        y = layer.op(x, layer.weight, None)
+        y = y * layer.over_channels(factor, y).to(y.dtype)
+        return y if layer.bias is None else y.add_(layer.over_outputs(layer.bias, y))
+
+    def _scale_of_pass(self, layer: Site) -> Tensor:
+        """z (S, K), one for the whole pass, also where the module is used twice in it."""
+        drawn = layer.drawing.drawn
+        if drawn is None:
+            return self.scale(layer.drawing.samples)
+        if self not in drawn:
+            drawn[self] = (self.scale(layer.drawing.samples), None)
+        return drawn[self][0]
+
+    def _over_weight(self, v: Tensor, layer: Site) -> Tensor:
+        """Shape v (..., K) to multiply the weight."""
+        if not self.of_kernels:
+            return layer.over_weight(v)
+        kernel = [1] * (len(layer.weight_shape) - 2)
+        if not isinstance(layer, _ConvTransposeNd):
+            return v.reshape(*v.shape, 1, *kernel)
+        # weight[i, o] of an input in group g belongs to output channel g * O/G + o
+        lead, groups, (inputs, per_group) = v.shape[:-1], layer.groups, layer.weight_shape[:2]
+        v = v.reshape(*lead, groups, 1, per_group).expand(*lead, groups, inputs // groups, per_group)
+        return v.reshape(*lead, inputs, per_group, *kernel)
+
+
+def _connection(channels: int, rank: int | None) -> nn.Module:
+    """FC, from one Householder vector to the next."""
+    if rank is None:
+        return nn.Linear(channels, channels)
+    return nn.Sequential(nn.Linear(channels, rank), nn.ReLU(), nn.Linear(rank, channels))
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if autocast else nullcontext()

@@ -1,0 +1,313 @@
+"""Variational structured dropout: the law of its outputs and its KL against dense matrices, and what it learns."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from bayesify import VSD, Bayesian, Method, Site, bayesify, elbo, unbayesify
+from bayesify.functional import vsd_hierarchical_kl
+
+DRAWS = 20_000
+LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "linear": lambda: (nn.Linear(3, 4), torch.tensor([[1.0, -2.0, 0.5]])),
+    "one input": lambda: (nn.Linear(1, 3), torch.tensor([[-1.5]])),
+    "convolution": lambda: (nn.Conv1d(3, 2, 2), torch.randn(1, 3, 4)),
+    "grouped convolution": lambda: (nn.Conv1d(4, 6, 2, groups=2, bias=False), torch.randn(1, 4, 3)),
+    "transposed convolution": lambda: (nn.ConvTranspose1d(4, 6, 2, groups=2), torch.randn(1, 4, 2)),
+}
+CONV_NOISE = ("kernel", "input")
+
+
+def _convert(layer: nn.Module, method: Method) -> tuple[Bayesian, Site]:
+    bnn = bayesify(nn.Sequential(layer.double()), method)
+    return bnn, next(site for _, site in bnn.sites())
+
+
+def _spread_rates(site: Site) -> None:
+    nn.init.uniform_(site.posterior.log_alpha, -3.0, 0.0)
+
+
+def _covariance_of_noise(site: Site) -> Tensor:
+    """U diag(alpha) U', reflection by reflection, as matrices."""
+    u = torch.eye(len(site.posterior.log_alpha)).double()
+    for v in site.posterior.vectors().detach():
+        u = (torch.eye(len(v)).double() - 2 * torch.outer(v, v) / v.dot(v)) @ u
+    return u @ torch.diag(site.posterior.log_alpha.detach().exp()) @ u.T
+
+
+def _is_kernel(site: Site, conv_noise: str) -> bool:
+    return conv_noise == "kernel" and not isinstance(site, nn.Linear)
+
+
+def _parts(plain: nn.Module, x: Tensor, per_kernel: bool) -> Tensor:
+    """What each noise variable multiplies in the (flat) output: one input channel alone, or one output channel, without bias."""
+    bias = plain(torch.zeros_like(x))
+    if per_kernel:
+        y = plain(x) - bias
+        return torch.stack([_alone(y, o).flatten() for o in range(y.shape[1])])
+    return torch.stack([(plain(_alone(x, i)) - bias).flatten() for i in range(x.shape[1])])
+
+
+def _alone(x: Tensor, channel: int) -> Tensor:
+    return torch.zeros_like(x).index_copy(1, torch.tensor([channel]), x[:, channel : channel + 1])
+
+
+def _assert_normal(y: Tensor, mean: Tensor, covariance: Tensor) -> None:
+    """Rows of y (n, D) are draws from N(mean, covariance): means, covariances and marginals, within 5 standard errors."""
+    n, variance = len(y), covariance.diag()
+    assert ((y.mean(0) - mean).abs() < 5 * (variance / n).sqrt()).all()
+    error = 5 * torch.sqrt((variance[:, None] * variance + covariance**2) / n)
+    assert ((torch.cov(y.T) - covariance).abs() < error).all()
+    for column, m, v in zip(y.T, mean, variance, strict=True):
+        assert stats.kstest(column.numpy(), "norm", (m.item(), v.sqrt().item())).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("conv_noise", CONV_NOISE)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_outputs_are_normal_with_the_covariance_of_the_noise(layer: str, conv_noise: str, coherent: bool) -> None:
+    plain, x = LAYERS[layer]()
+    bnn, site = _convert(copy.deepcopy(plain), VSD(transforms=2, conv_noise=conv_noise))
+    _spread_rates(site)
+    plain, x = plain.double(), x.double()
+    with torch.no_grad():
+        parts = _parts(plain, x, _is_kernel(site, conv_noise))
+        covariance = parts.T @ _covariance_of_noise(site) @ parts
+        _assert_normal(bnn(x, samples=DRAWS, coherent=coherent).outputs.flatten(1), plain(x).flatten(), covariance)
+
+
+def test_every_example_has_noise_of_its_own_unless_coherent() -> None:
+    bnn, _ = _convert(nn.Linear(3, 1), VSD(p=0.5))
+    x = torch.randn(1, 3).double().expand(2, 3)
+    with torch.no_grad():
+        apart, same = bnn(x, samples=DRAWS).outputs, bnn(x, samples=DRAWS, coherent=True).outputs
+    assert abs(torch.corrcoef(apart[..., 0].T)[0, 1]) < 5 / DRAWS**0.5
+    assert torch.equal(same[:, 0], same[:, 1])
+
+
+@pytest.mark.parametrize("method", [VSD(transforms=3, rank=2), VSD(transforms=1), VSD(conv_noise="input")])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_kl_of_all_weights_agrees_with_dense_matrices(layer: str, method: VSD) -> None:
+    bnn, site = _convert(LAYERS[layer]()[0], method)
+    _spread_rates(site)
+    covariance, k = _covariance_of_noise(site), len(site.posterior.log_alpha)
+    # The rows of W, with as many weights each, are those that share a noise variable: told apart by drawing one variable's noise.
+    variable = site.posterior._over_weight(torch.arange(k).double(), site).expand(site.weight.shape)
+    theta = torch.stack([site.weight.detach()[variable == i] for i in range(k)])
+    total = 0.0
+    for column in theta.T:
+        marginal = MultivariateNormal(column, torch.diag(column) @ covariance @ torch.diag(column))
+        best = Normal(torch.zeros(k).double(), (column**2 * (1 + covariance.diag())).sqrt())
+        total += kl_divergence(marginal, MultivariateNormal(best.mean, torch.diag(best.variance))).item()
+    assert bnn.kl().item() == pytest.approx(total, rel=1e-9)
+
+
+def test_without_reflections_it_is_gaussian_dropout() -> None:
+    bnn, site = _convert(nn.Linear(3, 5), VSD(transforms=1))
+    _spread_rates(site)
+    nn.init.zeros_(site.posterior.first_vector)  # reflects nothing
+    alpha = site.posterior.log_alpha.detach().exp()
+    assert bnn.kl().item() == pytest.approx(5 / 2 * torch.log1p(1 / alpha).sum().item(), rel=1e-9)
+    with torch.no_grad():
+        _assert_normal(site.posterior.noise(DRAWS), torch.ones(3).double(), torch.diag(alpha))
+    with torch.no_grad():
+        kl = bnn.kl()
+        site.weight.mul_(3.0)
+    assert bnn.kl() == kl, "the KL does not depend on the weight"
+
+
+def _hierarchical(layer: nn.Module, **fields: object) -> tuple[Bayesian, Site]:
+    bnn, site = _convert(layer, VSD(hierarchical=True, **fields))
+    with torch.no_grad():
+        site.posterior.log_scale_mean.uniform_(-0.5, 0.5)
+        site.posterior.log_scale_log_std.fill_(math.log(0.4))
+    return bnn, site
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "one input"])
+def test_the_scale_is_log_normal_and_shared_by_the_batch(layer: str, coherent: bool) -> None:
+    plain, x = LAYERS[layer]()
+    bnn, site = _hierarchical(copy.deepcopy(plain), conv_noise="kernel")
+    nn.init.constant_(site.posterior.log_alpha, -60.0)  # only z is left
+    plain, x = plain.double(), x.double()
+    with torch.no_grad():
+        parts = _parts(plain, x, _is_kernel(site, "kernel"))
+        y = bnn(x.expand(3, *x.shape[1:]), samples=DRAWS, coherent=coherent).outputs.flatten(2)
+        torch.testing.assert_close(y, y[:, :1].expand_as(y))
+        z = torch.linalg.lstsq(parts.T, (y[:, 0] - plain(torch.zeros_like(x)).flatten()).T).solution.T
+    for values, mean in zip(z.T, site.posterior.log_scale_mean.tolist(), strict=True):
+        assert stats.kstest(values.log().numpy(), "norm", (mean, 0.4)).pvalue > 1e-4
+    assert (torch.corrcoef(z.T) - torch.eye(z.shape[1]).double()).abs().max() < 5 / DRAWS**0.5
+
+
+def test_a_layer_used_twice_in_a_pass_has_one_scale() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.layer(x), self.layer(x)], 1)
+
+    bnn = bayesify(Twice(), VSD(hierarchical=True))
+    nn.init.constant_(bnn.net.layer.posterior.log_alpha, -60.0)
+    outputs = bnn(torch.randn(4, 3), samples=5).outputs
+    torch.testing.assert_close(outputs[:, :, 0], outputs[:, :, 1])
+    assert not torch.allclose(outputs[0], outputs[1])
+    alone = bnn.net.layer  # outside a pass, where no draw is shared
+    assert not torch.allclose(alone(torch.ones(1, 3)), alone(torch.ones(1, 3)))
+
+
+@pytest.mark.parametrize("hyperprior", ["inverse-gamma", "gamma"])
+def test_hierarchical_kl_and_mean(hyperprior: str) -> None:
+    bnn, site = _hierarchical(nn.Linear(3, 4), hyperprior=hyperprior, concentration=3.0, rate=1.5)
+    posterior, g = site.posterior, site.posterior.log_scale_mean.detach()
+    d = torch.full((3,), 0.16).double()
+    expected = vsd_hierarchical_kl(posterior.log_alpha, posterior.vectors(), 4, g, d, 3.0, 1.5, hyperprior)
+    torch.testing.assert_close(bnn.kl(), expected)
+    theta = site.weight.detach().clone()
+    net = unbayesify(bnn)
+    torch.testing.assert_close(net[0].weight.detach(), theta * torch.exp(g + 0.08))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "rank", "parameters"), [(1, None, 0), (1, 2, 0), (2, None, 30), (3, None, 60), (2, 2, 27), (3, 2, 54)]
+)
+def test_vectors_follow_one_another(transforms: int, rank: int | None, parameters: int) -> None:
+    _, site = _convert(nn.Linear(5, 2), VSD(transforms=transforms, rank=rank))
+    posterior = site.posterior
+    assert sum(p.numel() for p in posterior.parameters()) == 5 + 5 + parameters
+    state = {name: p.detach() for name, p in posterior.named_parameters()}
+    v = state["first_vector"][0]
+    expected = [v]
+    for t in range(transforms - 1):
+        if rank is None:
+            v = state[f"connections.{t}.weight"] @ v + state[f"connections.{t}.bias"]
+        else:
+            hidden = (state[f"connections.{t}.0.weight"] @ v + state[f"connections.{t}.0.bias"]).clamp_min(0)
+            v = state[f"connections.{t}.2.weight"] @ hidden + state[f"connections.{t}.2.bias"]
+        expected.append(v)
+    torch.testing.assert_close(posterior.vectors(), torch.stack(expected))
+
+
+def test_dead_hidden_units_may_leave_no_vector() -> None:
+    bnn, site = _convert(nn.Linear(5, 2), VSD(transforms=2, rank=3))
+    first, _, last = site.posterior.connections[0]
+    nn.init.constant_(first.bias, -100.0)
+    nn.init.zeros_(last.bias)
+    assert (site.posterior.vectors()[1] == 0).all()
+    draws = bnn(torch.randn(4, 5).double())
+    (-elbo(draws, -draws.outputs.square().sum(-1), n=4)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in bnn.parameters())
+
+
+@pytest.mark.parametrize(("p", "alpha"), [(0.5, 1.0), (0.2, 0.25), (0.9, 9.0)])
+def test_alpha_starts_at_the_odds_of_the_rate_and_has_no_bound(p: float, alpha: float) -> None:
+    bnn, site = _convert(nn.Linear(3, 4), VSD(p=p))
+    assert site.posterior.log_alpha.exp().tolist() == pytest.approx([alpha] * 3, rel=1e-6)
+    with torch.no_grad():
+        y = bnn(torch.ones(1, 3).double(), samples=DRAWS).outputs
+        expected = alpha * site.weight.square().sum(1)  # equal variances in all directions: U does not matter
+    torch.testing.assert_close(y.var(0)[0], expected, atol=0, rtol=5 * (2 / DRAWS) ** 0.5)
+
+
+def test_autocast_leaves_the_noise_in_the_precision_of_the_kl() -> None:
+    bnn = bayesify(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2)), VSD(hierarchical=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        noise = {site.posterior.noise(2).dtype for _, site in bnn.sites()}
+        draws = bnn(torch.randn(3, 1, 4, 4), samples=2)
+    assert noise == {torch.float32}
+    assert draws.outputs.dtype == torch.bfloat16
+    draws.outputs.float().sum().backward()
+
+
+@pytest.mark.parametrize("method", [VSD(), VSD(transforms=3, rank=None, hierarchical=True, hyperprior="gamma")])
+def test_a_traced_training_step_runs_for_many_models_at_once(method: VSD) -> None:
+    bnn = bayesify(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), method)
+    names = [name for name, _ in bnn.named_parameters()]
+
+    def gradients(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        values = [p.detach().requires_grad_() for p in parameters]
+        draws = functional_call(bnn, dict(zip(names, values, strict=True)), (x,), {"samples": 2})
+        return torch.autograd.grad(-elbo(draws, -draws.outputs.square().sum(-1), n=10), values)
+
+    x = torch.randn(5, 3)
+    single = [p.detach() for p in bnn.parameters()]
+    graph = make_fx(gradients)(x, *single)
+    random = {
+        str(node.target) for node in graph.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    }
+    assert random == {"aten.randn.default"}
+    many = [torch.stack([p, 0.5 * p, p + 0.1]) for p in single]
+    # The same noise for all models, so that each can be compared with its own step.
+    torch.manual_seed(1)
+    together = torch.vmap(graph, in_dims=(None, *[0] * len(many)), randomness="same")(x, *many)
+    for k in range(3):
+        torch.manual_seed(1)
+        for one, stacked in zip(gradients(x, *[p[k] for p in many]), together, strict=True):
+            torch.testing.assert_close(stacked[k], one, atol=1e-5, rtol=1e-4)
+
+
+def test_it_learns_the_covariance_that_the_objective_wants() -> None:
+    # A linear model y = (x o xi) theta + noise with theta given. The expected loss and the KL depend on C = U diag(alpha) U' alone:
+    # tr(M C) / 2 + Q / 2 (sum_i log(1 + C_ii) - log det C), M = sum_n (x_n o theta)(x_n o theta)' / s^2. With two inputs one
+    # reflection reaches every C, and the best one solves C = (M / Q + D)^-1, D_ii = 1 / (1 + C_ii).
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(30, 2, generator=generator, dtype=torch.float64) @ torch.tensor([[1.0, 0.6], [0.0, 0.5]]).double()
+    theta, std = torch.tensor([1.0, -1.5]).double(), 2.0
+    y = x @ theta
+    m = (x * theta).T @ (x * theta) / std**2
+    best = torch.eye(2).double()
+    for _ in range(200):
+        best = torch.linalg.inv(m + torch.diag(1 / (1 + best.diag())))
+    assert abs(best[0, 1]) > 0.3 * (best[0, 0] * best[1, 1]).sqrt(), "the best noise is correlated"
+
+    bnn, site = _convert(nn.Linear(2, 1, bias=False), VSD(transforms=1, p=0.5))
+    with torch.no_grad():
+        site.weight.copy_(theta)
+    site.weight.requires_grad_(False)
+    optimizer = torch.optim.Adam(site.posterior.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
+    for _ in range(400):
+        optimizer.zero_grad()
+        draws = bnn(x, samples=50)
+        (-elbo(draws, Normal(draws.outputs[..., 0], std).log_prob(y), n=len(x))).backward()
+        optimizer.step()
+        schedule.step()
+    torch.testing.assert_close(_covariance_of_noise(site), best, atol=0.03, rtol=0.05)
+
+
+def test_what_cannot_have_channel_noise_stays_as_it_is() -> None:
+    bnn = bayesify(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), VSD())
+    assert [name for name, _ in bnn.sites()] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"transforms": 0}, "transforms must be a whole number of at least 1, got 0"),
+        ({"transforms": 4}, "transforms must be one of 1, 2, 3, got 4"),
+        ({"transforms": True}, "transforms must be a whole number of at least 1, got True"),
+        ({"rank": 0}, "rank must be a whole number of at least 1, got 0"),
+        ({"hierarchical": "yes"}, "hierarchical must be one of False, True, got 'yes'"),
+        ({"hyperprior": "half-cauchy"}, "hyperprior must be one of 'inverse-gamma', 'gamma', got 'half-cauchy'"),
+        ({"conv_noise": "output"}, "conv_noise must be one of 'kernel', 'input', got 'output'"),
+        ({"concentration": 0.0}, "concentration must be a finite number above 0"),
+        ({"rate": -1.0}, "rate must be a finite number above 0"),
+        ({"initial_scale_std": 0.0}, "initial_scale_std must be a finite number above 0"),
+        ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; without noise, use Deterministic"),
+        ({"p": 1.0}, r"p must be in \(0, 1\), got 1.0"),
+    ],
+)
+def test_errors(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VSD(**fields)
