@@ -1,0 +1,100 @@
+"""What the experiments of Kingma, Salimans & Welling (2015) on handwritten digits share: images, network, weights in use.
+
+Shapes: B batch, I in, O out, D pixels, H hidden units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import Bayesian, bayesify
+from bayesify.core.checks import check_integer
+from bayesify.core.posterior import Method
+from bayesify.core.sites import Site
+from bayesify.data import load_images
+
+__all__ = ["CLASSES", "bayesian_net", "digits", "method_for", "outputs_with", "per_example", "posterior_mean", "sites"]
+
+CLASSES = 10
+
+
+def digits(part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
+    """MNIST as float pixels in [0, 1] (N, D) and labels (N,).
+
+    Args:
+        part: "train" or "test".
+        data_dir: where the data lie; None looks in the usual places.
+    """
+    images = load_images("mnist", cast(Any, part), data_dir)
+    return images.scaled().flatten(1), images.y
+
+
+def method_for(fields: Mapping[str, Any], p: float) -> Method:
+    """The method of one layer: `fields` as for `Method.from_dict`, with the dropout rate `p` where the method has one.
+
+    Example:
+        >>> method_for({"method": "MCDropout"}, 0.2)
+        MCDropout(p=0.2, prior_std=None)
+        >>> method_for({"method": "Deterministic"}, 0.2)
+        Deterministic(prior_std=None)
+    """
+    has_rate = any(field.name == "p" for field in dataclasses.fields(Method.named(fields.get("method"))))
+    return Method.from_dict({**fields, "p": p} if has_rate else dict(fields))
+
+
+def bayesian_net(pixels: int, hidden: int, fields: Mapping[str, Any], rates: Mapping[str, float], seed: int) -> Bayesian:
+    """D-H-H-H-10 with rectified linear units, as Srivastava et al. (2014), made random.
+
+    Args:
+        pixels: D.
+        hidden: H, in each of the three hidden layers.
+        fields: the method, as for `Method.from_dict`, without `p`.
+        rates: the initial dropout rates of the "input" and of the "hidden" units.
+        seed: of the initial weights; PyTorch's random state is left as it was.
+
+    Raises:
+        ValueError: other rates, or a method that does not take what it is given.
+
+    Example:
+        >>> net = bayesian_net(784, 30, {"method": "MCDropout"}, {"input": 0.2, "hidden": 0.5}, seed=0)
+        >>> [site.posterior.p for site in sites(net)]
+        [0.2, 0.5, 0.5, 0.5]
+    """
+    check_integer("hidden", hidden)
+    if set(rates) != {"input", "hidden"}:
+        raise ValueError(f"rates must be the dropout rates 'input' and 'hidden', got {dict(rates)}")
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        sizes = [pixels, hidden, hidden, hidden, CLASSES]
+        layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+        methods = {"0": method_for(fields, rates["input"]), "*": method_for(fields, rates["hidden"])}
+        return bayesify(nn.Sequential(*layers[:-1]), methods)
+
+
+def sites(bnn: Bayesian) -> list[Site]:
+    """The random layers, from the bottom to the top."""
+    return [site for _, site in bnn.sites()]
+
+
+def outputs_with(bnn: Bayesian, x: Tensor, weights: Callable[[Site], tuple[Tensor, Tensor | None]]) -> Tensor:
+    """The outputs (B, O) of a sequential net, each random layer with the weight and bias that `weights` gives for it."""
+    for layer in cast(nn.Sequential, bnn.net):
+        x = layer.op(layer.prepare(x), *weights(layer)) if isinstance(layer, Site) else layer(x)
+    return x
+
+
+def posterior_mean(bnn: Bayesian, x: Tensor) -> Tensor:
+    """The outputs (B, O) with the mean weights: without noise."""
+    return outputs_with(bnn, x, lambda site: site.posterior.mean(site))
+
+
+def per_example(bnn: Bayesian, x: Tensor) -> Tensor:
+    """The outputs (B, O) with weights (B, O, I) and biases (B, O): every row meets a draw of its own, made explicitly."""
+    return outputs_with(bnn, x, lambda site: site.posterior.sample(site, len(x)))
