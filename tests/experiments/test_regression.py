@@ -260,11 +260,11 @@ def test_test_rows_decide_nothing(tmp_path, monkeypatch):
 
 def test_the_better_candidate_is_chosen(tmp_path, monkeypatch):
     among = {"noise": {"fixed": [0.05, 3.0, 200.0]}, "learning_rate": [1e-2, 1e-9]}
-    results = _run(_table(tmp_path, choose={"among": among}, epochs=20), _data(), monkeypatch)
+    results = _run(_table(tmp_path, choose={"among": among}, epochs=100), _data(), monkeypatch)
     for result in results.values():
         assert result["chosen"] == {"noise.fixed": 3.0, "learning_rate": 1e-2}
         assert result["noise_std"] == pytest.approx(3.0)
-        assert result["epochs"] == 20
+        assert result["epochs"] == 100
         assert result["choice_seconds"] > 0
 
 
