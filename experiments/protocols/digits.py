@@ -122,11 +122,10 @@ class Digits(Protocol):
             f"Test negative log likelihood (nats per image) over {settings.samples} draws:",
             markdown(header, rows("predictive nll")),
         ]
-        if rates := [row for row in rows("hidden rate") if set(row[1:]) != {"-"}]:
-            parts += [
-                f"Mean learned dropout rate alpha / (1 + alpha) of the hidden units (at first {settings.rates['hidden']}):",
-                markdown(header, rates),
-            ]
+        for units in ("input", "hidden"):
+            if rates := [row for row in rows(f"{units} rate") if set(row[1:]) != {"-"}]:
+                start = f"Mean learned dropout rate alpha / (1 + alpha) of the {units} units ({settings.rates[units]} at first):"
+                parts += [start, markdown(header, rates)]
         if claims := self._claims(table, results, settings):
             parts += ["What the paper says of the test error, checked:", markdown(["paper", *header[1:]], claims)]
         parts += [f"Epoch that was kept, of {settings.epochs}:", markdown(header, rows("kept epoch"))]
@@ -157,7 +156,7 @@ class Digits(Protocol):
             ax.errorbar(
                 [hidden for hidden, _ in points],
                 [e.mean for _, e in points],
-                yerr=[e.error for _, e in points],
+                yerr=[e.error for _, e in points] if settings.seeds > 1 else None,
                 color=colour, marker=marker, linestyle=line, markersize=5, capsize=2, label=name,
             )  # fmt: skip
         ax.set_xscale("log", base=2)

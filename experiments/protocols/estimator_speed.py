@@ -162,6 +162,7 @@ class EstimatorSpeed(Protocol):
             ax.plot(sizes, times, color=colour, marker="o", markersize=4, label=text)
         ax.set_xscale("log")
         ax.set_yscale("log")
+        ax.minorticks_off()
         label(ax, "examples in the minibatch", "training step (ms)")
         legend(ax)
         return figure
