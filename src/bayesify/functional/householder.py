@@ -110,7 +110,8 @@ def vsd_kl(log_alpha: Tensor, vectors: Tensor, columns: int) -> Tensor:
         tensor(2.0794)
     """
     _check_vectors(vectors, log_alpha)
-    _check_columns(columns)
+    if columns < 1:
+        raise ValueError(f"columns must be at least 1, the number of weights per noise variable, got {columns!r}")
     log_alpha = at_least_float32(log_alpha)
     w, r = _compact(at_least_float32(vectors))
     alpha = log_alpha.exp()
@@ -182,8 +183,3 @@ def _check_vectors(vectors: Tensor, log_alpha: Tensor | None = None) -> None:
         raise ValueError(f"vectors must be (T, K), one row per reflection, got {shape}")
     if log_alpha is not None and log_alpha.shape != shape[1:]:
         raise ValueError(f"log_alpha must be ({shape[1]},) to meet vectors {shape}, got {tuple(log_alpha.shape)}")
-
-
-def _check_columns(columns: int) -> None:
-    if columns < 1:
-        raise ValueError(f"columns must be at least 1, the number of weights per noise variable, got {columns!r}")

@@ -52,8 +52,8 @@ class VSD(Method):
             one full linear map each, with K^2 parameters. The paper finds 2 to 10 as good (table 8). Of no effect for T = 1.
         hierarchical: scale the noise by a log-normal z per noise variable, drawn once per sample for the whole batch (section 3.3).
         hyperprior: prior of z, "inverse-gamma" or "gamma".
-        concentration: of the hyperprior.
-        rate: of the hyperprior; equal to the concentration, the mode is near 1.
+        concentration: a of the hyperprior.
+        rate: b of the hyperprior; its mode is b / (a + 1) (inverse gamma) or (a - 1) / b (gamma).
         conv_noise: what a noise variable of a convolution multiplies, per example and the same at every position. "kernel": one
             output channel, that is one kernel, before the bias is added. It is the default because it is what the paper's formula
             says, $W_{ijk} = \xi_k \Theta_{ijk}$ with k the kernel (section 3.4), and because images have but one or three channels,
