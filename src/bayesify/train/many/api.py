@@ -25,7 +25,7 @@ from bayesify.train.setup import make_fabric
 
 __all__ = ["fit_many"]
 
-_SMALL = 2e7  # parameters times rows of a step, up to which training together pays on a CPU (benchmarks/many_models.py)
+_SMALL = 2e7  # parameters times rows of a step, up to which training together should pay on a CPU: an estimate
 
 
 def fit_many(
