@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, Normal
 
-from bayesify import VSD, Deterministic, MCDropout, MeanField, Method, Site, VariationalDropout
+from bayesify import VSD, WHVI, Deterministic, MCDropout, MeanField, Method, Site, TensorFactorised, VariationalDropout
 from bayesify.testing import LAYERS, References, check_method
 
 
@@ -59,6 +59,16 @@ _MEAN_FIELD = References(
 )
 _SHRINKING = References(collapse=_shrink)
 
+
+def _to_standard_prior(site: Site) -> None:
+    """Where all that is random has a standard normal prior."""
+    for name, parameter in site.named_parameters():
+        if name.endswith(("g_mean", "core_mean", "log_std", "tril", "bias")):
+            torch.nn.init.zeros_(parameter)
+
+
+_STANDARD = References(to_prior=_to_standard_prior)
+
 METHODS: list[tuple[Method, References]] = [
     (MeanField(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(noise="shared", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
@@ -81,6 +91,12 @@ METHODS: list[tuple[Method, References]] = [
     (MCDropout(p=0.0), References(collapse=lambda site: None)),
     (Deterministic(prior_std=0.5), References(collapse=lambda site: None)),
     (Deterministic(), References(collapse=lambda site: None)),
+    (WHVI(initial_std=0.5), _STANDARD),
+    (WHVI(covariance="full", blocks="shared", vectors="stack"), _STANDARD),
+    (WHVI(flows=2, noise="shared"), References(noisy_kl=True)),
+    (WHVI(structure="S1HGHS2H", scales="variational"), References()),
+    (WHVI(initial="pretrained"), _STANDARD),
+    (TensorFactorised(initial_std=0.5), _STANDARD),
 ]
 
 

@@ -8,7 +8,7 @@ from bayesify.core.sites import Site
 from bayesify.core.spectrum import spectrum
 from bayesify.core.summary import Summary, summary
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesify.methods import VSD, Deterministic, MCDropout, MeanField, VariationalDropout
+from bayesify.methods import VSD, WHVI, Deterministic, MCDropout, MeanField, TensorFactorised, VariationalDropout
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
 from bayesify.predict import predict
 from bayesify.predictive import Predictive
@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "VSD",
+    "WHVI",
     "Bayesian",
     "Bernoulli",
     "Categorical",
@@ -40,6 +41,7 @@ __all__ = [
     "Predictive",
     "Site",
     "Summary",
+    "TensorFactorised",
     "VariationalDropout",
     "bayesify",
     "elbo",

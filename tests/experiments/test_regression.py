@@ -16,7 +16,7 @@ from experiments.protocols.regression.splits import hold_out, make_split
 from experiments.protocols.regression.training import Model
 from scipy import special, stats
 
-from bayesify import Gaussian, MeanField, bayesify
+from bayesify import Deterministic, Gaussian, MeanField, bayesify
 from bayesify.data import UCI
 from bayesify.predict import predict
 from bayesify.train import History
@@ -297,3 +297,58 @@ def test_quick_settings_are_small():
     jobs = jobs_of(table)
     assert len(jobs) == 8
     assert all(job.settings["setup"]["epochs"] <= 5 and len(job.units) == 2 for job in jobs)
+
+
+# --- methods by layer, lengths in steps
+
+
+def test_methods_by_layer_and_lengths_in_steps(tmp_path, monkeypatch):
+    by_layer = {"2": {"method": "MeanField"}, "*": {"method": "Deterministic"}}
+    setup = Setup(method=by_layer, steps=100, batch_size=16)
+    assert setup.methods() == {"2": MeanField(), "*": Deterministic()}
+    assert setup.method["2"] == MeanField().to_dict()
+    assert Setup.from_dict(setup.to_dict()) == setup
+    assert (setup.passes(54), setup.passes(16), setup.passes(10_000)) == (25, 100, 1)
+    changed = setup.with_fields({"method.2.prior_std": 0.5})
+    assert changed.methods() == {"2": MeanField(prior_std=0.5), "*": Deterministic()}
+    with pytest.raises(ValueError, match=r"method\.2\.p cannot be chosen; what can is .*method\.2\.prior_std"):
+        setup.with_fields({"method.2.p": 0.5})
+    table = _table(tmp_path, steps=8, schedule="power", methods=[{"name": "X", "method": by_layer}])
+    results = _run(table, _data(), monkeypatch)
+    assert {result["epochs"] for result in results.values()} == {2}
+    assert {result["parameters"] for result in results.values()} == {3 * 8 + 8 + 2 * (8 + 1)}
+
+
+def test_settings_that_are_not_used_leave_fingerprints_as_they_were():
+    assert "steps" not in Setup(method={"method": "MeanField"}).to_dict()
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        Setup(method={"method": "MeanField"}, steps=0)
+
+
+def test_the_power_schedule_is_the_papers(tmp_path, monkeypatch):
+    rates = []
+    real = training_module.fit_many
+
+    def look(trainings, **settings):
+        parameter = torch.nn.Parameter(torch.zeros(()))
+        optimizer = torch.optim.SGD([parameter], lr=1e-3)
+        scheduler = settings["scheduler"](optimizer)
+        for _ in range(101):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        return real(trainings, **settings)
+
+    monkeypatch.setattr(training_module, "fit_many", look)
+    _run(_table(tmp_path, schedule="power", splits=1), _data(), monkeypatch)
+    # 54 rows in batches of 16: 4 steps per pass
+    assert rates[50] == pytest.approx(1e-3 * 1.1**-0.3)
+    assert rates[100] == pytest.approx(1e-3 * 1.2**-0.3)
+
+
+def test_table_3_of_whvi_is_configured():
+    jobs = jobs_of(read_table("whvi/table3"))
+    assert len(jobs) == 21
+    assert all(len(job.units) == 8 and job.settings["setup"]["steps"] == 50_500 for job in jobs)
+    first = next(job for job in jobs if job.key == "boston-WHVI").settings["setup"]["method"]
+    assert {pattern: fields["method"] for pattern, fields in first.items()} == {"4": "MeanField", "*": "WHVI"}

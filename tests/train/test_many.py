@@ -11,7 +11,19 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify import VSD, Deterministic, MCDropout, MeanField, Method, Posterior, Site, VariationalDropout, bayesify
+from bayesify import (
+    VSD,
+    WHVI,
+    Deterministic,
+    MCDropout,
+    MeanField,
+    Method,
+    Posterior,
+    Site,
+    TensorFactorised,
+    VariationalDropout,
+    bayesify,
+)
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.objectives import LinearWarmup
 from bayesify.train import History, Training, fit, fit_many
@@ -78,6 +90,9 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: VariationalDropout(learn=False),
     lambda k: VSD(transforms=2, rank=3),
     lambda k: VSD(transforms=1, hierarchical=True),
+    lambda k: WHVI(),
+    lambda k: WHVI(covariance="full", flows=1, noise="shared"),
+    lambda k: TensorFactorised(),
 ]
 
 
@@ -98,8 +113,9 @@ def test_every_method_in_the_registry_is_tried() -> None:
         lambda k: MCDropout(p=0.1 + 0.1 * k, prior_std=1.0 + k),
         lambda k: VariationalDropout(p=0.1 + 0.1 * k, max_alpha=1.0 + k),
         lambda k: MeanField(prior="scale-mixture", mixture_std=0.01 * (k + 1), mixture_weight=0.2 + 0.1 * k),
+        lambda k: WHVI(prior_variance=1e-3 * (k + 1), bias_prior_variance=0.5 + k),
     ],
-    ids=["prior_std", "p", "max_alpha", "mixture"],
+    ids=["prior_std", "p", "max_alpha", "mixture", "prior_variance"],
 )
 def test_numbers_of_the_method_may_differ_between_models(method: Callable[[int], Method]) -> None:
     check_equal([training(k, method(k)) for k in range(3)])

@@ -76,16 +76,18 @@ class Regression(Protocol):
         seeds = {unit: setup.seed + int(unit) for unit in units}
         setups, facts, share = dict.fromkeys(units, setup), dict.fromkeys(units, Unit()), 0.0
         if setup.choose is not None:
-            share = 1 - setup.epochs / _epochs(setup)
+            rows = len(data.split(int(units[0]))[0])
+            share = 1 - setup.passes(rows) / _passes(setup, rows)
             choices = _choose(setup, data, seeds, lambda done: context.progress(share * done))
             setups = {unit: choice.setup for unit, (choice, _) in choices.items()}
             facts = {unit: fact for unit, (_, fact) in choices.items()}
 
+        splits = [make_split(data.X, data.y, *data.split(int(unit))) for unit in setups]
         models = train(
             list(setups.values()),
-            [make_split(data.X, data.y, *data.split(int(unit))) for unit in setups],
+            splits,
             [seeds[unit] for unit in setups],
-            setup.epochs,
+            setup.passes(len(splits[0].y)) if splits else 0,
             lambda done: context.progress(share + (1 - share) * done),
         )
         trained = dict(zip(setups, models, strict=True))
@@ -170,11 +172,11 @@ def _choose(
     }
 
 
-def _epochs(setup: Setup) -> int:
-    """All passes over the data, for one split."""
-    return setup.epochs + (0 if setup.choose is None else trials_of(setup.choose) * setup.trial_epochs())
+def _passes(setup: Setup, rows: int) -> int:
+    """All passes over so many training rows, for one split."""
+    return setup.passes(rows) + (0 if setup.choose is None else trials_of(setup.choose) * setup.trial_passes(rows))
 
 
 def _cost(setup: Setup, dataset: str) -> float:
-    steps = math.ceil(0.9 * _ROWS.get(dataset, 1000) / setup.batch_size)
-    return _STEP * steps * _epochs(setup) * setup.train_samples
+    rows = math.ceil(0.9 * _ROWS.get(dataset, 1000))
+    return _STEP * math.ceil(rows / setup.batch_size) * _passes(setup, rows) * setup.train_samples

@@ -48,7 +48,7 @@ def choose(setup: Setup, splits: Sequence[Split], seeds: Sequence[int], progress
             [setup.with_fields(fields) for _, fields in candidates],
             [splits[place] for place, _ in candidates],
             [seeds[place] for place, _ in candidates],
-            setup.trial_epochs(),
+            setup.trial_passes(len(splits[0].y)),
             lambda share, number=number: progress((number + share) / rounds),
         )
         for (place, fields), model in zip(candidates, models, strict=True):

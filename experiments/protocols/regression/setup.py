@@ -66,10 +66,13 @@ class Setup:
     """One method on one data set.
 
     Args:
-        method: name and fields, as `Method.from_dict` takes them.
+        method: name and fields, as `Method.from_dict` takes them, or such tables by pattern of layer names, as `bayesify` takes
+            them (the first match wins): {4 = {method = "MeanField"}, "*" = {method = "WHVI"}}.
         hidden, activation: the network.
         epochs, batch_size, train_samples, clip_norm: as in `bayesify.train.fit`; `train_samples` are the draws per step.
-        learning_rate, schedule: of Adam at the start; "cosine" takes it to 0, "constant" leaves it.
+        steps: how long to train, in steps, instead of `epochs`; rounded to whole passes over the data.
+        learning_rate, schedule: of Adam at the start; "cosine" takes it to 0, "constant" leaves it, "power" multiplies it by
+            (1 + 0.0005 t)^-0.3 at step t, as of the beginning of the pass.
         beta, warmup: weight of the KL, and the share of training over which it rises from 0 to that.
         local_beta: weight of the per-example KL.
         samples: S, draws in prediction.
@@ -83,11 +86,12 @@ class Setup:
     hidden: Sequence[int] = (50,)
     activation: str = "relu"
     epochs: int = 2000
+    steps: int | None = None
     batch_size: int = 128
     train_samples: int = 1
     clip_norm: float | None = None
     learning_rate: float = 1e-2
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "constant", "power"] = "cosine"
     beta: float = 1.0
     warmup: float = 0.0
     local_beta: float = 1.0
@@ -100,7 +104,9 @@ class Setup:
         if not isinstance(self.method, Mapping):
             raise ValueError(f'method must be a table such as {{method = "MeanField", prior_std = 1.0}}, got {self.method!r}')
         # With all defaults filled in, so that results become stale when a default changes.
-        object.__setattr__(self, "method", Method.from_dict(dict(self.method)).to_dict())
+        object.__setattr__(self, "method", _complete(self.method))
+        if self.steps is not None:
+            check_integer("steps", self.steps)
         if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str):
             raise ValueError(f"hidden must be a list of widths such as [50], got {self.hidden!r}")
         object.__setattr__(self, "hidden", list(self.hidden))
@@ -109,7 +115,7 @@ class Setup:
             check_integer(name, getattr(self, name))
         check_integer("seed", self.seed, least=0)
         check_positive("learning_rate", self.learning_rate)
-        check_choice("schedule", self.schedule, ("cosine", "constant"))
+        check_choice("schedule", self.schedule, ("cosine", "constant", "power"))
         for name in ("beta", "local_beta"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
@@ -143,11 +149,24 @@ class Setup:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain settings, ready for JSON; `from_dict` reads them back."""
-        return dataclasses.asdict(self)
+        fields = dataclasses.asdict(self)
+        if self.steps is None:  # results from before there was such a setting stay what they are
+            del fields["steps"]
+        return fields
 
-    def trial_epochs(self) -> int:
-        """Passes over the data of each trial of what is to be chosen."""
-        return 0 if self.choose is None else max(1, round(self.choose.share * self.epochs))
+    def methods(self) -> Method | dict[str, Method]:
+        """The method, or the methods by pattern of layer names, for `bayesify`."""
+        if "method" in self.method:
+            return Method.from_dict(dict(self.method))
+        return {pattern: Method.from_dict(dict(fields)) for pattern, fields in self.method.items()}
+
+    def passes(self, rows: int) -> int:
+        """Passes over so many training rows."""
+        return self.epochs if self.steps is None else max(1, round(self.steps / math.ceil(rows / self.batch_size)))
+
+    def trial_passes(self, rows: int) -> int:
+        """Passes over so many training rows in each trial of what is to be chosen."""
+        return 0 if self.choose is None else max(1, round(self.choose.share * self.passes(rows)))
 
     def with_fields(self, fields: Mapping[str, Any]) -> Setup:
         """This setup with some fields changed, and nothing left to choose.
@@ -156,23 +175,41 @@ class Setup:
             fields: by names as in `Choose.among`: "learning_rate", "beta", "warmup", "local_beta", "noise.fixed", "method.p" ...
         """
         changes: dict[str, Any] = {"choose": None}
-        method = dict(self.method)
+        method = _flat(self.method)
         for name, value in fields.items():
             group, _, field = name.partition(".")
-            if group == "method" and field in method and field != "method":
+            if group == "method" and field in method and field.rpartition(".")[2] != "method":
                 method[field] = value
             elif group == "noise" and field in _NOISE:
                 changes["noise"] = {field: value}
             elif name in _OWN:
                 changes[name] = value
             else:
-                known = [*_OWN, *(f"noise.{f}" for f in _NOISE), *(f"method.{f}" for f in method if f != "method")]
+                known = [
+                    *_OWN,
+                    *(f"noise.{f}" for f in _NOISE),
+                    *(f"method.{f}" for f in method if f.rpartition(".")[2] != "method"),
+                ]
                 raise ValueError(f"{name} cannot be chosen; what can is {', '.join(known)}")
-        return dataclasses.replace(self, method=method, **changes)
+        return dataclasses.replace(self, method=_nested(method, self.method), **changes)
 
     def kl_weight(self) -> float | KLSchedule:
         """beta, or its schedule."""
         return LinearWarmup(beta=self.beta, fraction=self.warmup) if self.warmup and self.beta else self.beta
+
+
+def _complete(method: Mapping[str, Any]) -> dict[str, Any]:
+    """One method, or methods by pattern of layer names, with all defaults."""
+    if "method" in method or not all(isinstance(fields, Mapping) for fields in method.values()):
+        return Method.from_dict(dict(method)).to_dict()
+    return {pattern: Method.from_dict(dict(fields)).to_dict() for pattern, fields in method.items()}
+
+
+def _nested(flat: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """What `_flat` made of `like`, with its values, as it was."""
+    if "method" in like:
+        return dict(flat)
+    return {pattern: {field: flat[f"{pattern}.{field}"] for field in fields} for pattern, fields in like.items()}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from bayesify import Bayesian, Gaussian, Method, bayesify
+from bayesify import Bayesian, Gaussian, bayesify
 from bayesify.estimators.network import mlp
 from bayesify.predict import predict
 from bayesify.predictive import GaussianPredictive
@@ -75,7 +75,7 @@ def train(
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             net = mlp(split.X.shape[1], 1, setup.hidden, setup.activation)
-            bnn = bayesify(net, Method.from_dict(dict(setup.method)))
+            bnn = bayesify(net, setup.methods())
         learned = setup.noise.get("learned")
         likelihood = Gaussian(std=setup.noise["fixed"] / split.std) if learned is None else Gaussian(std=learned, learn=True)
         trainings.append(
@@ -92,7 +92,11 @@ def train(
     if not trainings:
         return []
     common, rows = setups[0], len(splits[0].y)
-    cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs)
+    steps = math.ceil(rows / common.batch_size)
+    schedules = {
+        "cosine": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
+        "power": partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: (1 + 5e-4 * epoch * steps) ** -0.3),
+    }
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "training .* failed", RuntimeWarning)  # the histories say so
@@ -101,9 +105,9 @@ def train(
             epochs=epochs,
             batch_size=common.batch_size,
             samples=common.train_samples,
-            scheduler=cosine if common.schedule == "cosine" else None,
+            scheduler=schedules.get(common.schedule),
             clip_norm=common.clip_norm,
-            compile=epochs * math.ceil(rows / common.batch_size) >= _MANY_STEPS,
+            compile=epochs * steps >= _MANY_STEPS,
             accelerator="cpu",
             progress=progress,
         )

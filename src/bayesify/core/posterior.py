@@ -51,6 +51,10 @@ class Posterior(nn.Module, ABC):
         """The posterior mean of weight and bias: what `unbayesify` leaves behind."""
         return layer.weight, layer.bias
 
+    def remark(self) -> str:
+        """What `summary` should say about this layer beside its numbers, such as what its conversion lost; usually nothing."""
+        return ""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:

@@ -15,7 +15,8 @@ __all__ = ["LayerSummary", "Summary", "summary"]
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
-    """One layer: its parameters before (`plain`) and after (`parameters`) it became random, frozen ones included."""
+    """One layer: its parameters before (`plain`) and after (`parameters`) it became random, frozen ones included; `reason` says
+    why it is not random, `remark` what its posterior has to say."""
 
     name: str
     layer: str
@@ -23,6 +24,7 @@ class LayerSummary:
     plain: int
     parameters: int
     reason: str
+    remark: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Summary:
         random = sum(bool(row.method) for row in self.layers)
         text = [lines[0], rule, *lines[1:-1], rule, lines[-1], f"{random} of {len(rows)} layers are random; KL {self.kl:,.1f} nats"]
         left = [f"  {row.name or '(net)'} ({row.layer}): {row.reason}" for row in self.layers if row.reason]
-        return "\n".join([*text, "left as they were:", *left] if left else text)
+        said = [f"  {row.name or '(net)'} ({row.layer}): {row.remark}" for row in self.layers if row.remark]
+        return "\n".join([*text, *(["remarks:", *said] if said else []), *(["left as they were:", *left] if left else [])])
 
 
 def summary(bnn: Bayesian) -> Summary:
@@ -97,7 +100,8 @@ def summary(bnn: Bayesian) -> Summary:
         if isinstance(module, Site):
             plain = math.prod(module.weight_shape) + (math.prod(module.bias_shape) if module.bias_shape is not None else 0)
         method = "" if report.method is None else type(report.method).__name__
-        layers.append(LayerSummary(report.name, report.layer, method, plain, parameters, report.reason))
+        remark = module.posterior.remark() if isinstance(module, Site) else ""
+        layers.append(LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark))
     kl = bnn.kl().detach()
     return Summary(tuple(layers), math.nan if kl.is_meta else float(kl))
 

@@ -1,5 +1,8 @@
 """Pure tensor mathematics: no modules, no state, torch alone."""
 
+from bayesify.functional.flows import planar_flow, planar_flow_inverse, planar_identity
+from bayesify.functional.hadamard import fwht, hadamard_matrix
+from bayesify.functional.hadamard_weights import hadamard_core, hadamard_projection, hadamard_second_moments
 from bayesify.functional.householder import householder, induced_regularizer, structured_noise, vsd_kl
 from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
 from bayesify.functional.kl import (
@@ -16,8 +19,13 @@ __all__ = [
     "at_least_float32",
     "at_most",
     "bernoulli_mask",
+    "fwht",
     "gaussian_kl",
     "gaussian_kl_sum",
+    "hadamard_core",
+    "hadamard_matrix",
+    "hadamard_projection",
+    "hadamard_second_moments",
     "householder",
     "induced_regularizer",
     "kl_lognormal_gamma",
@@ -27,6 +35,9 @@ __all__ = [
     "log_uniform_kl_cubic",
     "log_uniform_kl_sigmoid",
     "normal_like",
+    "planar_flow",
+    "planar_flow_inverse",
+    "planar_identity",
     "structured_noise",
     "vsd_hierarchical_kl",
     "vsd_kl",

@@ -1,0 +1,106 @@
+"""A Gaussian process by random Fourier features, its weights inferred by WHVI, mean field and exactly (WHVI paper, section D.4).
+
+    python examples/random_feature_gp.py
+
+f(x) = phi(x) w with w ~ N(0, I) and n features phi is a Gaussian process with (nearly) a squared exponential kernel; its
+posterior is known exactly, and so is that of the process itself. WHVI describes the n weights, reshaped into a square, by O(sqrt
+n) numbers; mean field has 2 n, and mean field on as many features as WHVI has numbers is the fair comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import WHVI, Gaussian, MeanField, Method, bayesify, elbo, predict
+
+
+class Features(nn.Module):
+    """Random Fourier features of the kernel exp(-|x - y|^2 / (2 l^2)): (B, I) -> (B, n), with phi(x) . phi(y) near the kernel."""
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, inputs: int, n: int, length: float) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.randn(inputs, n) / length)
+        self.register_buffer("phases", 2 * math.pi * torch.rand(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return math.sqrt(2 / self.phases.numel()) * torch.cos(x @ self.frequencies + self.phases)
+
+
+def function(x: Tensor) -> Tensor:
+    """A smooth function of four inputs in [0, 1], standardised roughly."""
+    return torch.sin(5 * x[:, 0]) + 2 * (x[:, 1] - 0.5) ** 2 + torch.cos(4 * x[:, 2] * x[:, 3])
+
+
+def exact_gp(x: Tensor, y: Tensor, at: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the exact process at new inputs."""
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return torch.exp(-torch.cdist(a, b).square() / (2 * length**2))
+
+    root = torch.linalg.cholesky(kernel(x, x) + noise**2 * torch.eye(len(x), dtype=x.dtype))
+    cross = torch.linalg.solve_triangular(root, kernel(x, at), upper=False)
+    mean = cross.T @ torch.linalg.solve_triangular(root, y[:, None], upper=False)
+    return mean[:, 0], 1 - cross.square().sum(0)
+
+
+def variational(method: Method, n: int, data: tuple[Tensor, Tensor], at: Tensor, length: float, noise: float, steps: int) -> tuple:
+    """Mean and variance at new inputs, and the number of variational parameters."""
+    torch.manual_seed(1)
+    x, y = data
+    net = nn.Sequential(Features(x.shape[1], n, length), nn.Linear(n, 1, bias=False))
+    bnn = bayesify(net, {"1": method})
+    likelihood = Gaussian(std=noise)
+    optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows = torch.randint(len(x), (256,))
+        optimizer.zero_grad()
+        draws = bnn(x[rows])
+        (-elbo(draws, likelihood.log_prob(draws.outputs, y[rows]), n=len(x))).backward()
+        optimizer.step()
+        schedule.step()
+    p = predict(bnn, at, likelihood, samples=100, seed=0, progress=False)
+    return p.mean, p.epistemic, sum(q.numel() for q in bnn.parameters())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--features", type=int, default=1024)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=3000)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    noise, length = 0.1, 0.7
+    x, at = torch.rand(arguments.rows, 4), torch.rand(500, 4)
+    y, truth = function(x), function(at)
+    shift, scale = y.mean(), y.std()
+    y, truth = (y - shift) / scale + noise * torch.randn(len(y)), (truth - shift) / scale
+
+    whvi = WHVI(prior_variance=1.0, initial_std=0.05)
+    few = 2 * math.isqrt(arguments.features)
+    rows = {"exact GP": (*exact_gp(x.double(), y.double(), at.double(), length, noise), 0)}
+    for name, method, n in (
+        ("WHVI", whvi, arguments.features),
+        ("WHVI, full covariance", whvi.replace(covariance="full"), arguments.features),
+        ("mean field", MeanField(), arguments.features),
+        ("mean field, fewer features", MeanField(), few),
+    ):
+        rows[name] = variational(method, n, (x, y), at, length, noise, arguments.steps)
+    print(f"{'weights':28} {'parameters':>10} {'RMSE':>8} {'log-likelihood':>15}")
+    for name, (mean, variance, count) in rows.items():
+        total = variance.double().clamp_min(0) + noise**2
+        squares = (mean.double() - truth.double()).square()
+        # of noisy observations of the truth, in expectation over their noise
+        density = -0.5 * (torch.log(2 * math.pi * total) + (squares + noise**2) / total)
+        print(f"{name:28} {count:10,} {squares.mean().sqrt():8.4f} {density.mean():15.3f}")
+
+
+if __name__ == "__main__":
+    main()

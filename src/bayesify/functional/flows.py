@@ -1,0 +1,103 @@
+r"""Planar flows: $z \mapsto z + \hat u \tanh(w^\top z + b)$, a chain of which bends a normal distribution into another shape.
+
+A planar map is invertible if and only if $\hat u^\top w > -1$. Free parameters u are made so (Rezende & Mohamed, *Variational
+inference with normalizing flows*, 2015, appendix A.1):
+
+$$\hat u = u + \bigl(\mathrm{softplus}(u^\top w) - 1 - u^\top w\bigr) \frac{w}{\lVert w \rVert^2}.$$
+
+Shapes: ... any leading dimensions, n the dimension of the variable.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["planar_flow", "planar_flow_inverse", "planar_identity"]
+
+
+def planar_flow(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    r"""One planar flow and the logarithm of its Jacobian determinant.
+
+    $$z' = z + \hat u \tanh(w^\top z + b), \qquad
+      \log\left|\det \frac{\partial z'}{\partial z}\right| = \log\bigl(1 + \hat u^\top w \,(1 - \tanh^2(w^\top z + b))\bigr)$$
+
+    Args:
+        z: (..., n).
+        u, w: (..., n), broadcastable to z; any values, invertibility is enforced.
+        b: (...), broadcastable to z without its last dimension.
+
+    Returns:
+        z' (..., n) and the log-determinant (...), in nats.
+
+    Source: Rezende & Mohamed (2015), equations (10) to (12) and appendix A.1.
+
+    Example:
+        >>> z, log_det = planar_flow(torch.zeros(2), torch.ones(2), torch.ones(2), torch.zeros(()))
+        >>> z, log_det  # log softplus(2)
+        (tensor([0., 0.]), tensor(0.7547))
+    """
+    u, slope = _invertible(u, w)
+    bend = torch.tanh((z * w).sum(-1) + b)
+    # 1 - tanh^2 in [0, 1] and a slope above -1 keep the determinant above 0
+    return torch.addcmul(z, u, bend.unsqueeze(-1)), torch.log1p(slope * (1 - bend.square()))
+
+
+def planar_flow_inverse(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    r"""The z that `planar_flow` takes to the given one.
+
+    Along w, $a = w^\top z$ solves $a + \hat u^\top w\tanh(a + b) = w^\top z'$, whose left-hand side rises with a: found by
+    bisection. Not meant to be differentiated.
+
+    Args:
+        z: z' (..., n).
+        u, w, b: as for `planar_flow`.
+
+    Returns:
+        (..., n), to the precision of the dtype.
+
+    Example:
+        >>> u, w, b = torch.tensor([-3.0, 1.0]), torch.tensor([2.0, 0.5]), torch.tensor(0.1)
+        >>> z, _ = planar_flow(torch.tensor([0.3, -0.2]), u, w, b)
+        >>> planar_flow_inverse(z, u, w, b)
+        tensor([ 0.3000, -0.2000])
+    """
+    u, slope = _invertible(u, w)
+    target = (z * w).sum(-1)
+    width = slope.abs().expand_as(target)
+    low, high = target - width, target + width
+    for _ in range(64 if z.dtype == torch.float64 else 32):
+        middle = (low + high) / 2
+        below = middle + slope * torch.tanh(middle + b) < target
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return z - u * torch.tanh((low + high) / 2 + b).unsqueeze(-1)
+
+
+def planar_identity(w: Tensor) -> Tensor:
+    """The u whose planar flow with this w is the identity: where to start from.
+
+    Args:
+        w: (..., n).
+
+    Returns:
+        u (..., n).
+
+    Example:
+        >>> w = torch.tensor([1.0, 2.0])
+        >>> planar_flow(torch.tensor([3.0, 4.0]), planar_identity(w), w, torch.zeros(()))[0]
+        tensor([3., 4.])
+    """
+    return w * (_SOFTPLUS_ONE / w.square().sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny))
+
+
+_SOFTPLUS_ONE = 0.541324854612918  # log(e - 1), where softplus is 1
+
+
+def _invertible(u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """u-hat (..., n) and its product with w (...), which is above -1."""
+    product = (u * w).sum(-1)
+    slope = F.softplus(product) - 1
+    square = w.square().sum(-1)
+    share = (slope - product) / square.clamp_min(torch.finfo(w.dtype).tiny)
+    return u + w * share.unsqueeze(-1), torch.where(square > 0, slope, 0.0)  # w = 0 leaves a shift

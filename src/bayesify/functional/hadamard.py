@@ -1,0 +1,150 @@
+r"""The fast Walsh-Hadamard transform and the matrix it multiplies by.
+
+$H_1 = 1$ and $H_{2n} = \begin{pmatrix} H_n & H_n \\ H_n & -H_n \end{pmatrix}$ (natural order, entries of one and minus one), so
+that $H = H^\top$, $HH = nI$, and $H_{ab} = H_a \otimes H_b$: a transform is a handful of products with small Hadamard matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+__all__ = ["fwht", "hadamard_matrix"]
+
+
+def fwht(x: Tensor, normalize: bool = False) -> Tensor:
+    r"""Fast Walsh-Hadamard transform over the last dimension, $y_i = \sum_j (-1)^{\mathrm{popcount}(i \wedge j)} x_j$.
+
+    Differentiable any number of times: the transform is its own gradient. Under autocast it is a matrix product like any other and
+    runs in the lower precision.
+
+    Args:
+        x: (..., n), floating point, n a power of two; pad with zeros to reach one (`torch.nn.functional.pad`).
+        normalize: divide by $\sqrt n$, which makes the transform orthonormal and its own inverse; without it,
+            `fwht(fwht(x))` is n x.
+
+    Returns:
+        The transform, (..., n), in n log n operations and without a matrix of size n.
+
+    Raises:
+        TypeError: x is not a floating point tensor.
+        ValueError: n is not a power of two.
+
+    Source: Fino & Algazi, *Unified matrix treatment of the fast Walsh-Hadamard transform* (1976).
+
+    Example:
+        >>> fwht(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        tensor([10., -2., -4.,  0.])
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"x must be a floating point tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
+    if x.dim() == 0:
+        raise ValueError("x must have at least one dimension, got a scalar")
+    _check_size("the last dimension of x", x.shape[-1], f"; x has shape {tuple(x.shape)}, pad it with zeros")
+    if x.dtype != torch.float64 and torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    y = torch.matmul(x, _small(x.shape[-1], x)) if x.shape[-1] <= 2**_DENSE else _FWHT.apply(x)
+    return y * x.shape[-1] ** -0.5 if normalize else y
+
+
+def hadamard_matrix(n: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
+    """The n x n Hadamard matrix in natural order: a dense reference for `fwht`, and what it multiplies by.
+
+    Args:
+        n: a power of two.
+        dtype, device: of the result; PyTorch's defaults without.
+
+    Returns:
+        (n, n), symmetric, entries 1 and -1.
+
+    Raises:
+        ValueError: n is not a power of two.
+
+    Example:
+        >>> hadamard_matrix(2)
+        tensor([[ 1.,  1.],
+                [ 1., -1.]])
+    """
+    _check_size("n", n, "")
+    h = torch.ones(1, 1, dtype=dtype, device=device)
+    while h.shape[0] < n:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    return h
+
+
+def _check_size(name: str, n: int, way_out: str) -> None:
+    # The type of a size is not always int: a traced one stands for many, but the transformed dimension is fixed.
+    if isinstance(n, bool) or n < 1 or int(n) & (int(n) - 1):
+        raise ValueError(f"{name} must be a power of two, got {n!r}{way_out}")
+
+
+class _FWHT(torch.autograd.Function):
+    """H is symmetric, so the backward pass is the same transform and nothing is kept for it."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return _transform(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _FWHT.apply(grad)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (dim,) = in_dims
+        assert dim is not None
+        return _FWHT.apply(x.movedim(dim, 0)), 0
+
+
+# log2 of the sizes of the Hadamard matrices whose Kronecker product is H, by log2 of n: the faster ones for batches of 128 and 512.
+_FACTORS = {
+    8: (4, 4), 9: (5, 4), 10: (6, 4), 11: (2, 4, 5), 12: (3, 4, 5), 13: (3, 4, 6), 14: (5, 4, 5),
+}  # fmt: skip
+_DENSE, _LARGEST = 7, 7
+
+
+def factors(n: int) -> tuple[int, ...]:
+    """The sizes of the Hadamard matrices that `fwht` multiplies by: the one place that picks a formulation."""
+    bits = n.bit_length() - 1
+    if bits <= _DENSE:
+        return (n,)
+    count = math.ceil(bits / 5)
+    even = tuple(bits // count + (i < bits % count) for i in range(count))
+    return tuple(2**b for b in _FACTORS.get(bits, even))
+
+
+def _transform(x: Tensor) -> Tensor:
+    """Products with small Hadamard matrices, the fastest-varying factor first; rows stay where they are in memory."""
+    *others, last = factors(x.shape[-1])
+    rows = math.prod(x.shape[:-1])
+    y = torch.mm(x.reshape(rows * math.prod(others), last), _small(last, x))
+    inner = last
+    for size in reversed(others):
+        blocks = rows * (x.shape[-1] // (inner * size))
+        y = torch.bmm(_small(size, x).expand(blocks, size, size), y.view(blocks, size, inner))
+        inner *= size
+    return y.view(x.shape)
+
+
+# Small Hadamard matrices are the corners of one; kept, because making one takes longer than multiplying by it.
+_TABLE = hadamard_matrix(2**_LARGEST, dtype=torch.float64, device="cpu")
+_TABLES: dict[tuple[torch.dtype, torch.device], Tensor] = {
+    (dtype, _TABLE.device): _TABLE.to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+}
+
+
+def _small(n: int, like: Tensor) -> Tensor:
+    table = _TABLES.get((like.dtype, like.device))
+    if table is None:
+        table = _TABLE.to(device=like.device, dtype=like.dtype)
+        # what a tracer makes has no values and must not be met outside of it
+        if type(table) is Tensor and not torch.compiler.is_compiling() and not cast(Any, torch)._is_functional_tensor(table):
+            _TABLES[like.dtype, like.device] = table
+    return table[:n, :n]

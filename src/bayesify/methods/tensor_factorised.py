@@ -1,0 +1,109 @@
+r"""Tensor factorisation: a weight as a product of small matrices, for comparison with `WHVI`.
+
+$$W = W_1 \cdots W_K, \qquad W_1 \in \mathbb{R}^{O\times R},\; W_k \in \mathbb{R}^{R\times R},\; W_K \in \mathbb{R}^{R\times I}$$
+
+The inner cores $W_2 \ldots W_{K-1}$ have independent normals as posterior, $W_1$ and $W_K$ are point estimates. With
+$R = \lceil\log_2 D\rceil$ and $D / R^2$ inner cores, D the larger side of the weight, there are about as many random parameters
+as in WHVI.
+
+Source: Rossi, Marmin & Filippone, *Walsh-Hadamard variational inference for Bayesian deep learning* (2020), section 2.4, after
+Novikov et al., *Tensorizing neural networks* (2015).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.checks import check_integer, check_positive
+from bayesify.core.posterior import Method, Posterior
+from bayesify.core.sites import Site
+from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization
+
+__all__ = ["TensorFactorised"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorFactorised(Method):
+    r"""Weights of linear layers and convolutions as chains of small random matrices; the layer's own weight goes.
+
+    Linear layers draw the output of every core per example, which is the exact law of W x for one x; convolutions draw the cores
+    once per sample for the whole batch.
+
+    Args:
+        rank: R; None for $\lceil\log_2 D\rceil$.
+        cores: the number of inner cores; None for $D / R^2$, rounded, at least 1.
+        prior_std: standard deviation of the normal prior on the inner cores, in units of $1/\sqrt R$, with which a core keeps
+            the size of what it is given.
+        initial_std: posterior standard deviation to start from, in the same units.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(64, 64, bias=False), TensorFactorised())
+        >>> [tuple(p.shape) for p in bnn.parameters()]
+        [(64, 6), (2, 6, 6), (6, 64), (2, 6, 6)]
+    """
+
+    rank: int | None = None
+    cores: int | None = None
+    prior_std: float = 1.0
+    initial_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "cores"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name))
+        check_positive("prior_std", self.prior_std)
+        check_positive("initial_std", self.initial_std)
+
+    def build(self, layer: Site) -> Posterior | None:
+        return FactorisedPosterior(self, layer) if layer.contracts else None
+
+
+class FactorisedPosterior(Posterior):
+    """first (O, R), core means and log standard deviations (K, R, R) in units of 1 / sqrt(R), last (R, I)."""
+
+    def __init__(self, method: TensorFactorised, layer: Site) -> None:
+        super().__init__()
+        self.method = method
+        rows, columns = layer.weight_shape[0], math.prod(layer.weight_shape[1:])
+        largest = max(rows, columns)
+        self.rank = method.rank or max(1, (largest - 1).bit_length())
+        cores = method.cores or max(1, round(largest / self.rank**2))
+        # orthogonal cores keep lengths; the ends then give entries of W the variance 2 / fan-in
+        scale = (2 / (layer.fan_in * self.rank)) ** 0.25
+        self.first = nn.Parameter(scale * torch.randn(rows, self.rank))
+        orthogonal = torch.linalg.qr(torch.randn(cores, self.rank, self.rank, device="cpu")).Q
+        self.core_mean = nn.Parameter(orthogonal.to(self.first.device) * math.sqrt(self.rank))
+        self.last = nn.Parameter(scale * torch.randn(self.rank, columns))
+        self.core_log_std = nn.Parameter(torch.full_like(self.core_mean, math.log(method.initial_std)))
+        layer.weight = None  # pyright: ignore[reportAttributeAccessIssue] # the posterior takes its place
+
+    def _weight(self, cores: Tensor, layer: Site) -> Tensor:
+        """The product of all cores: (S, *weight_shape) of inner cores (S, K, R, R)."""
+        product = self.last
+        for core in cores.flip(1).unbind(1):
+            product = core @ product * self.rank**-0.5
+        return (self.first @ product).reshape(-1, *layer.weight_shape)
+
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        eps = torch.randn(samples, *self.core_mean.shape, dtype=self.first.dtype, device=self.first.device)
+        weight = self._weight(torch.addcmul(self.core_mean, self.core_log_std.exp(), eps), layer)
+        return weight, None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
+
+    def kl(self, layer: Site) -> Tensor:
+        return gaussian_kl_sum(at_least_float32(self.core_mean), at_least_float32(self.core_log_std), 0.0, self.method.prior_std)
+
+    def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+        return self._weight(self.core_mean.unsqueeze(0), layer)[0], layer.bias  # independent cores: the mean of a product
+
+    def forward(self, layer: Site, x: Tensor) -> Tensor:
+        if not isinstance(layer, nn.Linear):
+            return super().forward(layer, x)
+        h = nn.functional.linear(x, self.last)
+        variances = torch.exp(2 * self.core_log_std) / self.rank
+        for mean, variance in zip(self.core_mean.flip(0) * self.rank**-0.5, variances.flip(0), strict=True):
+            h = local_reparameterization(nn.functional.linear(h, mean), nn.functional.linear(h * h, variance))
+        return nn.functional.linear(h, self.first, layer.bias)
