@@ -97,20 +97,30 @@ def test_compile_export_and_tracing(n):
     program = torch.export.export(Net(), (x.detach(),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     other = torch.randn(9, n, dtype=F64)
     torch.testing.assert_close(program.module()(other), other @ hadamard_matrix(n, dtype=F64))
-    graph = make_fx(lambda v: fwht(v), tracing_mode="fake", _allow_non_fake_inputs=True)(other)
-    torch.testing.assert_close(graph(other), other @ hadamard_matrix(n, dtype=F64))
+    for mode in ("fake", "symbolic"):
+        graph = make_fx(lambda v: fwht(v), tracing_mode=mode, _allow_non_fake_inputs=True)(other)
+        torch.testing.assert_close(graph(other), other @ hadamard_matrix(n, dtype=F64))
     torch.testing.assert_close(fwht(other), other @ hadamard_matrix(n, dtype=F64), msg="tracing left something behind")
 
 
-def test_autocast_runs_in_the_lower_precision_like_a_matrix_product():
-    x, h = torch.randn(3, 64, requires_grad=True), hadamard_matrix(64)
+@pytest.mark.parametrize("n", [64, 512])
+def test_autocast_runs_in_the_lower_precision_like_a_matrix_product(n):
+    x, h = torch.randn(3, n, requires_grad=True), hadamard_matrix(n)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = fwht(x)
         assert y.dtype == (x @ h).dtype == torch.bfloat16
         assert fwht(x.double()).dtype == torch.float64
     y.float().sum().backward()
     assert x.grad.dtype == torch.float32
-    torch.testing.assert_close(x.grad, h.sum(0).expand(3, 64), rtol=0.01, atol=0.5)
+    torch.testing.assert_close(x.grad, h.sum(0).expand(3, n), rtol=0.01, atol=0.5)
+
+
+@pytest.mark.parametrize("n", [64, 512, 4096])
+def test_nothing_of_the_input_is_kept_for_the_backward_pass(n):
+    x, kept = torch.randn(1000, n, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        fwht(x)
+    assert sum(t.untyped_storage().nbytes() for t in kept) <= 3 * 4 * 128**2
 
 
 def test_the_meta_device_knows_shapes():

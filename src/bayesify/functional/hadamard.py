@@ -27,7 +27,7 @@ def fwht(x: Tensor, normalize: bool = False) -> Tensor:
             `fwht(fwht(x))` is n x.
 
     Returns:
-        The transform, (..., n), in n log n operations and without a matrix of size n.
+        The transform, (..., n), in about n log n operations; no matrix is larger than 128 x 128.
 
     Raises:
         TypeError: x is not a floating point tensor.
@@ -43,11 +43,12 @@ def fwht(x: Tensor, normalize: bool = False) -> Tensor:
         raise TypeError(f"x must be a floating point tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
     if x.dim() == 0:
         raise ValueError("x must have at least one dimension, got a scalar")
-    _check_size("the last dimension of x", x.shape[-1], f"; x has shape {tuple(x.shape)}, pad it with zeros")
-    if x.dtype != torch.float64 and torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-    y = torch.matmul(x, _small(x.shape[-1], x)) if x.shape[-1] <= 2**_DENSE else _FWHT.apply(x)
-    return y * x.shape[-1] ** -0.5 if normalize else y
+    n = int(x.shape[-1])  # the same in every call, also where a tracer would let it vary
+    if not _is_power_of_two(n):
+        raise ValueError(f"the last dimension of x must be a power of two, got {n}; x has shape {tuple(x.shape)}, pad it with zeros")
+    sizes = factors(n)
+    y = torch.matmul(x, _small(n, x)) if len(sizes) == 1 else _products(x, sizes)
+    return y * n**-0.5 if normalize else y
 
 
 def hadamard_matrix(n: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
@@ -68,39 +69,16 @@ def hadamard_matrix(n: int, *, dtype: torch.dtype | None = None, device: torch.d
         tensor([[ 1.,  1.],
                 [ 1., -1.]])
     """
-    _check_size("n", n, "")
+    if isinstance(n, bool) or not isinstance(n, int) or not _is_power_of_two(n):
+        raise ValueError(f"n must be a power of two, got {n!r}")
     h = torch.ones(1, 1, dtype=dtype, device=device)
     while h.shape[0] < n:
         h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
     return h
 
 
-def _check_size(name: str, n: int, way_out: str) -> None:
-    # The type of a size is not always int: a traced one stands for many, but the transformed dimension is fixed.
-    if isinstance(n, bool) or n < 1 or int(n) & (int(n) - 1):
-        raise ValueError(f"{name} must be a power of two, got {n!r}{way_out}")
-
-
-class _FWHT(torch.autograd.Function):
-    """H is symmetric, so the backward pass is the same transform and nothing is kept for it."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return _transform(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _FWHT.apply(grad)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (dim,) = in_dims
-        assert dim is not None
-        return _FWHT.apply(x.movedim(dim, 0)), 0
+def _is_power_of_two(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
 
 
 # log2 of the sizes of the Hadamard matrices whose Kronecker product is H, by log2 of n: the faster ones for batches of 128 and 512.
@@ -120,31 +98,31 @@ def factors(n: int) -> tuple[int, ...]:
     return tuple(2**b for b in _FACTORS.get(bits, even))
 
 
-def _transform(x: Tensor) -> Tensor:
-    """Products with small Hadamard matrices, the fastest-varying factor first; rows stay where they are in memory."""
-    *others, last = factors(x.shape[-1])
-    rows = math.prod(x.shape[:-1])
-    y = torch.mm(x.reshape(rows * math.prod(others), last), _small(last, x))
-    inner = last
+def _products(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """The fastest-varying factor first; rows stay where they are in memory. Autograd keeps no activations: H is constant."""
+    *others, inner = sizes
+    y = torch.mm(x.reshape(-1, inner), _small(inner, x))
     for size in reversed(others):
-        blocks = rows * (x.shape[-1] // (inner * size))
-        y = torch.bmm(_small(size, x).expand(blocks, size, size), y.view(blocks, size, inner))
+        y = y.view(-1, size, inner)
+        y = torch.bmm(_small(size, y).expand(y.shape[0], size, size), y)
         inner *= size
     return y.view(x.shape)
 
 
-# Small Hadamard matrices are the corners of one; kept, because making one takes longer than multiplying by it.
-_TABLE = hadamard_matrix(2**_LARGEST, dtype=torch.float64, device="cpu")
-_TABLES: dict[tuple[torch.dtype, torch.device], Tensor] = {
-    (dtype, _TABLE.device): _TABLE.to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-}
+# Small Hadamard matrices are kept, because making one takes longer than multiplying by it; on the CPU all of them from the start.
+_CORNERS = [2**bits for bits in range(_LARGEST + 1)]
+_TABLE = hadamard_matrix(_CORNERS[-1], dtype=torch.float64, device="cpu")
+_TABLES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+for _dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    _TABLES |= {(n, _dtype, _TABLE.device): _TABLE.to(_dtype)[:n, :n] for n in _CORNERS}
 
 
 def _small(n: int, like: Tensor) -> Tensor:
-    table = _TABLES.get((like.dtype, like.device))
+    """The matrix of size n, a corner of the largest."""
+    table = _TABLES.get((n, like.dtype, like.device))
     if table is None:
-        table = _TABLE.to(device=like.device, dtype=like.dtype)
+        table = _TABLE[:n, :n].to(device=like.device, dtype=like.dtype)
         # what a tracer makes has no values and must not be met outside of it
         if type(table) is Tensor and not torch.compiler.is_compiling() and not cast(Any, torch)._is_functional_tensor(table):
-            _TABLES[like.dtype, like.device] = table
-    return table[:n, :n]
+            _TABLES[n, like.dtype, like.device] = table
+    return table
