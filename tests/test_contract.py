@@ -63,7 +63,7 @@ _SHRINKING = References(collapse=_shrink)
 def _to_standard_prior(site: Site) -> None:
     """Where all that is random has a standard normal prior."""
     for name, parameter in site.named_parameters():
-        if name.endswith(("g_mean", "core_mean", "log_std", "tril", "bias")):
+        if name.endswith(("g.mean", "core_mean", "log_std", "tril", "bias")):
             torch.nn.init.zeros_(parameter)
 
 

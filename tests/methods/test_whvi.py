@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
-from bayesify import WHVI, Bayesian, MeanField, Site, bayesify, summary, unbayesify
+from bayesify import WHVI, Bayesian, MCDropout, MeanField, Site, bayesify, summary, unbayesify
 from bayesify.functional import hadamard_matrix, planar_flow_inverse
 
 F64 = torch.float64
@@ -30,13 +30,13 @@ def _scatter(site: Site, scale: float = 0.5) -> None:
 def _factor(site: Site) -> Tensor:
     """The Cholesky factor of the covariance of g, (K, D, D), in units of the prior's standard deviation."""
     p = site.posterior
-    factor = p.g_log_std.exp().diag_embed()
-    if p.g_tril is not None:
+    factor = p.g.log_std.exp().diag_embed()
+    if p.g.tril is not None:
         for k in range(len(factor)):
             place = 0
             for i in range(p.size):
                 for j in range(i):
-                    factor[k, i, j] = p.g_tril[k, place]
+                    factor[k, i, j] = p.g.tril[k, place]
                     place += 1
     return factor
 
@@ -86,7 +86,7 @@ def test_both_routes_are_the_definition_without_spread(layer: str, structure: st
     for name, parameter in site.posterior.named_parameters():
         if name.endswith("log_std"):
             nn.init.constant_(parameter, -40.0)
-    weight = _dense(site, site.posterior.g_mean, structure)
+    weight = _dense(site, site.posterior.g.mean, structure)
     x = torch.randn(3, *shape, dtype=F64)
     expected = torch.nn.functional.linear(x, weight, site.bias)
     torch.testing.assert_close(site.posterior.mean(site)[0], weight)
@@ -105,15 +105,15 @@ def test_joint_law_of_the_outputs_of_an_example(layer: str, blocks: str, covaria
     with torch.no_grad():
         y = bnn(x, samples=draws).outputs.flatten(1)
         # W x is linear in g and b: columns by unit vectors, from the definition
-        k, d = site.posterior.g_mean.shape
+        k, d = site.posterior.g.mean.shape
         units = torch.eye(k * d, dtype=F64).reshape(-1, k, d)
         linear = torch.stack([(x @ _dense(site, unit).T).reshape(2, -1) for unit in units], -1)  # (B, outputs, K D)
         factor = torch.block_diag(*_factor(site))
-        expected = torch.block_diag(*((a @ factor) @ (a @ factor).T for a in linear))  # examples are independent
+        expected = torch.block_diag(*((a @ factor) @ (a @ factor).T for a in linear))  # examples have their own g
         positions = math.prod(shape[:-1])
-        noise = torch.diag(site.posterior.bias_log_std.exp() ** 2)
-        expected = expected + torch.block_diag(*[noise.repeat(positions, positions)] * 2)
-        mean = (x @ _dense(site, site.posterior.g_mean).T + site.bias).flatten()
+        noise = torch.diag(site.posterior.bias_log_std.exp() ** 2)  # one draw for both
+        expected = expected + noise.repeat(2 * positions, 2 * positions)
+        mean = (x @ _dense(site, site.posterior.g.mean).T + site.bias).flatten()
     variances = expected.diag()
     assert ((y.mean(0) - mean).abs() < 5 * (variances / draws).sqrt()).all()
     error = 5.5 * torch.sqrt((variances[:, None] * variances + expected**2) / draws)
@@ -139,7 +139,7 @@ def test_kl(layer: str, method: WHVI) -> None:
     _scatter(site)
     p = site.posterior
     expected = torch.zeros((), dtype=F64)
-    for mean, factor in zip(p.g_mean, _factor(site), strict=True):
+    for mean, factor in zip(p.g.mean, _factor(site), strict=True):
         q = MultivariateNormal(1e-5**0.5 * mean, scale_tril=1e-5**0.5 * factor)
         expected = expected + kl_divergence(q, MultivariateNormal(torch.zeros_like(mean), 1e-5 * torch.eye(p.size, dtype=F64)))
     if site.bias is not None:
@@ -154,12 +154,12 @@ def _flow_log_prob(site: Site, g: Tensor) -> Tensor:
     """log q(g), (S,), for g (S, 1, D), through the inverse maps and the Jacobian of autograd."""
     p = site.posterior
     z = g
-    for u, w, b in reversed(list(zip(p.flow_u, p.flow_w, p.flow_b, strict=True))):
+    for u, w, b in reversed(list(zip(p.g.flow_u, p.g.flow_w, p.g.flow_b, strict=True))):
         z = planar_flow_inverse(z, u, w, b)
-    noise = (z - p.g_mean) / p.g_log_std.exp()
-    jacobians = torch.func.vmap(torch.func.jacrev(lambda v: p.draw_g(1, v[None])[0][0]))(noise)
+    noise = (z - p.g.mean) / p.g.log_std.exp()
+    jacobians = torch.func.vmap(torch.func.jacrev(lambda v: p.g.draw(1, v[None])[0][0]))(noise)
     log_det = torch.linalg.slogdet(jacobians.reshape(-1, p.size, p.size)).logabsdet
-    return Independent(Normal(torch.zeros_like(p.g_mean), 1.0), 2).log_prob(noise) - log_det
+    return Independent(Normal(torch.zeros_like(p.g.mean), 1.0), 2).log_prob(noise) - log_det
 
 
 def test_kl_with_flows_is_an_unbiased_estimate() -> None:
@@ -167,10 +167,10 @@ def test_kl_with_flows_is_an_unbiased_estimate() -> None:
     _scatter(site, 1.0)
     with torch.no_grad():
         estimates = torch.stack([bnn.kl() for _ in range(1000)])
-        g, _ = site.posterior.draw_g(20_000)
-        prior = Independent(Normal(torch.zeros_like(site.posterior.g_mean), 1.0), 2)
+        g, _ = site.posterior.g.draw(20_000)
+        prior = Independent(Normal(torch.zeros_like(site.posterior.g.mean), 1.0), 2)
         ratios = _flow_log_prob(site, g) - prior.log_prob(g)
-        base = kl_divergence(Normal(site.posterior.g_mean, site.posterior.g_log_std.exp()), Normal(0 * site.posterior.g_mean, 1.0))
+        base = kl_divergence(Normal(site.posterior.g.mean, site.posterior.g.log_std.exp()), Normal(0 * site.posterior.g.mean, 1.0))
     error = 5 * math.hypot(ratios.std() / 20_000**0.5, estimates.std() / 1000**0.5)
     assert abs(estimates.mean() - ratios.mean()) < error
     assert abs(base.sum() - ratios.mean()) > 2 * error, "the KL of the base would pass too: the flows do too little"
@@ -180,9 +180,9 @@ def test_flows_start_as_the_identity_and_give_back_their_mean() -> None:
     bnn, site = _convert(nn.Linear(4, 4, bias=False), WHVI(flows=3))
     with torch.no_grad():
         noise = torch.randn(5, 1, 4, dtype=F64)
-        g, log_det = site.posterior.draw_g(5, noise)
+        g, log_det = site.posterior.g.draw(5, noise)
         # parameters are made in single precision
-        torch.testing.assert_close(g, site.posterior.g_mean + site.posterior.g_log_std.exp() * noise, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(g, site.posterior.g.mean + site.posterior.g.log_std.exp() * noise, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(log_det, torch.zeros(5, dtype=F64), rtol=0, atol=1e-6)
         _scatter(site)
         drawn = site.posterior.sample(site, 100_000)[0]
@@ -207,6 +207,23 @@ def test_parameter_counts_of_the_papers_figure_4(flows: int, expected: int) -> N
     assert sum(p.numel() for p in square.parameters()) == 4 * 16
 
 
+def test_parameter_count_of_the_papers_alexnet() -> None:
+    # table 7, whose first linear layer must have 256 x 2 x 2 inputs for the 23.3 M parameters of section 3.4
+    channels = [(3, 64), (64, 192), (192, 384), (384, 256), (256, 256)]
+    net = nn.Sequential(
+        *[nn.Conv2d(i, o, 3, padding=1, device="meta") for i, o in channels],
+        *[nn.Linear(i, o, device="meta") for i, o in ((1024, 4096), (4096, 4096), (4096, 10))],
+    )
+    assert sum(p.numel() for p in net.parameters()) == 23_272_266
+    filters = sum(i * o * 9 + o for i, o in channels)
+    whvi = {"[567]": WHVI(), "*": MCDropout()}  # linear layers; the filters keep their parameters
+    own = sum(p.numel() for p in bayesify(copy.deepcopy(net), whvi).parameters())
+    assert own == filters + (4 * 4 * 1024 + 2 * 4096) + (4 * 4096 + 2 * 4096) + (4 * 4096 + 2 * 10) == 2_317_140
+    assert own / 23_272_266 < 0.1  # the paper's 2.3 M, 9.9 %
+    flows = {"[567]": WHVI(blocks="shared", flows=3), "*": MCDropout()}
+    assert round(sum(p.numel() for p in bayesify(net, flows).parameters()) / 1e6, 1) == 2.4
+
+
 @pytest.mark.parametrize("structure", ["S1HGHS2", "S1HGHS2H", "SHGH", "GH"])
 @pytest.mark.parametrize("width", [16, 200])
 @pytest.mark.parametrize("prior_variance", [1e-5, 1.0])
@@ -216,6 +233,27 @@ def test_initial_weights_have_the_variance_of_he(structure: str, width: int, pri
     squares = torch.stack([site.posterior.mean(site)[0].detach().square().mean() for site in sites])
     assert (squares.mean() - 2 / width).abs() < 5 * squares.std() / 40**0.5
     assert squares.std() < 2 / width
+
+
+@pytest.mark.parametrize(("width", "depth"), [(64, 1), (64, 8), (300, 4), (512, 8), (4096, 2)])
+def test_activations_and_gradients_keep_their_size_at_the_start(width: int, depth: int) -> None:
+    torch.manual_seed(0)
+    sizes = []
+    for _ in range(max(2, 4096 // width)):
+        hidden = [part for _ in range(depth - 1) for part in (nn.ReLU(), nn.Linear(width, width))]
+        net = nn.Sequential(nn.Linear(width, width), *hidden)
+        for layer in net:
+            if isinstance(layer, nn.Linear):
+                nn.init.zeros_(layer.bias)
+        x = torch.randn(16, width, requires_grad=True)
+        y = bayesify(net, WHVI())(x).outputs[0]
+        (gradient,) = torch.autograd.grad(y, x, torch.randn_like(y))
+        sizes.append(torch.stack([y.detach().square().mean(), gradient.square().mean()]).log())
+    sizes = torch.stack(sizes)
+    # entries of variance 2 / fan-in double the square of what no rectifier has halved, at one end of the net
+    error = 4 * sizes.std(0) / len(sizes) ** 0.5 + 0.1 + sizes.var(0) / 2  # of the mean of logarithms
+    assert ((sizes.mean(0) - math.log(2)).abs() < error).all(), sizes
+    assert (sizes.std(0) < 0.9).all(), sizes
 
 
 def test_pretrained_weights_are_projected_and_the_loss_is_reported() -> None:
@@ -230,13 +268,15 @@ def test_pretrained_weights_are_projected_and_the_loss_is_reported() -> None:
     assert site.posterior.residual < 1e-3
     assert "its weight was projected, with a relative error of 0.0%" in str(summary(bnn))
 
+    assert "it started at random, whatever weight it had" in str(summary(bayesify(copy.deepcopy(plain), WHVI())))
+
     plain = nn.Linear(64, 64, bias=False).double()
     bnn, site = _convert(copy.deepcopy(plain), WHVI(initial="pretrained"))
     missed = (site.posterior.mean(site)[0] - plain.weight).norm() / plain.weight.norm()
     torch.testing.assert_close(site.posterior.residual, missed.detach())
     assert f"a relative error of {missed.item():.1%}" in str(summary(bnn))
     assert missed > 0.8  # a random matrix is not of the family, and the summary does not hide it
-    g = site.posterior.g_mean
+    g = site.posterior.g.mean
     torch.testing.assert_close(g.square().mean(-1), torch.ones_like(g[:, 0]))  # in the middle of its prior
     assert site.posterior.second_moments()[0].shape == (1, 64, 64)
 

@@ -2,7 +2,14 @@
 
 from bayesify.functional.flows import planar_flow, planar_flow_inverse, planar_identity
 from bayesify.functional.hadamard import fwht, hadamard_matrix
-from bayesify.functional.hadamard_weights import hadamard_core, hadamard_projection, hadamard_second_moments
+from bayesify.functional.hadamard_projection import hadamard_projection
+from bayesify.functional.hadamard_weights import (
+    Structure,
+    hadamard_blocks,
+    hadamard_core,
+    hadamard_product,
+    hadamard_second_moments,
+)
 from bayesify.functional.householder import householder, induced_regularizer, structured_noise, vsd_kl
 from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
 from bayesify.functional.kl import (
@@ -16,14 +23,17 @@ from bayesify.functional.kl import (
 from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
 
 __all__ = [
+    "Structure",
     "at_least_float32",
     "at_most",
     "bernoulli_mask",
     "fwht",
     "gaussian_kl",
     "gaussian_kl_sum",
+    "hadamard_blocks",
     "hadamard_core",
     "hadamard_matrix",
+    "hadamard_product",
     "hadamard_projection",
     "hadamard_second_moments",
     "householder",

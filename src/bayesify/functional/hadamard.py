@@ -45,7 +45,9 @@ def fwht(x: Tensor, normalize: bool = False) -> Tensor:
         raise ValueError("x must have at least one dimension, got a scalar")
     n = int(x.shape[-1])  # the same in every call, also where a tracer would let it vary
     if not _is_power_of_two(n):
-        raise ValueError(f"the last dimension of x must be a power of two, got {n}; x has shape {tuple(x.shape)}, pad it with zeros")
+        raise ValueError(
+            f"the last dimension of x must be a power of two, got {n}; x has shape {tuple(x.shape)}, pad it with zeros"
+        )
     sizes = factors(n)
     y = torch.matmul(x, _small(n, x)) if len(sizes) == 1 else _products(x, sizes)
     return y * n**-0.5 if normalize else y

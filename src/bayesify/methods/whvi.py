@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -33,22 +33,18 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
+from bayesify.core.vector_law import VectorLaw
 from bayesify.functional import (
+    Structure,
     at_least_float32,
-    fwht,
     gaussian_kl_sum,
-    hadamard_core,
-    hadamard_matrix,
+    hadamard_blocks,
+    hadamard_product,
     hadamard_projection,
     hadamard_second_moments,
-    planar_flow,
-    planar_identity,
 )
 
 __all__ = ["WHVI"]
-
-_KL_DRAWS = 8  # of the estimate with flows: vectors, next to the batch's matrices
-_MEAN_PAIRS = 2**13
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +52,7 @@ class WHVI(Method):
     r"""Walsh-Hadamard structured weights for linear layers and convolutions; the layer's own weight goes.
 
     Linear layers draw g per example, the same at every position of a sequence. Convolutions and `noise="shared"` draw W once per
-    sample for the whole batch.
+    sample for the whole batch; so is every bias, whose noise is small and whose draw per example would take as long as that of g.
 
     Args:
         prior_variance: $\lambda$ of the prior on g.
@@ -83,7 +79,7 @@ class WHVI(Method):
     prior_variance: float = 1e-5
     covariance: Literal["diagonal", "full"] = "diagonal"
     flows: int = 0
-    structure: Literal["S1HGHS2", "S1HGHS2H", "SHGH", "GH"] = "S1HGHS2"
+    structure: Structure = "S1HGHS2"
     scales: Literal["optimised", "variational"] = "optimised"
     blocks: Literal["own", "shared"] = "own"
     vectors: Literal["square", "stack"] = "square"
@@ -94,7 +90,7 @@ class WHVI(Method):
 
     def __post_init__(self) -> None:
         check_choice("covariance", self.covariance, ("diagonal", "full"))
-        check_choice("structure", self.structure, ("S1HGHS2", "S1HGHS2H", "SHGH", "GH"))
+        check_choice("structure", self.structure, get_args(Structure))
         check_choice("scales", self.scales, ("optimised", "variational"))
         check_choice("blocks", self.blocks, ("own", "shared"))
         check_choice("vectors", self.vectors, ("square", "stack"))
@@ -114,14 +110,10 @@ class WHVI(Method):
 
 
 class HadamardPosterior(Posterior):
-    """K blocks of size D; s1, s2 (K, D), g in units of its prior's standard deviation (K or 1, D)."""
+    """s1, s2 (K, D) of K blocks of size D, the law of g, and the deviations of the bias, whose mean is the layer's own."""
 
     s1: Tensor | None
     s2: Tensor | None
-    g_tril: Tensor | None
-    flow_u: Tensor | None
-    flow_w: Tensor | None
-    flow_b: Tensor | None
     s1_log_std: Tensor | None
     s2_log_std: Tensor | None
     bias_log_std: Tensor | None
@@ -137,26 +129,21 @@ class HadamardPosterior(Posterior):
         else:
             self.size = _power_of_two(self.columns)
             self.count = -(-self.rows // self.size)
-        pretrained = method.initial == "pretrained" and not layer.weight.is_meta
-        s1, s2, g = self._project(layer.weight) if pretrained else self._random(layer.fan_in)
-        self.has_s1, self.has_s2 = method.structure != "GH", method.structure in ("S1HGHS2", "S1HGHS2H")
-        for name, value, there in (("s1", s1, self.has_s1), ("s2", s2, self.has_s2)):
+        s1, s2, g, residual = self._project(layer.weight) if method.initial == "pretrained" else self._random(layer.fan_in)
+        self.register_buffer("residual", residual)
+        self.g = VectorLaw(g, method.initial_std, full=method.covariance == "full", flows=method.flows)
+        for name, value, there in (("s1", s1, method.structure != "GH"), ("s2", s2, "S2" in method.structure)):
             self.register_parameter(name, nn.Parameter(value) if there else None)
             noisy = there and method.scales == "variational"
             log_std = math.log(method.initial_std) + value.abs().mean().clamp_min(1e-12).log()
             self.register_parameter(f"{name}_log_std", nn.Parameter(log_std.expand_as(value).clone()) if noisy else None)
             self.register_buffer(f"{name}_prior_std", value.square().mean().sqrt().clamp_min(1e-12) if noisy else None)
-        self.g_mean = nn.Parameter(g)
-        self.g_log_std = nn.Parameter(torch.full_like(g, math.log(method.initial_std)))
-        below = g.new_zeros(len(g), self.size * (self.size - 1) // 2)
-        self.register_parameter("g_tril", nn.Parameter(below) if method.covariance == "full" else None)
-        self._add_flows(method.flows, g)
         log_std = math.log(method.initial_std) - 0.5 * math.log(layer.fan_in)
         bias_log_std = None if layer.bias is None else nn.Parameter(torch.full_like(layer.bias.detach(), log_std))
         self.register_parameter("bias_log_std", bias_log_std)
         layer.weight = None  # pyright: ignore[reportAttributeAccessIssue] # the posterior takes its place
 
-    def _random(self, fan_in: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _random(self, fan_in: int) -> tuple[Tensor, Tensor, Tensor, None]:
         """Random signs, standard normal g: entries of W have variance 2 / fan-in, rows of a block are orthogonal on average."""
         method, shape = self.method, (self.count, self.size)
         # the variance of an entry, by powers of the variances of s1, s2, of lambda and of the sums in H
@@ -165,23 +152,17 @@ class HadamardPosterior(Posterior):
         scale = wanted ** (0.5 / scales) if scales else 1.0
         s1, s2 = (scale * (2 * torch.randint(0, 2, shape).float() - 1) for _ in range(2))
         g = torch.randn(self.count if method.blocks == "own" else 1, self.size)
-        return s1, s2, g if scales else g * math.sqrt(wanted)
+        return s1, s2, g if scales else g * math.sqrt(wanted), None
 
-    def _project(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """From the projection of a weight, with g of mean square 1."""
+        if weight.is_meta:  # shapes are all there is
+            return *self._random(1)[:3], weight.new_zeros(())
         blocks, kept = self._blocks(weight.detach()), self._blocks(torch.ones_like(weight.detach())) > 0
         s1, s2, g, residual = hadamard_projection(blocks, kept, shared=self.method.blocks == "shared")
-        self.register_buffer("residual", residual)
         unit = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
         root = unit.sqrt() * self.method.prior_variance**-0.25
-        return s1 * root, s2 * root, g / unit
-
-    def _add_flows(self, flows: int, g: Tensor) -> None:
-        """Flows that are the identity to start with."""
-        w = torch.randn(flows, *g.shape, device=g.device) / math.sqrt(self.size) if flows else None
-        self.register_parameter("flow_w", None if w is None else nn.Parameter(w))
-        self.register_parameter("flow_u", None if w is None else nn.Parameter(planar_identity(w)))
-        self.register_parameter("flow_b", None if w is None else nn.Parameter(torch.zeros(flows, len(g), device=g.device)))
+        return s1 * root, s2 * root, g / unit, residual
 
     def _blocks(self, weight: Tensor) -> Tensor:
         """A weight as square blocks, padded with zeros: (K, D, D)."""
@@ -191,33 +172,9 @@ class HadamardPosterior(Posterior):
         return F.pad(weight.reshape(self.rows, self.columns), padding).reshape(self.count, self.size, self.size)
 
     def remark(self) -> str:
-        if "residual" not in self._buffers or self.residual is None:
-            return ""
-        return f"its weight was projected, with a relative error of {float(self.residual):.1%}"
-
-    def draw_g(self, samples: int, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """g (S, K or 1, D) in units of the prior's standard deviation, and the log-determinants of its flows (S,)."""
-        mean, std = self.g_mean, self.g_log_std.exp()
-        eps = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device) if noise is None else noise
-        if self.g_tril is None:
-            z = torch.addcmul(mean, std, eps)
-        else:
-            z = mean + std * eps + torch.einsum("kij,skj->ski", self._strict_tril(), eps)
-        log_det = z.new_zeros(samples)
-        if self.flow_u is not None:
-            assert self.flow_w is not None
-            assert self.flow_b is not None
-            for u, w, b in zip(self.flow_u, self.flow_w, self.flow_b, strict=True):
-                z, each = planar_flow(z, u, w, b)
-                log_det = log_det + each.sum(-1)
-        return z, log_det
-
-    def _strict_tril(self) -> Tensor:
-        """The Cholesky factor below its diagonal: (K, D, D)."""
-        assert self.g_tril is not None
-        i, j = torch.tril_indices(self.size, self.size, -1, device=self.g_tril.device)
-        zeros = self.g_tril.new_zeros(len(self.g_tril), self.size, self.size)
-        return zeros.index_put((torch.arange(len(zeros), device=zeros.device).unsqueeze(-1), i, j), self.g_tril)
+        if self.residual is None:
+            return "it started at random, whatever weight it had"
+        return "" if self.residual.is_meta else f"its weight was projected, with a relative error of {float(self.residual):.1%}"
 
     def _scales(self, samples: int) -> tuple[Tensor | None, Tensor | None]:
         """s1 and s2: (K, D), or (S, K, D) where they are random."""
@@ -229,28 +186,14 @@ class HadamardPosterior(Posterior):
 
     def weight(self, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: Site) -> Tensor:
         """Weights (S, *weight_shape) of g (S, K or 1, D) and scales (K, D) or (S, K, D), linear in each of the three."""
-        g = g * math.sqrt(self.method.prior_variance)
-        structure = self.method.structure
-        columns = self.columns if not self.square and structure != "S1HGHS2H" else self.size
-        rows = min(self.size, self.rows) if not self.square else -(-self.rows * self.columns // self.size)
-        if structure == "GH":
-            blocks = g[..., :rows, None] * hadamard_matrix(self.size, dtype=g.dtype, device=g.device)[:rows, :columns]
-        else:
-            blocks = hadamard_core(g, rows, columns)
-        if s2 is not None:
-            blocks = blocks * s2[..., None, :columns]
-        if structure == "S1HGHS2H":
-            blocks = fwht(blocks)
-        if s1 is not None:
-            blocks = blocks * s1[..., :rows, None]
-        samples = g.shape[0]
-        blocks = blocks.expand(samples, self.count, *blocks.shape[-2:])
-        if self.square:
-            return blocks.reshape(samples, -1)[:, : self.rows * self.columns].reshape(samples, *layer.weight_shape)
-        return blocks.reshape(samples, -1, blocks.shape[-1])[:, : self.rows, : self.columns].reshape(samples, *layer.weight_shape)
+        samples, wanted = g.shape[0], self.rows * self.columns
+        rows, columns = (-(-wanted // self.size), self.size) if self.square else (min(self.size, self.rows), self.columns)
+        blocks = hadamard_blocks(g * math.sqrt(self.method.prior_variance), s1, s2, self.method.structure, rows, columns)
+        stack = blocks.expand(samples, self.count, rows, columns).reshape(samples, -1)
+        return stack[:, :wanted].reshape(samples, *layer.weight_shape)
 
     def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
-        (s1, s2), (g, _) = self._scales(samples), self.draw_g(samples)
+        (s1, s2), (g, _) = self._scales(samples), self.g.draw(samples)
         return self.weight(s1, g, s2, layer), self._draw_bias(layer, samples)
 
     def _draw_bias(self, layer: Site, samples: int) -> Tensor | None:
@@ -259,34 +202,33 @@ class HadamardPosterior(Posterior):
     def forward(self, layer: Site, x: Tensor) -> Tensor:
         if self.method.noise == "shared" or not isinstance(layer, nn.Linear):
             return super().forward(layer, x)
-        examples, positions = x.shape[0], (1,) * (x.dim() - 2)
-        (s1, s2), (g, _) = self._scales(examples), self.draw_g(examples)
-        bias = self._draw_bias(layer, examples)
-        if self.square:
-            rows = x.reshape(examples, math.prod(x.shape[1:-1]), x.shape[-1])
-            y = torch.bmm(rows, self.weight(s1, g, s2, layer).mT).reshape(*x.shape[:-1], self.rows)
-        else:
-            s1, s2 = (None if s is None else _over(s, positions) for s in (s1, s2))
-            y = self._transform(x, s1, _over(g, positions), s2)
-        return y if bias is None else y + bias.reshape(examples, *positions, -1).to(y.dtype)
+        (s1, s2), (g, _) = self._scales(x.shape[0]), self.g.draw(x.shape[0])
+        y = self._reshaped(x, s1, g, s2, layer) if self.square else self._stacked(x, s1, g, s2)
+        bias = self._draw_bias(layer, layer.drawing.samples)
+        if bias is None:
+            return y
+        bias = bias.to(y.dtype)
+        if len(bias) == 1:
+            return y + bias[0]
+        return (y.unflatten(0, (len(bias), -1)) + bias.reshape(len(bias), *[1] * (y.dim() - 1), -1)).flatten(0, 1)
 
-    def _transform(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None) -> Tensor:
-        """W x by fast transforms; x (R, ..., I), the others (K, D) or (R, ..., K, D)."""
+    def _reshaped(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: Site) -> Tensor:
+        """A vector as weight, written out per example; x (R, ..., I), scales (K, D) or (R, K, D)."""
+        rows = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
+        return torch.bmm(rows, self.weight(s1, g, s2, layer).mT).reshape(*x.shape[:-1], self.rows)
+
+    def _stacked(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None) -> Tensor:
+        """W x by fast transforms; x (R, ..., I), scales (K, D) or (R, K, D)."""
+        positions, unit = (1,) * (x.dim() - 2), math.sqrt(self.method.prior_variance)
+        # lambda goes where it takes the fewest products
+        s1, g = (None, g * unit) if s1 is None else (_over(s1 * unit, positions), g)
+        s2 = None if s2 is None else _over(s2, positions)
         x = F.pad(x, (0, self.size - self.columns)) if self.size > self.columns else x
-        if self.method.structure in ("S1HGHS2H", "SHGH", "GH"):
-            x = fwht(x)
-        x = x.unsqueeze(-2)
-        if s2 is not None:
-            x = fwht(x * s2.to(x.dtype))
-        y = x * (g * math.sqrt(self.method.prior_variance)).to(x.dtype)
-        if s1 is not None:
-            y = fwht(y)
-            y = y * s1.to(y.dtype)
-        y = y.expand(*y.shape[:-2], self.count, self.size).flatten(-2)
-        return y[..., : self.rows]
+        y = hadamard_product(x.unsqueeze(-2), _over(g, positions), s1, s2, self.method.structure)
+        return y.expand(*y.shape[:-2], self.count, self.size).flatten(-2)[..., : self.rows]
 
     def kl(self, layer: Site) -> Tensor:
-        total = self._kl_g()
+        total = self.g.kl()
         for s, log_std, prior_std in ((self.s1, "s1_log_std", "s1_prior_std"), (self.s2, "s2_log_std", "s2_prior_std")):
             if s is not None and self.method.scales == "variational":
                 unit = at_least_float32(getattr(self, prior_std))
@@ -297,25 +239,9 @@ class HadamardPosterior(Posterior):
         mean, log_std = at_least_float32(layer.bias), at_least_float32(self.bias_log_std)
         return total + gaussian_kl_sum(mean, log_std, 0.0, math.sqrt(self.method.bias_prior_variance))
 
-    def _kl_g(self) -> Tensor:
-        """In units of the prior's standard deviation, which leave a KL as it is."""
-        mean, log_std = at_least_float32(self.g_mean), at_least_float32(self.g_log_std)
-        if self.flow_u is None:
-            below = 0.0 if self.g_tril is None else 0.5 * at_least_float32(self.g_tril).square().sum()
-            return gaussian_kl_sum(mean, log_std) + below
-        z, log_det = self.draw_g(_KL_DRAWS)
-        z, log_det = at_least_float32(z), at_least_float32(log_det)
-        # E log q0 exactly; -log p by the draws; the constants of the two normals cancel
-        return 0.5 * z.square().sum() / _KL_DRAWS - log_det.mean() - (log_std + 0.5).sum()
-
     def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
         """Exact but for flows, where it is the average of 2 x 8,192 fixed draws."""
-        g = self.g_mean
-        if self.flow_u is not None:
-            generator = torch.Generator().manual_seed(0)
-            eps = torch.randn(_MEAN_PAIRS, *g.shape, generator=generator, dtype=g.dtype).to(g.device)
-            g = self.draw_g(2 * _MEAN_PAIRS, torch.cat([eps, -eps]))[0].mean(0)
-        return self.weight(self.s1, g.unsqueeze(0), self.s2, layer)[0], layer.bias
+        return self.weight(self.s1, self.g.average().unsqueeze(0), self.s2, layer)[0], layer.bias
 
     def second_moments(self) -> tuple[Tensor, Tensor]:
         """Marginal second moments of rows and columns of every square block before it is cut: `hadamard_second_moments`.
@@ -326,13 +252,11 @@ class HadamardPosterior(Posterior):
         Raises:
             ValueError: another structure, or a q(g) with flows, whose covariance has no closed form.
         """
-        if self.method.structure != "S1HGHS2" or self.flow_u is not None or self.method.scales != "optimised":
+        if self.method.structure != "S1HGHS2" or self.method.flows or self.method.scales != "optimised":
             raise ValueError(f'second moments need structure="S1HGHS2", optimised scales and no flows, got {self.method}')
         assert self.s1 is not None
         assert self.s2 is not None
-        factor = torch.diag_embed(self.g_log_std.exp())
-        if self.g_tril is not None:
-            factor = factor + self._strict_tril()
+        factor = self.g.factor()
         return hadamard_second_moments(self.s1, self.s2, self.method.prior_variance * factor @ factor.mT)
 
 
