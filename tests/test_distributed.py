@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bayesify import Bayesian, Deterministic, MeanField, Method, VariationalDropout, bayesify, elbo
+from bayesify import WHVI, Bayesian, Deterministic, MeanField, Method, TensorFactorised, VariationalDropout, bayesify, elbo
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")]
 
@@ -22,6 +22,9 @@ _METHODS: dict[str, Method | dict[str, Method]] = {
     "MeanField, shared noise": MeanField(noise="shared", prior_std=0.5),
     "MeanField, pretrained prior": MeanField(prior_mean="pretrained"),
     "VariationalDropout": VariationalDropout(),
+    "WHVI": WHVI(),
+    "WHVI, full covariance": WHVI(covariance="full", blocks="shared"),
+    "TensorFactorised": TensorFactorised(),
     "some layers": {"0": MeanField(), "5": Deterministic(prior_std=2.0)},
 }
 

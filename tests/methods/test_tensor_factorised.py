@@ -65,6 +65,7 @@ def test_kl_and_parameter_counts() -> None:
     # R = log2 D = 6 and D / R^2 = 1.8 inner cores; their random weights are about the D of WHVI's g
     assert p.core_mean.shape == (2, 6, 6)
     assert sum(q.numel() for q in bnn.parameters()) == 2 * 64 * 6 + 2 * 2 * 36
+    assert all(q.is_contiguous() for q in bnn.parameters())  # FSDP needs it
 
 
 @pytest.mark.parametrize("width", [64, 1024])

@@ -76,7 +76,7 @@ class FactorisedPosterior(Posterior):
         scale = (2 / (layer.fan_in * self.rank)) ** 0.25
         self.first = nn.Parameter(scale * torch.randn(rows, self.rank))
         orthogonal = torch.linalg.qr(torch.randn(cores, self.rank, self.rank, device="cpu")).Q
-        self.core_mean = nn.Parameter(orthogonal.to(self.first.device) * math.sqrt(self.rank))
+        self.core_mean = nn.Parameter(orthogonal.to(self.first).contiguous() * math.sqrt(self.rank))
         self.last = nn.Parameter(scale * torch.randn(self.rank, columns))
         self.core_log_std = nn.Parameter(torch.full_like(self.core_mean, math.log(method.initial_std)))
         layer.weight = None  # pyright: ignore[reportAttributeAccessIssue] # the posterior takes its place
