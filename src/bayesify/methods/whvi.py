@@ -85,7 +85,7 @@ class WHVI(Method):
     vectors: Literal["square", "stack"] = "square"
     noise: Literal["local", "shared"] = "local"
     initial: Literal["random", "pretrained"] = "random"
-    initial_std: float = 0.1
+    initial_std: float = 0.03
     bias_prior_variance: float = 1.0
 
     def __post_init__(self) -> None:
