@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, Normal
 
-from bayesify import VSD, Deterministic, MCDropout, MeanField, Method, Site, VariationalDropout
+from bayesify import ECMP, EMP, VSD, Deterministic, DropConnect, MCDropout, MeanField, Method, Site, VariationalDropout
 from bayesify.testing import LAYERS, References, check_method
 
 
@@ -59,6 +59,14 @@ _MEAN_FIELD = References(
 )
 _SHRINKING = References(collapse=_shrink)
 
+
+def _to_zero(site: Site) -> None:
+    for parameter in site.parameters():
+        torch.nn.init.zeros_(parameter)
+
+
+_MIXTURE_OF_POINTS = References(collapse=lambda site: None, to_prior=_to_zero)
+
 METHODS: list[tuple[Method, References]] = [
     (MeanField(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(noise="shared", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
@@ -79,6 +87,16 @@ METHODS: list[tuple[Method, References]] = [
     (VSD(transforms=1, hierarchical=True, hyperprior="gamma", conv_noise="input"), _SHRINKING),
     (MCDropout(p=0.3, prior_std=0.5), References()),
     (MCDropout(p=0.0), References(collapse=lambda site: None)),
+    (DropConnect(p=0.3, prior_std=0.5), References()),
+    (DropConnect(p=0.0), References(collapse=lambda site: None)),
+    (EMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
+    (EMP(where="*", components=3, spread=0.5, decay="plain"), References(to_prior=_to_zero)),
+    (EMP(where="*", components=2, spread=0.5, probabilities=(0.8, 0.2), tau=0.0), References()),
+    (EMP(where="*", components=3, spread=0.5, probabilities=(0.5, 0.3, 0.2), learn_probabilities=True), References()),
+    (EMP(components=1, where="*", rho=0.3), _MIXTURE_OF_POINTS),
+    (ECMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
+    (ECMP(where="*", components=2, spread=0.5, rho=2.0), References(to_prior=_to_zero)),
+    (ECMP(where="*", components=3, spread=0.5, learn_probabilities=True), References(to_prior=_to_zero)),
     (Deterministic(prior_std=0.5), References(collapse=lambda site: None)),
     (Deterministic(), References(collapse=lambda site: None)),
 ]
@@ -101,7 +119,7 @@ def _identify(value: object) -> str:
 @pytest.mark.parametrize(("method", "references"), METHODS, ids=_identify)
 def test_contract(method: Method, references: References, layer: str) -> None:
     contracts = "Norm" not in layer and layer != "Embedding"
-    if contracts or isinstance(method, MeanField | Deterministic):
+    if contracts or isinstance(method, MeanField | Deterministic | EMP):
         assert check_method(method, {layer: LAYERS[layer]}, references) == [layer]
     else:
         with pytest.raises(AssertionError, match="supports none"):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bayesify import Bayesian, Deterministic, MeanField, Method, VariationalDropout, bayesify, elbo
+from bayesify import ECMP, EMP, Bayesian, Deterministic, DropConnect, MeanField, Method, VariationalDropout, bayesify, elbo
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")]
 
@@ -22,6 +22,11 @@ _METHODS: dict[str, Method | dict[str, Method]] = {
     "MeanField, shared noise": MeanField(noise="shared", prior_std=0.5),
     "MeanField, pretrained prior": MeanField(prior_mean="pretrained"),
     "VariationalDropout": VariationalDropout(),
+    "EMP": EMP(where="*", components=3, learn_probabilities=True),
+    "EMP, equal components": EMP(where="*", components=3, spread=0.0, tau=4.0),
+    "ECMP": ECMP(components=3),
+    "ECMP, equal components": ECMP(where="*", components=3, spread=0.0, tau=4.0),
+    "DropConnect": DropConnect(prior_std=0.5),
     "some layers": {"0": MeanField(), "5": Deterministic(prior_std=2.0)},
 }
 
@@ -135,3 +140,14 @@ def test_gradients_are_those_of_the_whole_batch(wrapper):
     found, expected = _gradients(wrapper)["Deterministic", True], _reference("Deterministic", True)
     for key, gradient in expected.items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-10, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("name", ["EMP, equal components", "ECMP, equal components"])
+@pytest.mark.parametrize("wrapper", _WRAPPERS)
+def test_gradients_of_the_components_add_up_to_those_of_the_whole_batch(wrapper, name):
+    """Equal components are one weight, whichever of them each process draws."""
+    found, expected = _gradients(wrapper)[name, True], _reference("Deterministic", True)
+    for key, gradient in expected.items():
+        layer, kind = key.rsplit(".", 1)
+        total = found[f"{layer}.posterior.{kind}"].sum(0)
+        torch.testing.assert_close(total, gradient, rtol=1e-10, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")

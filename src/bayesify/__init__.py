@@ -8,7 +8,7 @@ from bayesify.core.sites import Site
 from bayesify.core.spectrum import spectrum
 from bayesify.core.summary import Summary, summary
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesify.methods import VSD, Deterministic, MCDropout, MeanField, VariationalDropout
+from bayesify.methods import ECMP, EMP, VSD, Deterministic, DropConnect, MCDropout, MeanField, VariationalDropout
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
 from bayesify.predict import predict
 from bayesify.predictive import Predictive
@@ -17,6 +17,8 @@ from bayesify.train import History, fit
 __version__ = "0.1.0"
 
 __all__ = [
+    "ECMP",
+    "EMP",
     "VSD",
     "Bayesian",
     "Bernoulli",
@@ -25,6 +27,7 @@ __all__ = [
     "Cyclical",
     "Deterministic",
     "Draws",
+    "DropConnect",
     "Folded",
     "Gaussian",
     "HeteroscedasticGaussian",

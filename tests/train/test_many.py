@@ -11,7 +11,20 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify import VSD, Deterministic, MCDropout, MeanField, Method, Posterior, Site, VariationalDropout, bayesify
+from bayesify import (
+    ECMP,
+    EMP,
+    VSD,
+    Deterministic,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    Method,
+    Posterior,
+    Site,
+    VariationalDropout,
+    bayesify,
+)
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.objectives import LinearWarmup
 from bayesify.train import History, Training, fit, fit_many
@@ -69,6 +82,11 @@ def check_equal(trainings: list[Training], together: bool | None = True, toleran
 METHODS: list[Callable[[int], Method]] = [
     lambda k: Deterministic(prior_std=1.0),
     lambda k: Deterministic(),
+    lambda k: DropConnect(p=0.2, prior_std=0.5),
+    lambda k: EMP(),
+    lambda k: EMP(where="*", components=3, probabilities=(0.5, 0.3, 0.2), learn_probabilities=True),
+    lambda k: ECMP(probabilities=(0.5, 0.3, 0.1, 0.05, 0.05), rho=0.5, decay="plain"),
+    lambda k: ECMP(where="*", learn_probabilities=True),
     lambda k: MCDropout(p=0.2, prior_std=0.5),
     lambda k: MeanField(noise="shared"),
     lambda k: MeanField(prior_mean="pretrained", initial_std=0.3),
@@ -96,10 +114,11 @@ def test_every_method_in_the_registry_is_tried() -> None:
     [
         lambda k: MeanField(prior_std=0.5 + 0.25 * k),
         lambda k: MCDropout(p=0.1 + 0.1 * k, prior_std=1.0 + k),
+        lambda k: EMP(tau=1.0 + k, spread=0.1 * k),
         lambda k: VariationalDropout(p=0.1 + 0.1 * k, max_alpha=1.0 + k),
         lambda k: MeanField(prior="scale-mixture", mixture_std=0.01 * (k + 1), mixture_weight=0.2 + 0.1 * k),
     ],
-    ids=["prior_std", "p", "max_alpha", "mixture"],
+    ids=["prior_std", "p", "tau", "max_alpha", "mixture"],
 )
 def test_numbers_of_the_method_may_differ_between_models(method: Callable[[int], Method]) -> None:
     check_equal([training(k, method(k)) for k in range(3)])

@@ -16,6 +16,7 @@ __all__ = ["Choose", "Setup"]
 # What may differ between models that are trained together, and so may be chosen.
 _OWN = ("learning_rate", "beta", "warmup", "local_beta")
 _NOISE = ("learned", "fixed")
+_LATER = {"batch_norm": None, "weight_decay": 0.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,11 @@ class Setup:
     Args:
         method: name and fields, as `Method.from_dict` takes them.
         hidden, activation: the network.
+        batch_norm: where the scales of batch normalisations start, one after the input and one after every hidden layer; None for
+            a network without.
         epochs, batch_size, train_samples, clip_norm: as in `bayesify.train.fit`; `train_samples` are the draws per step.
         learning_rate, schedule: of Adam at the start; "cosine" takes it to 0, "constant" leaves it.
+        weight_decay: of Adam: this times every parameter is added to its gradient. Then all models have the same learning rate.
         beta, warmup: weight of the KL, and the share of training over which it rises from 0 to that.
         local_beta: weight of the per-example KL.
         samples: S, draws in prediction.
@@ -82,12 +86,14 @@ class Setup:
     method: Mapping[str, Any]
     hidden: Sequence[int] = (50,)
     activation: str = "relu"
+    batch_norm: float | None = None
     epochs: int = 2000
     batch_size: int = 128
     train_samples: int = 1
     clip_norm: float | None = None
     learning_rate: float = 1e-2
     schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: float = 0.0
     beta: float = 1.0
     warmup: float = 0.0
     local_beta: float = 1.0
@@ -110,7 +116,9 @@ class Setup:
         check_integer("seed", self.seed, least=0)
         check_positive("learning_rate", self.learning_rate)
         check_choice("schedule", self.schedule, ("cosine", "constant"))
-        for name in ("beta", "local_beta"):
+        if self.batch_norm is not None:
+            check_positive("batch_norm", self.batch_norm)
+        for name in ("beta", "local_beta", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
         if not 0 <= self.warmup <= 1:
@@ -121,6 +129,8 @@ class Setup:
             raise ValueError(f"noise must be {{learned = 0.3}} or {{fixed = 2.5}}, got {self.noise!r}")
         check_positive(f"noise.{next(iter(self.noise))}", next(iter(self.noise.values())))
         if self.choose is not None:
+            if self.weight_decay and "learning_rate" in self.choose.among:
+                raise ValueError(f"learning_rate cannot be chosen with weight_decay={self.weight_decay!r}")
             for name, values in self.choose.among.items():  # so that what cannot be set is known before any work
                 for value in (values["low"], values["high"]) if isinstance(values, Mapping) else values:
                     self.with_fields({name: value})
@@ -142,8 +152,12 @@ class Setup:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain settings, ready for JSON; `from_dict` reads them back."""
-        return dataclasses.asdict(self)
+        """Plain settings, ready for JSON; `from_dict` reads them back.
+
+        Settings that came later are left out where they are not used, so that older results keep their fingerprint.
+        """
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if name not in _LATER or value != _LATER[name]}
 
     def trial_epochs(self) -> int:
         """Passes over the data of each trial of what is to be chosen."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from bayesify import Bayesian, Gaussian, Method, bayesify
 from bayesify.estimators.network import mlp
@@ -74,8 +75,7 @@ def train(
     for setup, split, seed in zip(setups, splits, seeds, strict=True):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            net = mlp(split.X.shape[1], 1, setup.hidden, setup.activation)
-            bnn = bayesify(net, Method.from_dict(dict(setup.method)))
+            bnn = bayesify(_network(split.X.shape[1], setup), Method.from_dict(dict(setup.method)))
         learned = setup.noise.get("learned")
         likelihood = Gaussian(std=setup.noise["fixed"] / split.std) if learned is None else Gaussian(std=learned, learn=True)
         trainings.append(
@@ -93,6 +93,7 @@ def train(
         return []
     common, rows = setups[0], len(splits[0].y)
     cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs)
+    adam = partial(torch.optim.Adam, lr=common.learning_rate, weight_decay=common.weight_decay)
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "training .* failed", RuntimeWarning)  # the histories say so
@@ -101,6 +102,7 @@ def train(
             epochs=epochs,
             batch_size=common.batch_size,
             samples=common.train_samples,
+            optimizer=adam if common.weight_decay else None,
             scheduler=cosine if common.schedule == "cosine" else None,
             clip_norm=common.clip_norm,
             compile=epochs * math.ceil(rows / common.batch_size) >= _MANY_STEPS,
@@ -112,3 +114,17 @@ def train(
         Model(t.bnn, t.likelihood, split, history, seconds, setup, t.seed)
         for t, split, history, setup in zip(trainings, splits, histories, setups, strict=True)
     ]
+
+
+def _network(in_features: int, setup: Setup) -> nn.Sequential:
+    net = mlp(in_features, 1, setup.hidden, setup.activation)
+    if setup.batch_norm is None:
+        return net
+    layers: list[nn.Module] = []
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            norm = nn.BatchNorm1d(layer.in_features)
+            nn.init.constant_(norm.weight, setup.batch_norm)
+            layers.append(norm)
+        layers.append(layer)
+    return nn.Sequential(*layers)

@@ -33,8 +33,9 @@ def bayesify(
 
     Args:
         net: any network.
-        method: one method for every layer it supports, or a mapping from name patterns (`fnmatch`: "features.*") to methods; the
-            first match wins, layers without a match stay as they are.
+        method: one method for every layer it supports (of those it chooses: `Method.assign`), or a mapping from name patterns
+            (`fnmatch`: "features.*") to methods; the first match wins, layers without a match stay as they are. Only with
+            the pattern "*" does a method choose.
         batch_dim: the batch dimension of the net's inputs and outputs. Other than 0, every draw takes a pass of its own and
             `Draws.outputs` has the batch moved to the front: (S, B, ...).
         fold: run S draws as one pass over S*B rows. By default wherever the batch comes first in all of the net. A net that
@@ -72,14 +73,21 @@ def bayesify(
     drawing = Drawing()
     reports: list[LayerReport] = []
     tied = _tied_parameters(layers)
+    assigned = patterns["*"].assign(layers) if "*" in patterns else {}
     before = [(layer, dict(layer._parameters)) for layer in layers.values()]
     try:
         for name, layer in layers.items():
             kind = type(layer).__name__
-            chosen = next((m for p, m in patterns.items() if fnmatchcase(name, p)), None)
+            pattern = next((p for p in patterns if fnmatchcase(name, p)), None)
+            chosen = None if pattern is None else assigned.get(name) if pattern == "*" else patterns[pattern]
             if chosen is not None and any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
                 raise ValueError(f"{name!r} ({kind}) has no weight yet: run one batch through the net first")
-            reason = "its name matches no pattern" if chosen is None else _obstacle(layer, tied)
+            if pattern is None:
+                reason = "its name matches no pattern"
+            elif chosen is None:
+                reason = f"{type(patterns[pattern]).__name__} leaves it as it is"
+            else:
+                reason = _obstacle(layer, tied)
             if chosen is not None and not reason and not _convert(layer, chosen, drawing):
                 reason = f"{type(chosen).__name__} leaves {kind} as it is"
             reports.append(LayerReport(name, kind, None if reason else chosen, reason))

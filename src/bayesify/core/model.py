@@ -29,11 +29,14 @@ class Draws(NamedTuple):
         outputs: (S, B, ...), the net's output for each of S draws; a net that returns a tuple or dict gives the same structure.
         kl: scalar of at least float32, nats, paid once per data set.
         local_kl: (B,) of at least float32, nats, paid once per example (zero for methods without one).
+        score: (S,) zeros whose gradient is that of the log probability of each draw's discrete choices; `elbo` needs it to learn
+            such probabilities. None where nothing of the kind is learned.
     """
 
     outputs: Tensor
     kl: Tensor
     local_kl: Tensor
+    score: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,23 +136,26 @@ class Folded(Bayesian):
         batch = self._batch_size({**named, **kwargs})
         self.drawing.coherent = coherent
         if samples == 1 or not self.fold:
-            runs = [self._run(1, inputs, kwargs) for _ in range(samples)]
+            runs, scores = zip(*[self._run(1, inputs, kwargs) for _ in range(samples)], strict=True)
             outputs = tree_map(lambda *ys: self._stack(ys, batch), *runs)
+            score = None if scores[0] is None else torch.cat(scores)
         else:
             fold = _Fold(samples, batch)
             args = tuple(x if name in self.shared else tree_map(fold, x) for name, x in named.items())
             keywords = {name: x if name in self.shared else tree_map(fold, x) for name, x in kwargs.items()}
-            outputs = tree_map(fold.undo, self._run(samples, args, keywords))
+            folded, score = self._run(samples, args, keywords)
+            outputs = tree_map(fold.undo, folded)
         kl = self.kl()
-        return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device))
+        return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device), score)
 
-    def _run(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        """What the net returns, and the score of the choices made."""
         self.drawing.samples = samples
         self.drawing.drawn = {}
         try:
-            return self.net(*args, **kwargs)
+            return self.net(*args, **kwargs), self.drawing.score
         finally:
-            self.drawing.drawn = None
+            self.drawing.drawn = self.drawing.score = None
 
     def _stack(self, runs: tuple[Any, ...], batch: int) -> Any:
         for y in runs:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -45,11 +47,15 @@ class Posterior(nn.Module, ABC):
         Override for a cheaper or less noisy route with the same mean and variance of every output element (local
         reparameterisation, input noise); `coherent=True` bypasses the override.
         """
-        return layer.op(layer.prepare(x), *layer.draw())
+        return layer.act(x, *layer.draw())
 
     def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
         """The posterior mean of weight and bias: what `unbayesify` leaves behind."""
         return layer.weight, layer.bias
+
+    def log_ensemble_size(self, layer: Site) -> float:
+        """Natural log of how many different weights the layer can draw; infinite for continuous noise."""
+        return math.inf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +75,19 @@ class Method:
     def build(self, layer: Site) -> Posterior | None:
         """The posterior of one layer, or None to leave the layer as it is."""
         return None
+
+    def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
+        """Which method each layer gets where this one stands for all of them: `bayesify(net, method)`, or the pattern "*".
+
+        Override to choose among the layers by default; one that a pattern names gets the method in any case.
+
+        Args:
+            layers: names and modules of all layers of the net that have parameters, in its order.
+
+        Returns:
+            Names and methods; a layer that is missing stays as it is.
+        """
+        return dict.fromkeys(layers, self)
 
     def root(self, net: nn.Module) -> Bayesian:
         """The root module around the converted net. Override for matters of the whole network (ensembles, output noise)."""
