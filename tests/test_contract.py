@@ -8,7 +8,20 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, Normal
 
-from bayesify import ECMP, EMP, VSD, Deterministic, DropConnect, MCDropout, MeanField, Method, Site, VariationalDropout
+from bayesify import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    DeepEnsemble,
+    Deterministic,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    Method,
+    Site,
+    VariationalDropout,
+)
 from bayesify.testing import LAYERS, References, check_method
 
 
@@ -26,6 +39,12 @@ def _shrink(site: Site) -> None:
     for name, parameter in site.posterior.named_parameters():
         if name.endswith(("log_std", "log_alpha")):
             torch.nn.init.constant_(parameter, -40.0)
+
+
+def _silence(site: Site) -> None:
+    for parameter in site.posterior.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.init.constant_(site.posterior.get_parameter("bias"), -40.0)
 
 
 def _to_normal_prior(prior_std: float) -> Callable[[Site], None]:
@@ -99,6 +118,16 @@ METHODS: list[tuple[Method, References]] = [
     (ECMP(where="*", components=3, spread=0.5, learn_probabilities=True), References(to_prior=_to_zero)),
     (Deterministic(prior_std=0.5), References(collapse=lambda site: None)),
     (Deterministic(), References(collapse=lambda site: None)),
+    (VIFO(), References(collapse=_silence)),
+]
+# What their roots add does not depend on the type of the layer.
+ROOTS: list[tuple[str, Method, References]] = [
+    ("VIFO naive", VIFO(regularizer="naive", link="exp"), References(collapse=_silence)),
+    ("VIFO in two networks", VIFO(regularizer="mean-variance", shared=False), References()),
+    ("VIFO for the data set", VIFO(regularizer="empirical-bayes-all"), References(collapse=_silence)),
+    ("ensemble", DeepEnsemble(members=2), References()),
+    ("ensemble of mean field", DeepEnsemble(members=2, method=MeanField()), References()),
+    ("ensemble of VIFO", DeepEnsemble(members=2, method=VIFO(regularizer="naive")), References()),
 ]
 
 
@@ -126,6 +155,11 @@ def test_contract(method: Method, references: References, layer: str) -> None:
             check_method(method, {layer: LAYERS[layer]}, references)
 
 
+@pytest.mark.parametrize(("name", "method", "references"), ROOTS, ids=[name for name, _, _ in ROOTS])
+def test_roots_fulfil_the_contract(name: str, method: Method, references: References) -> None:
+    assert check_method(method, {"Linear": LAYERS["Linear"]}, references) == ["Linear"]
+
+
 def test_every_registered_method_is_checked() -> None:
     ours = {kind for kind in Method.registry.values() if kind.__module__.startswith("bayesify.")}
-    assert {type(method) for method, _ in METHODS} == ours
+    assert {type(method) for method in (*(m for m, _ in METHODS), *(m for _, m, _ in ROOTS))} == ours

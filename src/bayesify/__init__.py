@@ -2,13 +2,24 @@
 
 from bayesify import functional
 from bayesify.core.convert import bayesify, unbayesify
-from bayesify.core.model import Bayesian, Draws, Folded, LayerReport
+from bayesify.core.model import Bayesian, Draws, Folded, LayerReport, NormalOutputs
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
 from bayesify.core.spectrum import spectrum
 from bayesify.core.summary import Summary, summary
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesify.methods import ECMP, EMP, VSD, Deterministic, DropConnect, MCDropout, MeanField, VariationalDropout
+from bayesify.methods import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    DeepEnsemble,
+    Deterministic,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    VariationalDropout,
+)
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
 from bayesify.predict import predict
 from bayesify.predictive import Predictive
@@ -19,12 +30,14 @@ __version__ = "0.1.0"
 __all__ = [
     "ECMP",
     "EMP",
+    "VIFO",
     "VSD",
     "Bayesian",
     "Bernoulli",
     "Categorical",
     "Constant",
     "Cyclical",
+    "DeepEnsemble",
     "Deterministic",
     "Draws",
     "DropConnect",
@@ -39,6 +52,7 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "Method",
+    "NormalOutputs",
     "Posterior",
     "Predictive",
     "Site",

@@ -73,7 +73,7 @@ def split(
 
 
 def convert(name: str, text: str, kind: Any) -> Any:
-    """Text as a value of a type: bool, int, float, str, None, Literal, Sequence[int], a KL schedule, or a union of these.
+    """Text as a value of a type: bool, int, float, str, None, Literal, Sequence[int], a KL schedule, a method, or a union of these.
 
     Example:
         >>> convert("hidden", "64,32", Sequence[int]), convert("prior_std", "none", float | None)
@@ -99,6 +99,8 @@ def _convert(text: str, kind: Any) -> Any:
         return {"true": True, "yes": True, "false": False, "no": False}[text.lower()]
     if kind is KLSchedule:
         return _SCHEDULES[text.lower()]()
+    if kind is Method:
+        return Method.named(text)()
     return kind(text)
 
 
@@ -109,5 +111,7 @@ def _describe(kind: Any) -> str:
         return "whole numbers separated by commas"
     if kind is KLSchedule:
         return ", ".join(schedule.__name__ for schedule in _SCHEDULES.values())
+    if kind is Method:
+        return "the name of a method"
     words: dict[Any, str] = {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number"}
     return words.get(kind, "text")

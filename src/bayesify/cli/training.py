@@ -17,6 +17,7 @@ from bayesify.cli.terminal import UsageError, fail, say
 from bayesify.core.posterior import Method
 from bayesify.data import check_target, infer_task, read_table, split_target
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
+from bayesify.methods import DeepEnsemble
 from bayesify.persistence import CHECKPOINT, check_destination, save_model
 from bayesify.report.numbers import plural
 
@@ -79,7 +80,8 @@ def fit_table(
         if checkpoint.exists():
             say(f"going on with the interrupted run in {out}")
     try:
-        estimator.fit(features, y, checkpoint=checkpoint)
+        # the members of an ensemble are trained together, which keeps no checkpoint
+        estimator.fit(features, y, checkpoint=None if isinstance(estimator.method, DeepEnsemble) else checkpoint)
     except ValueError as error:
         if str(checkpoint) not in str(error):
             raise

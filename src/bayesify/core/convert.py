@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import cast
 
 import torch
@@ -65,12 +66,18 @@ def bayesify(
         raise ValueError("the net is Bayesian already; give back the original with unbayesify(bnn) first")
     patterns = _patterns(method)
     _check_layout(net, batch_dim, fold, shared)
+    if isinstance(method, Method):
+        whole = method.whole(net, partial(bayesify, batch_dim=batch_dim, fold=fold, shared=shared))
+        if whole is not None:
+            for root in (whole, *whole.members):
+                root.batch_dim, root.shared = batch_dim, tuple(shared)
+            return whole
     layers = {name: module for name, module in net.named_modules() if any(True for _ in module.parameters(recurse=False))}
     if unmatched := [p for p in patterns if p != "*" and not any(fnmatchcase(name, p) for name in layers)]:
         names = ", ".join(map(repr, layers)) or "none"
         raise ValueError(f"no layer matches {', '.join(map(repr, unmatched))}; the layers are {names}")
 
-    drawing = Drawing()
+    drawing = Drawing(batch_dim=batch_dim)
     reports: list[LayerReport] = []
     tied = _tied_parameters(layers)
     assigned = patterns["*"].assign(layers) if "*" in patterns else {}
@@ -129,6 +136,8 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
     """
     if not isinstance(bnn, Bayesian):
         raise TypeError(f"bnn must be what bayesify returned, got {type(bnn).__name__}")
+    if bnn.members:
+        raise ValueError(f"bnn consists of {len(bnn.members)} networks; give back one of them: unbayesify(bnn.members[0])")
     for _, site in list(bnn.sites()):
         with torch.no_grad():
             means = site.posterior.mean(site)
@@ -152,6 +161,19 @@ def _patterns(method: Method | Mapping[str, Method]) -> dict[str, Method]:
         if not isinstance(value, Method):
             raise TypeError(f"the method for {pattern!r} must be a Method such as MeanField(), got {value!r}")
     return dict(method)
+
+
+def _match(name: str, patterns: Mapping[str, Method]) -> Method | None:
+    return next((method for pattern, method in patterns.items() if fnmatchcase(name, pattern)), None)
+
+
+def _select(layers: Mapping[str, nn.Module], patterns: Mapping[str, Method], obstacles: Mapping[str, str]) -> set[str]:
+    """The layers that the methods want, of those that match and can be made random."""
+    chosen: set[str] = set()
+    for method in {id(m): m for m in patterns.values()}.values():
+        own = {name: layer for name, layer in layers.items() if _match(name, patterns) is method and not obstacles[name]}
+        chosen.update(method.select(own))
+    return chosen
 
 
 def _check_layout(net: nn.Module, batch_dim: int, fold: bool | None, shared: Collection[str]) -> None:

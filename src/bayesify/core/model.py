@@ -19,7 +19,7 @@ from bayesify.core.checks import check_integer
 from bayesify.core.posterior import Method
 from bayesify.core.sites import Drawing, Site
 
-__all__ = ["Bayesian", "Draws", "Folded", "LayerReport"]
+__all__ = ["Bayesian", "Draws", "Folded", "LayerReport", "NormalOutputs"]
 
 
 class Draws(NamedTuple):
@@ -37,6 +37,20 @@ class Draws(NamedTuple):
     kl: Tensor
     local_kl: Tensor
     score: Tensor | None = None
+
+
+class NormalOutputs(NamedTuple):
+    """The distribution of a network's outputs, where it is an independent normal one in closed form.
+
+    Attributes:
+        mean, std: (B, ...) of at least float32.
+        kl, local_kl: as in `Draws`.
+    """
+
+    mean: Tensor
+    std: Tensor
+    kl: Tensor
+    local_kl: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +73,14 @@ class Bayesian(nn.Module, ABC):
         net: the network itself, its layers made random in place.
         batch_dim, fold, shared: how inputs are laid out, as given to `bayesify`.
         report: what became of each layer, for `summary`.
+        local_beta: the weight of the per-example KL that the method asks for; `fit` uses it unless told otherwise.
+        auxiliary_beta: the weight of the per-example KL at auxiliary inputs; where it is above zero, `fit` makes some.
+        one_pass: whether any number of draws takes one pass through the net.
     """
+
+    local_beta: float = 1.0
+    auxiliary_beta: float = 0.0
+    one_pass: bool = False
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -83,6 +104,23 @@ class Bayesian(nn.Module, ABC):
             kwargs: keyword inputs of the net.
         """
 
+    @property
+    def members(self) -> tuple[Bayesian, ...]:
+        """The networks it consists of, each of which is trained by itself; none for a single network."""
+        return ()
+
+    def normal_outputs(self, *inputs: Any, **kwargs: Any) -> NormalOutputs | None:
+        """The distribution of the outputs in closed form, or None where there are only draws."""
+        return None
+
+    def regularizer(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        """The per-example KL (B,) at auxiliary inputs, nats; nothing is learned of them (running statistics) but by its gradient.
+
+        Raises:
+            TypeError: the method has none.
+        """
+        raise TypeError(f"{type(self).__name__} has no per-example KL that auxiliary inputs could be regularised with; VIFO has")
+
     def sites(self) -> Iterator[tuple[str, Site]]:
         """Names (within `net`) and modules of all random layers."""
         return ((name, module) for name, module in self.net.named_modules() if isinstance(module, Site))
@@ -96,6 +134,21 @@ class Bayesian(nn.Module, ABC):
         with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
             terms = [_kl(site).to(device) for _, site in self.sites()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
+
+    def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
+        """The positional inputs by the name of the parameter they are bound to, or by position where no name matters."""
+        names: list[str] = []
+        if self.shared:
+            names = [p.name for p in inspect.signature(self.net.forward).parameters.values() if p.kind in _POSITIONAL]
+        return {names[i] if i < len(names) else str(i): x for i, x in enumerate(inputs)}
+
+    def _batch_size(self, inputs: dict[str, Any]) -> int:
+        """The number of examples in inputs by name."""
+        for leaf in tree_leaves({name: x for name, x in inputs.items() if name not in self.shared}):
+            if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim:
+                return leaf.shape[self.batch_dim]
+        kinds = {name: type(x).__name__ for name, x in inputs.items()}
+        raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
 
 
 def _kl(site: Site) -> Tensor:
@@ -161,20 +214,6 @@ class Folded(Bayesian):
         for y in runs:
             _check_output(y, batch, self.batch_dim, 1)
         return torch.stack([y.movedim(self.batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
-
-    def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        """The positional inputs by the name of the parameter they are bound to, or by position where no name matters."""
-        names: list[str] = []
-        if self.shared:
-            names = [p.name for p in inspect.signature(self.net.forward).parameters.values() if p.kind in _POSITIONAL]
-        return {names[i] if i < len(names) else str(i): x for i, x in enumerate(inputs)}
-
-    def _batch_size(self, inputs: dict[str, Any]) -> int:
-        for leaf in tree_leaves({name: x for name, x in inputs.items() if name not in self.shared}):
-            if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim:
-                return leaf.shape[self.batch_dim]
-        kinds = {name: type(x).__name__ for name, x in inputs.items()}
-        raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

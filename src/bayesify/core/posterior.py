@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -58,6 +58,9 @@ class Posterior(nn.Module, ABC):
         return math.inf
 
 
+_WRITTEN = {"method": "of"}  # a method's own field of that name, beside the name of the method
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
     """What to make random and how: a frozen record of hyperparameters. Its JSON is what gets saved.
@@ -90,14 +93,25 @@ class Method:
         return dict.fromkeys(layers, self)
 
     def root(self, net: nn.Module) -> Bayesian:
-        """The root module around the converted net. Override for matters of the whole network (ensembles, output noise)."""
+        """The root module around the converted net. Override for matters of the whole network (output noise)."""
         from bayesify.core.model import Folded  # the default root is built on this very file
 
         return Folded(net)
 
+    def whole(self, net: nn.Module, convert: Callable[[nn.Module, Method], Bayesian]) -> Bayesian | None:
+        """The root module around a net that is not converted layer by layer (ensembles), or None, which all others leave it at.
+
+        Args:
+            net: the plain network.
+            convert: `bayesify` with the caller's layout of inputs.
+        """
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """Name and fields, ready for JSON; `Method.from_dict` reads it back."""
-        return {"method": type(self).__name__, **dataclasses.asdict(self)}
+        fields = {_WRITTEN.get(field.name, field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {name: value.to_dict() if isinstance(value, Method) else value for name, value in fields.items()}
+        return {"method": type(self).__name__, **plain}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Method:
@@ -108,6 +122,10 @@ class Method:
         """
         values = dict(fields)
         kind = cls.named(values.pop("method", None))
+        for name, written in _WRITTEN.items():
+            if written in values:
+                inner = values.pop(written)
+                values[name] = cls.from_dict(inner) if isinstance(inner, dict) else inner
         known = [field.name for field in dataclasses.fields(kind)]
         if unknown := sorted(set(values) - set(known)):
             fields_text = ", ".join(known) or "none"

@@ -116,6 +116,9 @@ def summary(bnn: Bayesian) -> Summary:
             log_ensemble = module.posterior.log_ensemble_size(module)
         method = "" if report.method is None else type(report.method).__name__
         layers.append(LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, log_ensemble))
+    for name, module in bnn.named_children():  # such as a second network
+        if module is not bnn.net and (parameters := sum(_count(part, seen) for part in module.modules())):
+            layers.append(LayerSummary(name, type(module).__name__, "", 0, parameters, ""))
     kl = bnn.kl().detach()
     return Summary(tuple(layers), math.nan if kl.is_meta else float(kl))
 

@@ -1,5 +1,6 @@
 """Pure tensor mathematics: no modules, no state, torch alone."""
 
+from bayesify.functional.bounded import bounded_exp, bounded_gaussian_nll
 from bayesify.functional.householder import householder, induced_regularizer, structured_noise, vsd_kl
 from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
 from bayesify.functional.kl import (
@@ -11,11 +12,22 @@ from bayesify.functional.kl import (
     log_uniform_kl_sigmoid,
 )
 from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
+from bayesify.functional.regularizers import (
+    vifo_empirical_bayes,
+    vifo_empirical_bayes_all,
+    vifo_mean,
+    vifo_mean_all,
+    vifo_mean_variance,
+    vifo_mean_variance_all,
+    vifo_naive,
+)
 
 __all__ = [
     "at_least_float32",
     "at_most",
     "bernoulli_mask",
+    "bounded_exp",
+    "bounded_gaussian_nll",
     "gaussian_kl",
     "gaussian_kl_sum",
     "householder",
@@ -28,6 +40,13 @@ __all__ = [
     "log_uniform_kl_sigmoid",
     "normal_like",
     "structured_noise",
+    "vifo_empirical_bayes",
+    "vifo_empirical_bayes_all",
+    "vifo_mean",
+    "vifo_mean_all",
+    "vifo_mean_variance",
+    "vifo_mean_variance_all",
+    "vifo_naive",
     "vsd_hierarchical_kl",
     "vsd_kl",
 ]

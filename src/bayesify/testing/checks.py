@@ -21,7 +21,7 @@ from bayesify.core.model import Draws
 from bayesify.core.posterior import Method
 from bayesify.testing.cases import Case
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "OF_ONE_LAYER"]
 
 
 def check_shapes_and_dtypes(case: Case) -> None:
@@ -235,6 +235,10 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     check_export,
     check_return,
 )
+
+
+# These ask about the one layer that was made random, and have no meaning for an ensemble.
+OF_ONE_LAYER = (check_plain_checkpoint, check_moments, check_kl, check_collapse, check_return)
 
 
 class _Twice(nn.Module):

@@ -27,6 +27,7 @@ class Drawing:
     coherent: bool = False
     # The sum of what `choose` was told in this pass, (S,).
     score: Tensor | None = None
+    batch_dim: int = 0
     # The weights drawn so far in this pass, so that a module used twice in it is one function; None outside a pass.
     drawn: dict[nn.Module, tuple[Tensor, Tensor | None]] | None = None
 
