@@ -11,7 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bayesify import ECMP, EMP, Bayesian, Deterministic, DropConnect, MeanField, Method, VariationalDropout, bayesify, elbo
+from bayesify import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    Bayesian,
+    DeepEnsemble,
+    Deterministic,
+    DropConnect,
+    MeanField,
+    Method,
+    VariationalDropout,
+    bayesify,
+    elbo,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")]
 
@@ -27,6 +41,10 @@ _METHODS: dict[str, Method | dict[str, Method]] = {
     "ECMP": ECMP(components=3),
     "ECMP, equal components": ECMP(where="*", components=3, spread=0.0, tau=4.0),
     "DropConnect": DropConnect(prior_std=0.5),
+    "VSD": VSD(),
+    "VSD, hierarchical": VSD(transforms=3, rank=None, hierarchical=True, conv_noise="input"),
+    "VIFO": VIFO(regularizer="mean-variance"),
+    "DeepEnsemble": DeepEnsemble(members=2),
     "some layers": {"0": MeanField(), "5": Deterministic(prior_std=2.0)},
 }
 

@@ -163,19 +163,6 @@ def _patterns(method: Method | Mapping[str, Method]) -> dict[str, Method]:
     return dict(method)
 
 
-def _match(name: str, patterns: Mapping[str, Method]) -> Method | None:
-    return next((method for pattern, method in patterns.items() if fnmatchcase(name, pattern)), None)
-
-
-def _select(layers: Mapping[str, nn.Module], patterns: Mapping[str, Method], obstacles: Mapping[str, str]) -> set[str]:
-    """The layers that the methods want, of those that match and can be made random."""
-    chosen: set[str] = set()
-    for method in {id(m): m for m in patterns.values()}.values():
-        own = {name: layer for name, layer in layers.items() if _match(name, patterns) is method and not obstacles[name]}
-        chosen.update(method.select(own))
-    return chosen
-
-
 def _check_layout(net: nn.Module, batch_dim: int, fold: bool | None, shared: Collection[str]) -> None:
     check_integer("batch_dim", batch_dim, least=0)
     if fold and batch_dim != 0:

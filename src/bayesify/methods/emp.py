@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import SITES, Site
+from bayesify.core.sites import Site, site_type
 from bayesify.functional import at_least_float32
 
 __all__ = ["ECMP", "EMP"]
@@ -122,8 +122,8 @@ class EMP(Method):
 
     def _patched(self, layers: Mapping[str, nn.Module]) -> list[str]:
         """The names that `where` says, in the net's order."""
-        # A subclass that cannot be patched is still the output layer; bayesify says why it stays as it is.
-        kinds = {name: next((s for s in SITES.values() if isinstance(layer, s.original)), Site) for name, layer in layers.items()}
+        # a subclass that cannot be patched is still the output layer: bayesify says why it stays as it is
+        kinds = {name: site_type(layer) for name, layer in layers.items()}
         contracting = [name for name, kind in kinds.items() if kind.contracts]
         entries = [name for name, layer in layers.items() if kinds[name].contracts or isinstance(layer, nn.Embedding)]
         groups = {"bn": [name for name, kind in kinds.items() if kind.normalizes], "in": entries[:1], "out": contracting[-1:]}

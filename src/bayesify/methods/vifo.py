@@ -29,7 +29,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
 from bayesify.core.model import Bayesian, Draws, NormalOutputs
 from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import SITES, Site
+from bayesify.core.sites import Site, site_type
 from bayesify.functional import (
     at_least_float32,
     vifo_empirical_bayes,
@@ -114,8 +114,7 @@ class VIFO(Method):
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
         # a subclass that cannot be made random is still the last layer: bayesify says why it stays as it is
-        kinds = {name: next((s for s in SITES.values() if isinstance(layer, s.original)), Site) for name, layer in layers.items()}
-        outputs = [name for name, kind in kinds.items() if kind.contracts]
+        outputs = [name for name, layer in layers.items() if site_type(layer).contracts]
         if self.head is None:
             return dict.fromkeys(outputs[-1:], self)
         if self.head not in outputs:
