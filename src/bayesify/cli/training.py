@@ -13,7 +13,7 @@ import pandas as pd
 from bayesify.cli.results import Result, assess, print_result, run_facts, split_rows, write_page
 from bayesify.cli.settings import parse, split
 from bayesify.cli.tables import prediction_table, to_csv
-from bayesify.cli.terminal import UsageError, fail, say
+from bayesify.cli.terminal import UsageError, fail, interruptible, say
 from bayesify.core.posterior import Method
 from bayesify.data import check_target, infer_task, read_table, split_target
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
@@ -79,7 +79,8 @@ def fit_table(
         if checkpoint.exists():
             say(f"going on with the interrupted run in {out}")
     try:
-        estimator.fit(features, y, checkpoint=checkpoint)
+        with interruptible():
+            estimator.fit(features, y, checkpoint=checkpoint)
     except ValueError as error:
         if str(checkpoint) not in str(error):
             raise
