@@ -107,8 +107,9 @@ class Setup:
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain settings, ready for JSON; `from_dict` reads them back."""
-        return dataclasses.asdict(self)
+        """Plain settings, ready for JSON; `from_dict` reads them back. A default is left out: results outlive new settings."""
+        values = dataclasses.asdict(self)
+        return {field.name: values[field.name] for field in dataclasses.fields(self) if values[field.name] != _default(field)}
 
     def candidates(self) -> list[dict[str, Any]]:
         """All combinations of the values to choose from; one, perhaps empty, where there is no choice."""
@@ -169,3 +170,7 @@ class Setup:
 
 def _fields_of(table: Mapping[str, Any]) -> set[str]:
     return {field.name for field in dataclasses.fields(Method.named(table.get("method")))}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
