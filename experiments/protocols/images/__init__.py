@@ -15,7 +15,7 @@ from experiments.harness.protocol import Context, Job, Protocol, Table, Unit
 from experiments.protocols.images.picture import draw_scores
 from experiments.protocols.images.setup import Setup
 from experiments.protocols.images.tables import published_of, write_tables
-from experiments.protocols.images.work import Work, unit_names
+from experiments.protocols.images.work import Work, total_epochs, unit_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,13 +56,14 @@ class ImageClassification(Protocol):
                         setup = Setup.from_dict(own)
                     except (TypeError, ValueError) as error:
                         raise ValueError(f"{name}, {net} on {dataset}: {error}") from error
+                    units = unit_names(setup, seeds, ensemble)
                     jobs.append(
                         Job(
                             key=f"{dataset}-{net}-{_plain(name)}",
                             settings={"dataset": dataset, "method": name, "net": net, "setup": setup.to_dict()},
-                            units=unit_names(setup, seeds, ensemble),
+                            units=units,
                             data=tuple(dict.fromkeys((dataset, *setup.ood))),
-                            cost=_SECONDS * setup.epochs,
+                            cost=_SECONDS * total_epochs(setup, units) / len(units),
                         )
                     )
         return jobs

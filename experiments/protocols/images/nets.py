@@ -54,6 +54,8 @@ def check_net(fields: Mapping[str, Any]) -> None:
     takes = NETS[kind][1]
     if set(fields) != {"kind", *takes}:
         raise ValueError(f"a net of kind {kind} has the settings {', '.join(('kind', *takes))}, got {', '.join(fields)}")
+    if "hidden" in takes and not isinstance(fields["hidden"], list):
+        raise ValueError(f"hidden must be a list of widths such as [400, 400], got {fields['hidden']!r}")
     for name in takes:
         for number in fields[name] if name == "hidden" else [fields[name]]:
             check_integer(name, number)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.data import Images, load_images
+from bayesify.data import load_images
 from experiments.protocols.images.setup import Setup
 
 __all__ = ["Part", "Scaling", "TestParts", "TrainParts", "load_test", "load_train"]
@@ -81,7 +81,7 @@ def load_test(setup: Setup, scaling: Scaling, data_dir: Path | None) -> TestPart
         if images.X.shape[1:] != test.X.shape[1:]:
             shapes = f"{tuple(images.X.shape[1:])}, those of {setup.dataset} {tuple(test.X.shape[1:])}"
             raise ValueError(f"ood must name sets with images of the same shape, but those of {name} have {shapes}")
-    ood = {name: scaling(_first(images, setup.ood_rows)) for name, images in others.items()}
+    ood = {name: scaling(images.scaled()[: setup.ood_rows]) for name, images in others.items()}
     return TestParts((scaling(test.scaled()), test.y), ood, test.note)
 
 
@@ -92,7 +92,3 @@ def _scaling(pixels: Tensor) -> Scaling:
     squares = [float((values - mean).square().mean(dtype=torch.float64)) for values, mean in zip(per_channel, means, strict=True)]
     stds = [math.sqrt(square) or 1.0 for square in squares]  # a channel of one colour stays at 0
     return Scaling(torch.tensor(means)[:, None, None], torch.tensor(stds)[:, None, None])
-
-
-def _first(images: Images, rows: int | None) -> Tensor:
-    return images.scaled()[:rows]

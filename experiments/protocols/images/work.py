@@ -17,7 +17,7 @@ from experiments.protocols.images.sets import TestParts, load_test, load_train
 from experiments.protocols.images.setup import Setup
 from experiments.protocols.images.training import beliefs, train
 
-__all__ = ["Work", "chosen", "unit_names"]
+__all__ = ["Work", "chosen", "total_epochs", "unit_names"]
 
 _TRIAL, _ENSEMBLE = "trial-", "ensemble-"
 _SEED_OF_TRIALS = 0
@@ -35,6 +35,12 @@ def unit_names(setup: Setup, seeds: int, ensemble: bool) -> tuple[str, ...]:
     names = [f"{_TRIAL}{number}" for number in range(trials)] if trials > 1 else []
     names += [str(seed) for seed in range(seeds)]
     return (*names, f"{_ENSEMBLE}{seeds}") if ensemble else tuple(names)
+
+
+def total_epochs(setup: Setup, units: Sequence[str]) -> int:
+    """Passes over the data that these units take; an ensemble takes none of its own."""
+    trials, nets = sum(unit.startswith(_TRIAL) for unit in units), sum(unit.isdigit() for unit in units)
+    return trials * setup.trial().epochs + nets * setup.epochs
 
 
 def chosen(setup: Setup, units: Mapping[str, Unit]) -> Unit | None:
@@ -80,7 +86,7 @@ class Work:
         """
         setup, trial = self.setup, self.setup.trial()
         self.train_parts = load_train(setup, self.context.data_dir)
-        self.total = len(self.trials) * trial.epochs + len(self.nets) * setup.epochs
+        self.total = total_epochs(setup, [*self.trials, *self.nets])
         for unit in self.trials:
             self._keep(unit, self._trial(trial.with_fields(fields := self._fields(unit)), fields))
         if not self.nets and not self.ensembles:
