@@ -50,6 +50,11 @@ def test_setups_survive_json():
     assert Setup.from_dict(json.loads(json.dumps(setup.to_dict()))) == setup
 
 
+def test_results_outlive_settings_at_their_defaults():
+    assert Setup(**BASE, beta=1.0, ood=[], choice_epochs=None).to_dict() == BASE
+    assert Setup(**BASE, beta=0.5).to_dict() == BASE | {"beta": 0.5}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
