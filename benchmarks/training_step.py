@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify import VSD, Deterministic, MCDropout, MeanField, Method, VariationalDropout, bayesify, elbo
+from bayesify import ECMP, EMP, VIFO, VSD, Deterministic, MCDropout, MeanField, Method, VariationalDropout, bayesify, elbo
 from benchmarks.measure import interleave, machine, write
 from benchmarks.nets import WORKLOADS, Workload
 
@@ -26,6 +26,10 @@ METHODS: dict[str, Method] = {
     "VSD, T = 1": VSD(transforms=1),
     "VSD, T = 2": VSD(transforms=2),
     "VSD, T = 2, full rank": VSD(transforms=2, rank=None),
+    "EMP": EMP(),
+    "ECMP": ECMP(),
+    "VIFO": VIFO(),
+    "VIFO, auxiliary inputs": VIFO(eta_aux=0.5),
     "MeanField": MeanField(),
     "MeanField, shared noise": MeanField(noise="shared"),
 }
@@ -51,14 +55,19 @@ def bayesian_step(workload: Workload, method: Method, x: Tensor, y: Tensor) -> C
         optimizer.zero_grad()
         draws = bnn(x)
         log_prob = -_loss(draws.outputs[0], y, reduction="none")
-        (-elbo(draws, log_prob[None], n=50_000)).backward()
+        loss = -elbo(draws, log_prob[None], n=50_000, local_beta=bnn.local_beta)
+        if bnn.auxiliary_beta:
+            loss = loss + bnn.auxiliary_beta * bnn.regularizer(torch.rand_like(x)).mean()
+        loss.backward()
         optimizer.step()
 
     return step
 
 
 def _only_contractions(net: nn.Module, method: Method) -> dict[str, Method]:
-    """As in the papers' tables, normalisation layers stay deterministic."""
+    """As in the papers' tables, normalisation layers stay deterministic, unless the method chooses its layers itself."""
+    if type(method).assign is not Method.assign:
+        return {"*": method}
     return {name: method for name, layer in net.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
 
 

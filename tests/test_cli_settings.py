@@ -15,6 +15,7 @@ from bayesify.cli.results import split_rows  # noqa: E402
 from bayesify.cli.tables import to_csv  # noqa: E402
 from bayesify.cli.terminal import UsageError  # noqa: E402
 from bayesify.estimators import BayesianClassifier, BayesianRegressor  # noqa: E402
+from bayesify.methods import VIFO  # noqa: E402
 from bayesify.objectives import KLSchedule, LinearWarmup  # noqa: E402
 
 
@@ -29,6 +30,7 @@ def test_settings_have_one_meaning(kind):
     ("text", "kind", "value"),
     [("3", int, 3), ("0.5", float | None, 0.5), ("none", float | None, None), ("no", bool, False), ("True", bool, True),
      ("relu", str, "relu"), ("64,32", Sequence[int], (64, 32)), ("(8,)", Sequence[int], (8,)), ("", Sequence[int], ()),
+     ("0.5,0.5", tuple[float, ...] | None, (0.5, 0.5)), ("vifo", Method | None, VIFO()),
      ("2", float | KLSchedule, 2.0), ("linearwarmup", float | KLSchedule, LinearWarmup())],
 )  # fmt: skip
 def test_conversion(text, kind, value):

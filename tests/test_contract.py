@@ -8,7 +8,22 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, Normal
 
-from bayesify import VSD, WHVI, Deterministic, MCDropout, MeanField, Method, Site, TensorFactorised, VariationalDropout
+from bayesify import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    WHVI,
+    DeepEnsemble,
+    Deterministic,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    Method,
+    Site,
+    TensorFactorised,
+    VariationalDropout,
+)
 from bayesify.testing import LAYERS, References, check_method
 
 
@@ -26,6 +41,12 @@ def _shrink(site: Site) -> None:
     for name, parameter in site.posterior.named_parameters():
         if name.endswith(("log_std", "log_alpha")):
             torch.nn.init.constant_(parameter, -40.0)
+
+
+def _silence(site: Site) -> None:
+    for parameter in site.posterior.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.init.constant_(site.posterior.get_parameter("bias"), -40.0)
 
 
 def _to_normal_prior(prior_std: float) -> Callable[[Site], None]:
@@ -69,6 +90,14 @@ def _to_standard_prior(site: Site) -> None:
 
 _STANDARD = References(to_prior=_to_standard_prior)
 
+
+def _to_zero(site: Site) -> None:
+    for parameter in site.parameters():
+        torch.nn.init.zeros_(parameter)
+
+
+_MIXTURE_OF_POINTS = References(collapse=lambda site: None, to_prior=_to_zero)
+
 METHODS: list[tuple[Method, References]] = [
     (MeanField(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(noise="shared", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
@@ -89,6 +118,16 @@ METHODS: list[tuple[Method, References]] = [
     (VSD(transforms=1, hierarchical=True, hyperprior="gamma", conv_noise="input"), _SHRINKING),
     (MCDropout(p=0.3, prior_std=0.5), References()),
     (MCDropout(p=0.0), References(collapse=lambda site: None)),
+    (DropConnect(p=0.3, prior_std=0.5), References()),
+    (DropConnect(p=0.0), References(collapse=lambda site: None)),
+    (EMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
+    (EMP(where="*", components=3, spread=0.5, decay="plain"), References(to_prior=_to_zero)),
+    (EMP(where="*", components=2, spread=0.5, probabilities=(0.8, 0.2), tau=0.0), References()),
+    (EMP(where="*", components=3, spread=0.5, probabilities=(0.5, 0.3, 0.2), learn_probabilities=True), References()),
+    (EMP(components=1, where="*", rho=0.3), _MIXTURE_OF_POINTS),
+    (ECMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
+    (ECMP(where="*", components=2, spread=0.5, rho=2.0), References(to_prior=_to_zero)),
+    (ECMP(where="*", components=3, spread=0.5, learn_probabilities=True), References(to_prior=_to_zero)),
     (Deterministic(prior_std=0.5), References(collapse=lambda site: None)),
     (Deterministic(), References(collapse=lambda site: None)),
     (WHVI(initial_std=0.5), _STANDARD),
@@ -97,6 +136,16 @@ METHODS: list[tuple[Method, References]] = [
     (WHVI(structure="S1HGHS2H", scales="variational"), References()),
     (WHVI(initial="pretrained"), _STANDARD),
     (TensorFactorised(initial_std=0.5), _STANDARD),
+    (VIFO(), References(collapse=_silence)),
+]
+# What their roots add does not depend on the type of the layer.
+ROOTS: list[tuple[str, Method, References]] = [
+    ("VIFO naive", VIFO(regularizer="naive", link="exp"), References(collapse=_silence)),
+    ("VIFO in two networks", VIFO(regularizer="mean-variance", shared=False), References()),
+    ("VIFO for the data set", VIFO(regularizer="empirical-bayes-all"), References(collapse=_silence)),
+    ("ensemble", DeepEnsemble(members=2), References()),
+    ("ensemble of mean field", DeepEnsemble(members=2, method=MeanField()), References()),
+    ("ensemble of VIFO", DeepEnsemble(members=2, method=VIFO(regularizer="naive")), References()),
 ]
 
 
@@ -117,13 +166,18 @@ def _identify(value: object) -> str:
 @pytest.mark.parametrize(("method", "references"), METHODS, ids=_identify)
 def test_contract(method: Method, references: References, layer: str) -> None:
     contracts = "Norm" not in layer and layer != "Embedding"
-    if contracts or isinstance(method, MeanField | Deterministic):
+    if contracts or isinstance(method, MeanField | Deterministic | EMP):
         assert check_method(method, {layer: LAYERS[layer]}, references) == [layer]
     else:
         with pytest.raises(AssertionError, match="supports none"):
             check_method(method, {layer: LAYERS[layer]}, references)
 
 
+@pytest.mark.parametrize(("name", "method", "references"), ROOTS, ids=[name for name, _, _ in ROOTS])
+def test_roots_fulfil_the_contract(name: str, method: Method, references: References) -> None:
+    assert check_method(method, {"Linear": LAYERS["Linear"]}, references) == ["Linear"]
+
+
 def test_every_registered_method_is_checked() -> None:
     ours = {kind for kind in Method.registry.values() if kind.__module__.startswith("bayesify.")}
-    assert {type(method) for method, _ in METHODS} == ours
+    assert {type(method) for method in (*(m for m, _ in METHODS), *(m for _, m, _ in ROOTS))} == ours

@@ -11,7 +11,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bayesify import WHVI, Bayesian, Deterministic, MeanField, Method, TensorFactorised, VariationalDropout, bayesify, elbo
+from bayesify import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    WHVI,
+    Bayesian,
+    DeepEnsemble,
+    Deterministic,
+    DropConnect,
+    MeanField,
+    Method,
+    TensorFactorised,
+    VariationalDropout,
+    bayesify,
+    elbo,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")]
 
@@ -25,6 +41,15 @@ _METHODS: dict[str, Method | dict[str, Method]] = {
     "WHVI": WHVI(),
     "WHVI, full covariance": WHVI(covariance="full", blocks="shared"),
     "TensorFactorised": TensorFactorised(),
+    "EMP": EMP(where="*", components=3, learn_probabilities=True),
+    "EMP, equal components": EMP(where="*", components=3, spread=0.0, tau=4.0),
+    "ECMP": ECMP(components=3),
+    "ECMP, equal components": ECMP(where="*", components=3, spread=0.0, tau=4.0),
+    "DropConnect": DropConnect(prior_std=0.5),
+    "VSD": VSD(),
+    "VSD, hierarchical": VSD(transforms=3, rank=None, hierarchical=True, conv_noise="input"),
+    "VIFO": VIFO(regularizer="mean-variance"),
+    "DeepEnsemble": DeepEnsemble(members=2),
     "some layers": {"0": MeanField(), "5": Deterministic(prior_std=2.0)},
 }
 
@@ -138,3 +163,14 @@ def test_gradients_are_those_of_the_whole_batch(wrapper):
     found, expected = _gradients(wrapper)["Deterministic", True], _reference("Deterministic", True)
     for key, gradient in expected.items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-10, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("name", ["EMP, equal components", "ECMP, equal components"])
+@pytest.mark.parametrize("wrapper", _WRAPPERS)
+def test_gradients_of_the_components_add_up_to_those_of_the_whole_batch(wrapper, name):
+    """Equal components are one weight, whichever of them each process draws."""
+    found, expected = _gradients(wrapper)[name, True], _reference("Deterministic", True)
+    for key, gradient in expected.items():
+        layer, kind = key.rsplit(".", 1)
+        total = found[f"{layer}.posterior.{kind}"].sum(0)
+        torch.testing.assert_close(total, gradient, rtol=1e-10, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")

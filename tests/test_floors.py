@@ -15,7 +15,7 @@ SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
     ("functional", "progress"),
     ("core",),
-    ("methods", "likelihoods", "predictive", "objectives", "predict", "metrics", "testing"),
+    ("methods", "likelihoods", "predictive", "objectives", "predict", "metrics", "metrics_robustness", "testing"),
     ("data", "train", "estimators", "persistence", "plots", "report"),
     ("cli",),
 )

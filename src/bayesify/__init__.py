@@ -2,13 +2,26 @@
 
 from bayesify import functional
 from bayesify.core.convert import bayesify, unbayesify
-from bayesify.core.model import Bayesian, Draws, Folded, LayerReport
+from bayesify.core.model import Bayesian, Draws, Folded, LayerReport, NormalOutputs
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
 from bayesify.core.spectrum import spectrum
 from bayesify.core.summary import Summary, summary
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesify.methods import VSD, WHVI, Deterministic, MCDropout, MeanField, TensorFactorised, VariationalDropout
+from bayesify.methods import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    WHVI,
+    DeepEnsemble,
+    Deterministic,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    TensorFactorised,
+    VariationalDropout,
+)
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
 from bayesify.predict import predict
 from bayesify.predictive import Predictive
@@ -17,6 +30,9 @@ from bayesify.train import History, fit
 __version__ = "0.1.0"
 
 __all__ = [
+    "ECMP",
+    "EMP",
+    "VIFO",
     "VSD",
     "WHVI",
     "Bayesian",
@@ -24,8 +40,10 @@ __all__ = [
     "Categorical",
     "Constant",
     "Cyclical",
+    "DeepEnsemble",
     "Deterministic",
     "Draws",
+    "DropConnect",
     "Folded",
     "Gaussian",
     "HeteroscedasticGaussian",
@@ -37,6 +55,7 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "Method",
+    "NormalOutputs",
     "Posterior",
     "Predictive",
     "Site",

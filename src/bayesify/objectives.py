@@ -26,7 +26,8 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
 
     Args:
         draws: what the Bayesian net returned for the minibatch.
-        log_prob: (S, B) log likelihood of each example under each draw, in nats, summed over the dimensions of one example.
+        log_prob: (S, B) log likelihood of each example under each draw, in nats, summed over the dimensions of one example. Where
+            `draws.score` is given, its values also decide the gradient of the probabilities of discrete choices.
         n: the number of examples in the whole training set; the KL is paid once per data set, so each example pays 1/n of it.
         beta: weight of the KL; a `KLSchedule` gives it as training goes on. 1 is the bound, below 1 a cold posterior.
         local_beta: weight of the per-example KL of methods that have one.
@@ -53,7 +54,15 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
             f"log_prob must have shape (S, B) = ({samples}, {draws.local_kl.shape[0]}), got {tuple(log_prob.shape)}; "
             "sum it over the dimensions of one example, and keep draws first"
         )
+    if draws.score is not None:
+        log_prob = log_prob + draws.score.unsqueeze(1) * _advantage(log_prob.detach())
     return log_prob.mean() - beta / n * draws.kl - local_beta * draws.local_kl.mean()
+
+
+def _advantage(log_prob: Tensor) -> Tensor:
+    """By how much a draw is better than the others of its example, which takes variance from the score and adds no bias."""
+    samples = log_prob.shape[0]
+    return log_prob if samples == 1 else (log_prob - log_prob.mean(0)) * (samples / (samples - 1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,19 +9,17 @@ import contextlib
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer
+from bayesify.core.model import Bayesian
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import Predictive
 from bayesify.progress import ProgressBar
-
-if TYPE_CHECKING:
-    from bayesify.core.model import Bayesian
 
 __all__ = ["predict"]
 
@@ -54,8 +52,8 @@ def predict(
             one or two: `(x,)` or `(x, y)`, of which x is taken. Several arguments in such a batch are nested: `((a, b), y)`. So a
             tuple is arguments when given whole, and x first when it comes from an iterable.
         likelihood: what the outputs mean.
-        samples: S, the number of draws.
-        chunk: draws per call of the network; by default as many as make about 2,048 rows.
+        samples: S, the number of draws; of an ensemble, rounded up so that all members make equally many.
+        chunk: draws per call of the network; by default as many as make about 2,048 rows, or all where that takes one pass.
         batch_size: rows per batch, for tensors.
         seed: equal seed, `chunk` and batches give equal numbers, and the global random state is left as it was. None takes a seed
             from the global generator. Where draws differ between examples (the default of some methods), other batches give other
@@ -88,8 +86,11 @@ def predict(
         check_integer("chunk", chunk)
     if seed is not None:
         check_integer("seed", seed, least=0)
-    # The root says where the batch is; a wrapper around it (compiled, distributed) does not.
-    dim: int = next((vars(module)["batch_dim"] for module in bnn.modules() if "batch_dim" in vars(module)), 0)
+    # The root knows, a wrapper around it (compiled, distributed) does not.
+    root = next((module for module in bnn.modules() if isinstance(module, Bayesian)), None)
+    dim = 0 if root is None else root.batch_dim
+    members = 1 if root is None else max(1, len(root.members))
+    samples = -(-samples // members) * members
     batches, length = _batches(inputs, batch_size, dim)
     tensors = [*bnn.parameters(), *bnn.buffers()]
     if seed is None:
@@ -101,7 +102,8 @@ def predict(
         for number, batch in enumerate(batches):
             leaf = tree_leaves(batch)[0]
             args, kwargs = _arguments(tree_map(lambda x: x.to(tensors[0].device) if tensors else x, batch))
-            chunk = chunk or max(1, _ROWS_PER_CALL // leaf.shape[dim])
+            chunk = chunk or (samples if root is not None and root.one_pass else max(1, _ROWS_PER_CALL // leaf.shape[dim]))
+            chunk = -(-chunk // members) * members
 
             mixture: Predictive | None = None
             for start in range(0, samples, chunk):

@@ -167,6 +167,29 @@ def test_batch_normalization_in_both_modes(kind, shape, options):
             torch.testing.assert_close(found, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", BATCH_NORMS)
+def test_several_draws_are_normalised_as_several_passes(options, training):
+    """By the statistics of their own batch each, which move the running ones one after the other."""
+    torch.manual_seed(1)
+    norm = nn.BatchNorm2d(4, **BATCH_NORMS[options]).double().train(training)
+    bnn = bayesify(copy.deepcopy(norm), Deterministic())
+    weight, bias = _draws(bnn.net, 3)
+    rows = torch.randn(3, 6, 4, 2, 2, dtype=torch.float64) * torch.tensor([1.0, 2.0, 5.0]).reshape(3, 1, 1, 1, 1)
+    expected = []
+    for s in range(3):
+        with torch.no_grad():
+            norm.weight.copy_(weight[s])
+            norm.bias.copy_(bias[s])
+        expected.append(norm(rows[s]))
+    before = copy.deepcopy(bnn.net)
+    torch.testing.assert_close(bnn.net.act(rows.flatten(0, 1), weight, bias), torch.cat(expected))
+    for expected_buffer, found in zip(norm.buffers(), bnn.net.buffers(), strict=True):
+        torch.testing.assert_close(found, expected_buffer)
+    before.drawing.samples = 3
+    torch.testing.assert_close(before.op(before.prepare(rows.flatten(0, 1)), weight, bias), torch.cat(expected))
+
+
 def test_batch_normalization_checks_its_input():
     bnn = bayesify(nn.BatchNorm2d(4), MeanField())
     with pytest.raises(ValueError, match="expected 4D input"):

@@ -16,6 +16,7 @@ __all__ = ["Choose", "Setup"]
 # What may differ between models that are trained together, and so may be chosen.
 _OWN = ("learning_rate", "beta", "warmup", "local_beta")
 _NOISE = ("learned", "fixed")
+_LATER = {"batch_norm": None, "weight_decay": 0.0, "steps": None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,10 +70,13 @@ class Setup:
         method: name and fields, as `Method.from_dict` takes them, or such tables by pattern of layer names, as `bayesify` takes
             them (the first match wins): {4 = {method = "MeanField"}, "*" = {method = "WHVI"}}.
         hidden, activation: the network.
+        batch_norm: where the scales of batch normalisations start, one after the input and one after every hidden layer; None for
+            a network without.
         epochs, batch_size, train_samples, clip_norm: as in `bayesify.train.fit`; `train_samples` are the draws per step.
         steps: how long to train, in steps, instead of `epochs`; rounded to whole passes over the data.
         learning_rate, schedule: of Adam at the start; "cosine" takes it to 0, "constant" leaves it, "power" multiplies it by
             (1 + 0.0005 t)^-0.3 at step t, as of the beginning of the pass.
+        weight_decay: of Adam: this times every parameter is added to its gradient. Then all models have the same learning rate.
         beta, warmup: weight of the KL, and the share of training over which it rises from 0 to that.
         local_beta: weight of the per-example KL.
         samples: S, draws in prediction.
@@ -85,6 +89,7 @@ class Setup:
     method: Mapping[str, Any]
     hidden: Sequence[int] = (50,)
     activation: str = "relu"
+    batch_norm: float | None = None
     epochs: int = 2000
     steps: int | None = None
     batch_size: int = 128
@@ -92,6 +97,7 @@ class Setup:
     clip_norm: float | None = None
     learning_rate: float = 1e-2
     schedule: Literal["cosine", "constant", "power"] = "cosine"
+    weight_decay: float = 0.0
     beta: float = 1.0
     warmup: float = 0.0
     local_beta: float = 1.0
@@ -116,7 +122,9 @@ class Setup:
         check_integer("seed", self.seed, least=0)
         check_positive("learning_rate", self.learning_rate)
         check_choice("schedule", self.schedule, ("cosine", "constant", "power"))
-        for name in ("beta", "local_beta"):
+        if self.batch_norm is not None:
+            check_positive("batch_norm", self.batch_norm)
+        for name in ("beta", "local_beta", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
         if not 0 <= self.warmup <= 1:
@@ -127,6 +135,8 @@ class Setup:
             raise ValueError(f"noise must be {{learned = 0.3}} or {{fixed = 2.5}}, got {self.noise!r}")
         check_positive(f"noise.{next(iter(self.noise))}", next(iter(self.noise.values())))
         if self.choose is not None:
+            if self.weight_decay and "learning_rate" in self.choose.among:
+                raise ValueError(f"learning_rate cannot be chosen with weight_decay={self.weight_decay!r}")
             for name, values in self.choose.among.items():  # so that what cannot be set is known before any work
                 for value in (values["low"], values["high"]) if isinstance(values, Mapping) else values:
                     self.with_fields({name: value})
@@ -148,11 +158,12 @@ class Setup:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain settings, ready for JSON; `from_dict` reads them back."""
+        """Plain settings, ready for JSON; `from_dict` reads them back.
+
+        Settings that came later are left out where they are not used, so that older results keep their fingerprint.
+        """
         fields = dataclasses.asdict(self)
-        if self.steps is None:  # results from before there was such a setting stay what they are
-            del fields["steps"]
-        return fields
+        return {name: value for name, value in fields.items() if name not in _LATER or value != _LATER[name]}
 
     def methods(self) -> Method | dict[str, Method]:
         """The method, or the methods by pattern of layer names, for `bayesify`."""

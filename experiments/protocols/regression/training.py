@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from bayesify import Bayesian, Gaussian, bayesify
 from bayesify.estimators.network import mlp
@@ -74,8 +75,7 @@ def train(
     for setup, split, seed in zip(setups, splits, seeds, strict=True):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            net = mlp(split.X.shape[1], 1, setup.hidden, setup.activation)
-            bnn = bayesify(net, setup.methods())
+            bnn = bayesify(_network(split.X.shape[1], setup), setup.methods())
         learned = setup.noise.get("learned")
         likelihood = Gaussian(std=setup.noise["fixed"] / split.std) if learned is None else Gaussian(std=learned, learn=True)
         trainings.append(
@@ -97,6 +97,7 @@ def train(
         "cosine": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
         "power": partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: (1 + 5e-4 * epoch * steps) ** -0.3),
     }
+    adam = partial(torch.optim.Adam, lr=common.learning_rate, weight_decay=common.weight_decay)
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "training .* failed", RuntimeWarning)  # the histories say so
@@ -105,6 +106,7 @@ def train(
             epochs=epochs,
             batch_size=common.batch_size,
             samples=common.train_samples,
+            optimizer=adam if common.weight_decay else None,
             scheduler=schedules.get(common.schedule),
             clip_norm=common.clip_norm,
             compile=epochs * steps >= _MANY_STEPS,
@@ -116,3 +118,17 @@ def train(
         Model(t.bnn, t.likelihood, split, history, seconds, setup, t.seed)
         for t, split, history, setup in zip(trainings, splits, histories, setups, strict=True)
     ]
+
+
+def _network(in_features: int, setup: Setup) -> nn.Sequential:
+    net = mlp(in_features, 1, setup.hidden, setup.activation)
+    if setup.batch_norm is None:
+        return net
+    layers: list[nn.Module] = []
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            norm = nn.BatchNorm1d(layer.in_features)
+            nn.init.constant_(norm.weight, setup.batch_norm)
+            layers.append(norm)
+        layers.append(layer)
+    return nn.Sequential(*layers)

@@ -73,7 +73,7 @@ def split(
 
 
 def convert(name: str, text: str, kind: Any) -> Any:
-    """Text as a value of a type: bool, int, float, str, None, Literal, Sequence[int], a KL schedule, or a union of these.
+    """Text as a value of a type: bool, number, str, None, Literal, several numbers, a KL schedule, a method, or a union of these.
 
     Example:
         >>> convert("hidden", "64,32", Sequence[int]), convert("prior_std", "none", float | None)
@@ -91,14 +91,17 @@ def convert(name: str, text: str, kind: Any) -> Any:
 def _convert(text: str, kind: Any) -> Any:
     if typing.get_origin(kind) is Literal:
         return {str(choice).lower(): choice for choice in typing.get_args(kind)}[text.lower()]
-    if typing.get_origin(kind) is not None:  # Sequence[int]
-        return tuple(int(part) for part in text.strip("()[]").split(",") if part.strip())
+    if typing.get_origin(kind) is not None:  # Sequence[int], tuple[float, ...]
+        number = typing.get_args(kind)[0]
+        return tuple(number(part) for part in text.strip("()[]").split(",") if part.strip())
     if kind is types.NoneType:
         return {"none": None}[text.lower()]
     if kind is bool:
         return {"true": True, "yes": True, "false": False, "no": False}[text.lower()]
     if kind is KLSchedule:
         return _SCHEDULES[text.lower()]()
+    if kind is Method:
+        return Method.named(text)()
     return kind(text)
 
 
@@ -106,8 +109,10 @@ def _describe(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is not None:
-        return "whole numbers separated by commas"
+        return f"{'whole ' if typing.get_args(kind)[0] is int else ''}numbers separated by commas"
     if kind is KLSchedule:
         return ", ".join(schedule.__name__ for schedule in _SCHEDULES.values())
+    if kind is Method:
+        return "the name of a method"
     words: dict[Any, str] = {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number"}
     return words.get(kind, "text")

@@ -3,8 +3,11 @@
 import contextlib
 import functools
 import os
+import signal
 import sys
+import threading
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["UsageError", "fail", "polite", "print_line", "print_table", "say"]
+__all__ = ["UsageError", "fail", "interruptible", "polite", "print_line", "print_table", "say"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,7 +82,8 @@ def polite(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with _remarks():
             try:
-                return command(*args, **kwargs)
+                with interruptible():
+                    return command(*args, **kwargs)
             except KeyboardInterrupt:
                 fail("interrupted", 130)
             except BrokenPipeError:  # the reader of the pipe has seen enough
@@ -91,6 +95,37 @@ def polite(command: Callable[P, R]) -> Callable[P, R]:
                 fail(str(error))
 
     return run
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C arrive as what it is.
+
+    It may come while a library is at work that turns it into an error of its own, such as an import that "failed".
+
+    Raises:
+        KeyboardInterrupt: in place of any error after Ctrl-C.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
+        yield  # interrupts are ignored, or come elsewhere
+        return
+    interrupted = False
+
+    def interrupt(number: int, frame: types.FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        usual(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if interrupted:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _expected(error: BaseException) -> bool:

@@ -13,10 +13,11 @@ import pandas as pd
 from bayesify.cli.results import Result, assess, print_result, run_facts, split_rows, write_page
 from bayesify.cli.settings import parse, split
 from bayesify.cli.tables import prediction_table, to_csv
-from bayesify.cli.terminal import UsageError, fail, say
+from bayesify.cli.terminal import UsageError, fail, interruptible, say
 from bayesify.core.posterior import Method
 from bayesify.data import check_target, infer_task, read_table, split_target
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
+from bayesify.methods import DeepEnsemble
 from bayesify.persistence import CHECKPOINT, check_destination, save_model
 from bayesify.report.numbers import plural
 
@@ -79,7 +80,10 @@ def fit_table(
         if checkpoint.exists():
             say(f"going on with the interrupted run in {out}")
     try:
-        estimator.fit(features, y, checkpoint=checkpoint)
+        # the members of an ensemble are trained together, which keeps no checkpoint
+        own = None if isinstance(estimator.method, DeepEnsemble) else checkpoint
+        with interruptible():
+            estimator.fit(features, y, checkpoint=own)
     except ValueError as error:
         if str(checkpoint) not in str(error):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import cast
 
 import torch
@@ -33,8 +34,9 @@ def bayesify(
 
     Args:
         net: any network.
-        method: one method for every layer it supports, or a mapping from name patterns (`fnmatch`: "features.*") to methods; the
-            first match wins, layers without a match stay as they are.
+        method: one method for every layer it supports (of those it chooses: `Method.assign`), or a mapping from name patterns
+            (`fnmatch`: "features.*") to methods; the first match wins, layers without a match stay as they are. Only with
+            the pattern "*" does a method choose.
         batch_dim: the batch dimension of the net's inputs and outputs. Other than 0, every draw takes a pass of its own and
             `Draws.outputs` has the batch moved to the front: (S, B, ...).
         fold: run S draws as one pass over S*B rows. By default wherever the batch comes first in all of the net. A net that
@@ -64,22 +66,35 @@ def bayesify(
         raise ValueError("the net is Bayesian already; give back the original with unbayesify(bnn) first")
     patterns = _patterns(method)
     _check_layout(net, batch_dim, fold, shared)
+    if isinstance(method, Method):
+        whole = method.whole(net, partial(bayesify, batch_dim=batch_dim, fold=fold, shared=shared))
+        if whole is not None:
+            for root in (whole, *whole.members):
+                root.batch_dim, root.shared = batch_dim, tuple(shared)
+            return whole
     layers = {name: module for name, module in net.named_modules() if any(True for _ in module.parameters(recurse=False))}
     if unmatched := [p for p in patterns if p != "*" and not any(fnmatchcase(name, p) for name in layers)]:
         names = ", ".join(map(repr, layers)) or "none"
         raise ValueError(f"no layer matches {', '.join(map(repr, unmatched))}; the layers are {names}")
 
-    drawing = Drawing()
+    drawing = Drawing(batch_dim=batch_dim)
     reports: list[LayerReport] = []
     tied = _tied_parameters(layers)
+    assigned = patterns["*"].assign(layers) if "*" in patterns else {}
     before = [(layer, dict(layer._parameters)) for layer in layers.values()]
     try:
         for name, layer in layers.items():
             kind = type(layer).__name__
-            chosen = next((m for p, m in patterns.items() if fnmatchcase(name, p)), None)
+            pattern = next((p for p in patterns if fnmatchcase(name, p)), None)
+            chosen = None if pattern is None else assigned.get(name) if pattern == "*" else patterns[pattern]
             if chosen is not None and any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
                 raise ValueError(f"{name!r} ({kind}) has no weight yet: run one batch through the net first")
-            reason = "its name matches no pattern" if chosen is None else _obstacle(layer, tied)
+            if pattern is None:
+                reason = "its name matches no pattern"
+            elif chosen is None:
+                reason = f"{type(patterns[pattern]).__name__} leaves it as it is"
+            else:
+                reason = _obstacle(layer, tied)
             if chosen is not None and not reason and not _convert(layer, chosen, drawing):
                 reason = f"{type(chosen).__name__} leaves {kind} as it is"
             reports.append(LayerReport(name, kind, None if reason else chosen, reason))
@@ -121,6 +136,8 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
     """
     if not isinstance(bnn, Bayesian):
         raise TypeError(f"bnn must be what bayesify returned, got {type(bnn).__name__}")
+    if bnn.members:
+        raise ValueError(f"bnn consists of {len(bnn.members)} networks; give back one of them: unbayesify(bnn.members[0])")
     for _, site in list(bnn.sites()):
         with torch.no_grad():
             means = site.posterior.mean(site)

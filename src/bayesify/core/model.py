@@ -19,7 +19,7 @@ from bayesify.core.checks import check_integer
 from bayesify.core.posterior import Method
 from bayesify.core.sites import Drawing, Site
 
-__all__ = ["Bayesian", "Draws", "Folded", "LayerReport"]
+__all__ = ["Bayesian", "Draws", "Folded", "LayerReport", "NormalOutputs"]
 
 
 class Draws(NamedTuple):
@@ -29,9 +29,26 @@ class Draws(NamedTuple):
         outputs: (S, B, ...), the net's output for each of S draws; a net that returns a tuple or dict gives the same structure.
         kl: scalar of at least float32, nats, paid once per data set.
         local_kl: (B,) of at least float32, nats, paid once per example (zero for methods without one).
+        score: (S,) zeros whose gradient is that of the log probability of each draw's discrete choices; `elbo` needs it to learn
+            such probabilities. None where nothing of the kind is learned.
     """
 
     outputs: Tensor
+    kl: Tensor
+    local_kl: Tensor
+    score: Tensor | None = None
+
+
+class NormalOutputs(NamedTuple):
+    """The distribution of a network's outputs, where it is an independent normal one in closed form.
+
+    Attributes:
+        mean, std: (B, ...) of at least float32.
+        kl, local_kl: as in `Draws`.
+    """
+
+    mean: Tensor
+    std: Tensor
     kl: Tensor
     local_kl: Tensor
 
@@ -56,7 +73,14 @@ class Bayesian(nn.Module, ABC):
         net: the network itself, its layers made random in place.
         batch_dim, fold, shared: how inputs are laid out, as given to `bayesify`.
         report: what became of each layer, for `summary`.
+        local_beta: the weight of the per-example KL that the method asks for; `fit` uses it unless told otherwise.
+        auxiliary_beta: the weight of the per-example KL at auxiliary inputs; where it is above zero, `fit` makes some.
+        one_pass: whether any number of draws takes one pass through the net.
     """
+
+    local_beta: float = 1.0
+    auxiliary_beta: float = 0.0
+    one_pass: bool = False
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -80,6 +104,23 @@ class Bayesian(nn.Module, ABC):
             kwargs: keyword inputs of the net.
         """
 
+    @property
+    def members(self) -> tuple[Bayesian, ...]:
+        """The networks it consists of, each of which is trained by itself; none for a single network."""
+        return ()
+
+    def normal_outputs(self, *inputs: Any, **kwargs: Any) -> NormalOutputs | None:
+        """The distribution of the outputs in closed form, or None where there are only draws."""
+        return None
+
+    def regularizer(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        """The per-example KL (B,) at auxiliary inputs, nats; nothing is learned of them (running statistics) but by its gradient.
+
+        Raises:
+            TypeError: the method has none.
+        """
+        raise TypeError(f"{type(self).__name__} has no per-example KL that auxiliary inputs could be regularised with; VIFO has")
+
     def sites(self) -> Iterator[tuple[str, Site]]:
         """Names (within `net`) and modules of all random layers."""
         return ((name, module) for name, module in self.net.named_modules() if isinstance(module, Site))
@@ -93,6 +134,21 @@ class Bayesian(nn.Module, ABC):
         with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
             terms = [_kl(site).to(device) for _, site in self.sites()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
+
+    def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
+        """The positional inputs by the name of the parameter they are bound to, or by position where no name matters."""
+        names: list[str] = []
+        if self.shared:
+            names = [p.name for p in inspect.signature(self.net.forward).parameters.values() if p.kind in _POSITIONAL]
+        return {names[i] if i < len(names) else str(i): x for i, x in enumerate(inputs)}
+
+    def _batch_size(self, inputs: dict[str, Any]) -> int:
+        """The number of examples in inputs by name."""
+        for leaf in tree_leaves({name: x for name, x in inputs.items() if name not in self.shared}):
+            if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim:
+                return leaf.shape[self.batch_dim]
+        kinds = {name: type(x).__name__ for name, x in inputs.items()}
+        raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
 
 
 def _kl(site: Site) -> Tensor:
@@ -133,42 +189,31 @@ class Folded(Bayesian):
         batch = self._batch_size({**named, **kwargs})
         self.drawing.coherent = coherent
         if samples == 1 or not self.fold:
-            runs = [self._run(1, inputs, kwargs) for _ in range(samples)]
+            runs, scores = zip(*[self._run(1, inputs, kwargs) for _ in range(samples)], strict=True)
             outputs = tree_map(lambda *ys: self._stack(ys, batch), *runs)
+            score = None if scores[0] is None else torch.cat(scores)
         else:
             fold = _Fold(samples, batch)
             args = tuple(x if name in self.shared else tree_map(fold, x) for name, x in named.items())
             keywords = {name: x if name in self.shared else tree_map(fold, x) for name, x in kwargs.items()}
-            outputs = tree_map(fold.undo, self._run(samples, args, keywords))
+            folded, score = self._run(samples, args, keywords)
+            outputs = tree_map(fold.undo, folded)
         kl = self.kl()
-        return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device))
+        return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device), score)
 
-    def _run(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        """What the net returns, and the score of the choices made."""
         self.drawing.samples = samples
         self.drawing.drawn = {}
         try:
-            return self.net(*args, **kwargs)
+            return self.net(*args, **kwargs), self.drawing.score
         finally:
-            self.drawing.drawn = None
+            self.drawing.drawn = self.drawing.score = None
 
     def _stack(self, runs: tuple[Any, ...], batch: int) -> Any:
         for y in runs:
             _check_output(y, batch, self.batch_dim, 1)
         return torch.stack([y.movedim(self.batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
-
-    def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        """The positional inputs by the name of the parameter they are bound to, or by position where no name matters."""
-        names: list[str] = []
-        if self.shared:
-            names = [p.name for p in inspect.signature(self.net.forward).parameters.values() if p.kind in _POSITIONAL]
-        return {names[i] if i < len(names) else str(i): x for i, x in enumerate(inputs)}
-
-    def _batch_size(self, inputs: dict[str, Any]) -> int:
-        for leaf in tree_leaves({name: x for name, x in inputs.items() if name not in self.shared}):
-            if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim:
-                return leaf.shape[self.batch_dim]
-        kinds = {name: type(x).__name__ for name, x in inputs.items()}
-        raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -45,7 +47,7 @@ class Posterior(nn.Module, ABC):
         Override for a cheaper or less noisy route with the same mean and variance of every output element (local
         reparameterisation, input noise); `coherent=True` bypasses the override.
         """
-        return layer.op(layer.prepare(x), *layer.draw())
+        return layer.act(x, *layer.draw())
 
     def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
         """The posterior mean of weight and bias: what `unbayesify` leaves behind."""
@@ -54,6 +56,13 @@ class Posterior(nn.Module, ABC):
     def remark(self) -> str:
         """What `summary` should say about this layer beside its numbers, such as what its conversion lost; usually nothing."""
         return ""
+
+    def log_ensemble_size(self, layer: Site) -> float:
+        """Natural log of how many different weights the layer can draw; infinite for continuous noise."""
+        return math.inf
+
+
+_WRITTEN = {"method": "of"}  # a method's own field of that name, beside the name of the method
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,15 +83,39 @@ class Method:
         """The posterior of one layer, or None to leave the layer as it is."""
         return None
 
+    def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
+        """Which method each layer gets where this one stands for all of them: `bayesify(net, method)`, or the pattern "*".
+
+        Override to choose among the layers by default; one that a pattern names gets the method in any case.
+
+        Args:
+            layers: names and modules of all layers of the net that have parameters, in its order.
+
+        Returns:
+            Names and methods; a layer that is missing stays as it is.
+        """
+        return dict.fromkeys(layers, self)
+
     def root(self, net: nn.Module) -> Bayesian:
-        """The root module around the converted net. Override for matters of the whole network (ensembles, output noise)."""
+        """The root module around the converted net. Override for matters of the whole network (output noise)."""
         from bayesify.core.model import Folded  # the default root is built on this very file
 
         return Folded(net)
 
+    def whole(self, net: nn.Module, convert: Callable[[nn.Module, Method], Bayesian]) -> Bayesian | None:
+        """The root module around a net that is not converted layer by layer (ensembles), or None, which all others leave it at.
+
+        Args:
+            net: the plain network.
+            convert: `bayesify` with the caller's layout of inputs.
+        """
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """Name and fields, ready for JSON; `Method.from_dict` reads it back."""
-        return {"method": type(self).__name__, **dataclasses.asdict(self)}
+        fields = {_WRITTEN.get(field.name, field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {name: value.to_dict() if isinstance(value, Method) else value for name, value in fields.items()}
+        return {"method": type(self).__name__, **plain}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Method:
@@ -93,6 +126,10 @@ class Method:
         """
         values = dict(fields)
         kind = cls.named(values.pop("method", None))
+        for name, written in _WRITTEN.items():
+            if written in values:
+                inner = values.pop(written)
+                values[name] = cls.from_dict(inner) if isinstance(inner, dict) else inner
         known = [field.name for field in dataclasses.fields(kind)]
         if unknown := sorted(set(values) - set(known)):
             fields_text = ", ".join(known) or "none"

@@ -15,8 +15,11 @@ __all__ = ["LayerSummary", "Summary", "summary"]
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
-    """One layer: its parameters before (`plain`) and after (`parameters`) it became random, frozen ones included; `reason` says
-    why it is not random, `remark` what its posterior has to say."""
+    """One layer: its parameters before (`plain`) and after (`parameters`) it became random, frozen ones included.
+
+    `reason` says why it is not random, `remark` what its posterior has to say. `log_ensemble` is the natural log of how many
+    different weights it can draw: 0 if it is not random, infinite for continuous noise.
+    """
 
     name: str
     layer: str
@@ -25,6 +28,7 @@ class LayerSummary:
     parameters: int
     reason: str
     remark: str = ""
+    log_ensemble: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +53,14 @@ class Summary:
         """Parameters of the Bayesian network."""
         return sum(layer.parameters for layer in self.layers)
 
+    @property
+    def log_ensemble(self) -> float:
+        """Natural log of the effective ensemble size, the product over layers: how many networks there are to draw from.
+
+        Source: Chang et al., *Ensemble model patching* (2019), section 3.4.
+        """
+        return sum(layer.log_ensemble for layer in self.layers)
+
     def __str__(self) -> str:
         header = ("layer", "type", "method", "parameters", "overhead")
         rows = [
@@ -56,6 +68,10 @@ class Summary:
             for row in self.layers
         ]
         total = ("total", "", "", f"{self.parameters:,}", _overhead(self.plain, self.parameters))
+        if any(0 < row.log_ensemble < math.inf for row in self.layers):
+            header = (*header, "ensemble")
+            rows = [(*cells, _size(row.log_ensemble)) for cells, row in zip(rows, self.layers, strict=True)]
+            total = (*total, _size(self.log_ensemble))
         widths = [max(len(row[i]) for row in (header, *rows, total)) for i in range(len(header))]
         lines = [_line(row, widths) for row in (header, *rows, total)]
         rule = "-" * max(map(len, lines))
@@ -96,12 +112,16 @@ def summary(bnn: Bayesian) -> Summary:
     for report in bnn.report:
         module = modules[report.name]
         parameters = _count(module, seen)
-        plain = parameters
+        plain, log_ensemble = parameters, 0.0
         if isinstance(module, Site):
             plain = math.prod(module.weight_shape) + (math.prod(module.bias_shape) if module.bias_shape is not None else 0)
+            log_ensemble = module.posterior.log_ensemble_size(module)
         method = "" if report.method is None else type(report.method).__name__
         remark = module.posterior.remark() if isinstance(module, Site) else ""
-        layers.append(LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark))
+        layers.append(LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark, log_ensemble))
+    for name, module in bnn.named_children():  # such as a second network
+        if module is not bnn.net and (parameters := sum(_count(part, seen) for part in module.modules())):
+            layers.append(LayerSummary(name, type(module).__name__, "", 0, parameters, ""))
     kl = bnn.kl().detach()
     return Summary(tuple(layers), math.nan if kl.is_meta else float(kl))
 
@@ -116,6 +136,13 @@ def _count(module: nn.Module, seen: set[int]) -> int:
 
 def _overhead(plain: int, parameters: int) -> str:
     return f"{parameters / plain - 1:+.1%}" if plain else "-"
+
+
+def _size(log_size: float) -> str:
+    """A count, from its natural log."""
+    if log_size == math.inf:
+        return "infinite"
+    return f"{math.exp(log_size):,.0f}" if log_size < math.log(1e6) else f"10^{log_size / math.log(10):,.0f}"
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:

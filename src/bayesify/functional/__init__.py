@@ -1,5 +1,6 @@
 """Pure tensor mathematics: no modules, no state, torch alone."""
 
+from bayesify.functional.bounded import bounded_exp, bounded_gaussian_nll
 from bayesify.functional.flows import planar_flow, planar_flow_inverse, planar_identity
 from bayesify.functional.hadamard import fwht, hadamard_matrix
 from bayesify.functional.hadamard_projection import hadamard_projection
@@ -21,12 +22,23 @@ from bayesify.functional.kl import (
     log_uniform_kl_sigmoid,
 )
 from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
+from bayesify.functional.regularizers import (
+    vifo_empirical_bayes,
+    vifo_empirical_bayes_all,
+    vifo_mean,
+    vifo_mean_all,
+    vifo_mean_variance,
+    vifo_mean_variance_all,
+    vifo_naive,
+)
 
 __all__ = [
     "Structure",
     "at_least_float32",
     "at_most",
     "bernoulli_mask",
+    "bounded_exp",
+    "bounded_gaussian_nll",
     "fwht",
     "gaussian_kl",
     "gaussian_kl_sum",
@@ -49,6 +61,13 @@ __all__ = [
     "planar_flow_inverse",
     "planar_identity",
     "structured_noise",
+    "vifo_empirical_bayes",
+    "vifo_empirical_bayes_all",
+    "vifo_mean",
+    "vifo_mean_all",
+    "vifo_mean_variance",
+    "vifo_mean_variance_all",
+    "vifo_naive",
     "vsd_hierarchical_kl",
     "vsd_kl",
 ]

@@ -27,10 +27,12 @@ class Likelihood(nn.Module, ABC):
 
     Attributes:
         impossible: whether an output of minus infinity has a meaning (a class that cannot be).
+        closed_form: whether `expected_log_prob` is there, the expectation over normal outputs without draws.
     """
 
     registry: ClassVar[dict[str, type[Likelihood]]] = {}
     impossible: ClassVar[bool] = False
+    closed_form: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -75,6 +77,28 @@ class Likelihood(nn.Module, ABC):
         """
         self.check_outputs(outputs)
         return sum_from(self.terms(at_least_float32(outputs), align_targets(y, self.target_shape(outputs))), 2)
+
+    def expected_terms(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
+        """`terms` in expectation over independent normal outputs (1, B, *), where it has a closed form."""
+        raise NotImplementedError(f"the expectation of {type(self).__name__} has no closed form; draw outputs")
+
+    def expected_log_prob(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
+        """`log_prob` in expectation over independent normal outputs.
+
+        Args:
+            mean, std: (B, *), of the outputs.
+            y: as for `log_prob`.
+
+        Returns:
+            (B,), nats, at least float32, summed over the dimensions of one example.
+
+        Raises:
+            NotImplementedError: no closed form.
+            ValueError: shapes that do not fit.
+        """
+        mean, std = at_least_float32(mean).unsqueeze(0), at_least_float32(std).unsqueeze(0)
+        self.check_outputs(mean)
+        return sum_from(self.expected_terms(mean, std, align_targets(y, self.target_shape(mean))), 2).squeeze(0)
 
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The same as `log_prob`: a learned likelihood wrapped for distributed training is called as a module."""

@@ -32,6 +32,7 @@ class Gaussian(Likelihood):
         tensor([[-1.6121, -2.1121]])
     """
 
+    closed_form = True
     log_std: Tensor
 
     def __init__(self, std: float | Sequence[float] = 1.0, learn: bool = False) -> None:
@@ -68,6 +69,10 @@ class Gaussian(Likelihood):
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         return normal_log_density(y.to(outputs.dtype), outputs, at_least_float32(self.log_std))
 
+    def expected_terms(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
+        log_std = at_least_float32(self.log_std)
+        return normal_log_density(y.to(mean.dtype), mean, log_std) - 0.5 * (std * torch.exp(-log_std)).square()
+
     def mixture(self, outputs: Tensor) -> GaussianPredictive:
         means = without_single(outputs)
         std = self.std.detach().to(means)
@@ -92,6 +97,8 @@ class HeteroscedasticGaussian(Likelihood):
         tensor([[-0.9189, -1.4189]])
     """
 
+    closed_form = True
+
     def __init__(self, min_std: float = 1e-4, max_std: float = 1e4) -> None:
         check_positive("min_std", min_std)
         check_positive("max_std", max_std)
@@ -114,6 +121,18 @@ class HeteroscedasticGaussian(Likelihood):
 
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         return normal_log_density(y.to(outputs.dtype), *self._moments(outputs))
+
+    def expected_terms(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
+        r"""With means m and log variances l of variances $s_m^2$ and $s_l^2$, the bounds applied to l as if it were certain:
+
+        $$-\tfrac12[\log 2\pi + l + e^{-l + s_l^2 / 2} ((y - m)^2 + s_m^2)]$$
+        """
+        centre, log_std = self._moments(mean)
+        spread, log_spread = std.chunk(2, -1)
+        # the mean of a log-normal precision; at most the square of the largest precision, or it could overflow
+        log_precision = at_most(0.5 * log_spread.square() - 2 * log_std, -4 * math.log(self.min_std))
+        squares = (y.to(mean.dtype) - centre).square() + spread.square()
+        return -0.5 * (math.log(2 * math.pi) + 2 * log_std + log_precision.exp() * squares)
 
     def mixture(self, outputs: Tensor) -> GaussianPredictive:
         means, log_stds = self._moments(outputs)

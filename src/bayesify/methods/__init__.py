@@ -1,11 +1,28 @@
 """One file per method, one paper per file. Importing this package fills `Method.registry`."""
 
+from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
+from bayesify.methods.drop_connect import DropConnect
+from bayesify.methods.emp import ECMP, EMP
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.tensor_factorised import TensorFactorised
 from bayesify.methods.variational_dropout import VariationalDropout
+from bayesify.methods.vifo import VIFO
 from bayesify.methods.vsd import VSD
 from bayesify.methods.whvi import WHVI
 
-__all__ = ["VSD", "WHVI", "Deterministic", "MCDropout", "MeanField", "TensorFactorised", "VariationalDropout"]
+__all__ = [
+    "ECMP",
+    "EMP",
+    "VIFO",
+    "VSD",
+    "WHVI",
+    "DeepEnsemble",
+    "Deterministic",
+    "DropConnect",
+    "MCDropout",
+    "MeanField",
+    "TensorFactorised",
+    "VariationalDropout",
+]

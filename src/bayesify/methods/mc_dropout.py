@@ -13,6 +13,7 @@ appendix, proposition 1.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from torch import Tensor
 
@@ -77,3 +78,6 @@ class DropoutPosterior(Posterior):
     def forward(self, layer: Site, x: Tensor) -> Tensor:
         mask = bernoulli_mask((x.shape[0], layer.input_channels), self.p, like=x)
         return layer.op(x * layer.over_channels(mask, x), *self.mean(layer))
+
+    def log_ensemble_size(self, layer: Site) -> float:
+        return layer.input_channels * math.log(2) if self.p else 0.0

@@ -27,7 +27,8 @@ def check_model(bnn: nn.Module, beta: object, local_beta: object, patience: int 
     """Raise TypeError or ValueError unless there is a Bayesian network, with KL weights, and validation data for `patience`."""
     if not isinstance(beta, KLSchedule):
         _check_weight("beta", beta)
-    _check_weight("local_beta", local_beta)
+    if local_beta is not None:
+        _check_weight("local_beta", local_beta)
     if patience is not None:
         check_integer("patience", patience)
         if validation is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,25 +13,31 @@ if TYPE_CHECKING:
     from bayesify.core.model import Bayesian, Draws
     from bayesify.likelihoods import Likelihood
 
-__all__ = ["Batch", "Inputs", "Place", "as_batch", "call", "check_batch", "check_targets", "take"]
+__all__ = ["Batch", "Inputs", "Place", "apply", "as_batch", "call", "check_batch", "check_targets", "take"]
 
+T = TypeVar("T")
 Inputs = Tensor | tuple[Any, ...] | list[Any] | dict[str, Any]
 
 
 class Batch:
     """Inputs and targets, opaque on purpose: Fabric rounds tensors in a model's arguments to half precision, targets included."""
 
-    __slots__ = ("inputs", "size", "y")
+    __slots__ = ("auxiliary", "inputs", "size", "y")
 
-    def __init__(self, inputs: Inputs, y: Tensor) -> None:
-        self.inputs, self.y, self.size = inputs, y, y.shape[0]
+    def __init__(self, inputs: Inputs, y: Tensor, auxiliary: Inputs | None = None) -> None:
+        self.inputs, self.y, self.size, self.auxiliary = inputs, y, y.shape[0], auxiliary
+
+
+def apply(function: Callable[..., T], inputs: Inputs, **kwargs: Any) -> T:
+    """A function of the net's inputs: a tuple of inputs is passed as positional arguments, a dict as keyword arguments."""
+    if isinstance(inputs, dict):
+        return function(**inputs, **kwargs)
+    return function(*inputs, **kwargs) if isinstance(inputs, tuple | list) else function(inputs, **kwargs)
 
 
 def call(bnn: Bayesian, inputs: Inputs, samples: int) -> Draws:
-    """The net's draws: a tuple of inputs is passed as positional arguments, a dict as keyword arguments."""
-    if isinstance(inputs, dict):
-        return bnn(**inputs, samples=samples)
-    return bnn(*inputs, samples=samples) if isinstance(inputs, tuple | list) else bnn(inputs, samples=samples)
+    """The net's draws."""
+    return apply(bnn, inputs, samples=samples)
 
 
 def take(batch: Batch, index: Tensor, batch_dim: int, shared: tuple[str, ...]) -> Batch:

@@ -19,8 +19,9 @@ from bayesify.core.model import Bayesian
 from bayesify.objectives import Constant, KLSchedule
 from bayesify.progress import ProgressBar
 from bayesify.train.arguments import check_model, check_numbers
+from bayesify.train.auxiliary import AuxiliaryInputs, auxiliary_inputs
 from bayesify.train.batch import Place
-from bayesify.train.batches import Batches, Data, batches_of
+from bayesify.train.batches import Batches, Data, batches_of, seed_for
 from bayesify.train.checkpoint import Run
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
 from bayesify.train.objective import Objective, log_density
@@ -45,12 +46,13 @@ def fit(
     batch_size: int = 128,
     samples: int = 1,
     beta: float | KLSchedule = 1.0,
-    local_beta: float = 1.0,
+    local_beta: float | None = None,
     learning_rate: float = 1e-3,
     optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     clip_norm: float | None = None,
     accumulate: int = 1,
+    auxiliary: AuxiliaryInputs | None = None,
     validation: Data | None = None,
     validation_samples: int = 16,
     patience: int | None = None,
@@ -85,13 +87,15 @@ def fit(
         batch_size: examples per step and device; a single one left over joins the last batch.
         samples: S, posterior draws per example and step.
         beta: weight of the KL, or its schedule, evaluated at every step.
-        local_beta: weight of the per-example KL of methods that have one.
+        local_beta: weight of the per-example KL of methods that have one; None for the one the method asks for.
         learning_rate: of Adam; not used by a given `optimizer`.
         optimizer: from a list of parameters to an optimiser, such as `partial(torch.optim.SGD, lr=0.1)`; Adam if None.
         scheduler: from the optimiser to a learning rate scheduler, stepped once per epoch; a `ReduceLROnPlateau` sees the
             validation NLL (the loss without validation).
         clip_norm: the largest norm of the gradient of all parameters together.
         accumulate: batches per optimiser step.
+        auxiliary: inputs away from the data, at which a network with `eta_aux` (VIFO) is regularised too: tensors, a `Dataset` or a
+            `DataLoader`, with or without targets, begun anew when they are through. None draws them around the training data.
         validation: data of the same kinds, evaluated after every epoch with the net in eval mode.
         validation_samples: draws of the validation's predictive distribution, the same noise every epoch.
         patience: stop after so many epochs without a lower validation NLL; needs `validation`.
@@ -127,21 +131,46 @@ def fit(
         True
     """
     check_model(bnn, beta, local_beta, patience, validation)
+    if isinstance(bnn, Bayesian) and bnn.members:
+        from bayesify.train.many import Training, fit_many  # built on this very function
+
+        others = {
+            "checkpoint": checkpoint is not None, "accumulate": accumulate != 1, "precision": precision != "32-true",
+            "devices": devices != 1, "strategy": strategy != "auto", "loggers": bool(tuple(loggers)),
+        }  # fmt: skip
+        if unknown := [name for name, given in others.items() if given]:
+            raise ValueError(f"the members of an ensemble are trained by fit_many, which has no {', '.join(unknown)}; leave it out")
+        training = Training(
+            bnn=bnn, data=data, likelihood=likelihood, auxiliary=auxiliary, validation=validation, seed=seed, beta=beta,
+            local_beta=local_beta, learning_rate=learning_rate,
+        )  # fmt: skip
+        (history,) = fit_many(
+            [training], epochs=epochs, batch_size=batch_size, samples=samples, optimizer=optimizer, scheduler=scheduler,
+            clip_norm=clip_norm, validation_samples=validation_samples, patience=patience, accelerator=accelerator,
+            progress=progress,
+        )  # fmt: skip
+        if history.failure is not None:
+            raise FloatingPointError(history.failure)
+        return history
+    local_weight = bnn.local_beta if local_beta is None else local_beta
     counts = {"epochs": epochs, "batch_size": batch_size, "samples": samples, "accumulate": accumulate}
     more_counts = {"validation_samples": validation_samples, "checkpoint_every": checkpoint_every}
     check_numbers({**counts, **more_counts}, seed, learning_rate, clip_norm)
-    objective = Objective(bnn, likelihood)
-    parameters = [p for p in objective.parameters() if p.requires_grad]
+    parameters = [p for p in nn.ModuleList([bnn, likelihood]).parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("bnn has no parameter with requires_grad=True, there is nothing to train")
     fabric = make_fabric(bnn, accelerator, devices, strategy, precision)
     first, rank, device = fabric.is_global_zero, fabric.global_rank, fabric.device
     path = None if checkpoint is None else Path(checkpoint).absolute()
 
-    with borrowed(objective, device), ProgressBar("training", progress if first else False) as bar:
+    with borrowed(nn.ModuleList([bnn, likelihood]), device), ProgressBar("training", progress if first else False) as bar:
         seed_noise(device, seed, "checks")
         common: Any = {"batch_size": batch_size, "seed": seed, "place": Place(device, next(bnn.parameters()).dtype)}
         train = batches_of("data", data, bnn, likelihood, rank=rank, world=fabric.world_size, **common)
+        train, sampler = auxiliary_inputs(
+            auxiliary, train, bnn, seed=seed_for(seed, "auxiliary", rank), place=common["place"], batch_size=batch_size
+        )
+        objective = Objective(bnn, likelihood, sampler)
         held_out = None if validation is None else batches_of("validation", validation, bnn, likelihood, shuffle=False, **common)
 
         # Fused Adam unscales gradients itself, which does not go with clipping under a gradient scaler.
@@ -155,7 +184,7 @@ def fit(
             grows = scheduler is None and (isinstance(beta, Constant) or not isinstance(beta, KLSchedule))
             settings = {
                 **counts, "epochs": "any" if grows else epochs, "validation_samples": validation_samples, "seed": seed,
-                "beta": repr(beta), "local_beta": local_beta, "learning_rate": learning_rate, "clip_norm": clip_norm,
+                "beta": repr(beta), "local_beta": local_weight, "learning_rate": learning_rate, "clip_norm": clip_norm,
                 "optimizer": named(plain, plain.defaults), "scheduler": named(decay, decay.state_dict() if decay else {}),
                 "patience": patience,
                 "precision": precision, "processes": fabric.world_size,
@@ -180,7 +209,7 @@ def fit(
                 group = min(accumulate, steps - step // accumulate * accumulate)  # the last one of an epoch may be smaller
                 full = step % accumulate == group - 1
                 with fabric.no_backward_sync(model, enabled=not full):
-                    loss, nll, kl = model(batch, samples, train.n, weight, local_beta)
+                    loss, nll, kl = model(batch, samples, train.n, weight, local_weight)
                     fabric.backward(loss if group == 1 else loss / group)
                 if full:
                     if clip_norm is not None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.model import Draws
 from bayesify.objectives import elbo
-from bayesify.train.batch import Batch, call
+from bayesify.train.batch import Batch, apply, call
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -20,23 +21,42 @@ __all__ = ["Objective", "log_density"]
 
 
 class Objective(nn.Module):
-    """Network and likelihood as one module, so that data parallelism and precision see every parameter."""
+    """Network and likelihood as one module, so that data parallelism and precision see every parameter.
 
-    def __init__(self, bnn: Bayesian, likelihood: Likelihood) -> None:
+    Args:
+        auxiliary: makes auxiliary inputs where the net is regularised at some and batches bring none.
+    """
+
+    def __init__(self, bnn: Bayesian, likelihood: Likelihood, auxiliary: nn.Module | None = None) -> None:
         super().__init__()
-        self.bnn, self.likelihood = bnn, likelihood
+        self.bnn, self.likelihood, self.auxiliary = bnn, likelihood, auxiliary
 
     def forward(
         self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, minus the ELBO per example; the negative log likelihood per example; the KL of the data set."""
-        draws = call(self.bnn, batch.inputs, samples)
-        log_prob = self.likelihood.log_prob(draws.outputs, batch.y)
-        return -elbo(draws, log_prob, n, beta, local_beta), -log_prob.detach().mean(), draws.kl.detach()
+        draws, log_prob = self._expectation(batch) or self._draws(batch, samples)
+        loss = -elbo(draws, log_prob, n, beta, local_beta)
+        inputs = batch.auxiliary if self.auxiliary is None else self.auxiliary(batch.inputs)
+        if inputs is not None:
+            loss = loss + self.bnn.auxiliary_beta * apply(self.bnn.regularizer, inputs).mean()
+        return loss, -log_prob.detach().mean(), draws.kl.detach()
 
     def log_prob(self, batch: Batch, samples: int) -> Tensor:
         """The log likelihood (S, B) of a batch."""
-        return self.likelihood.log_prob(call(self.bnn, batch.inputs, samples).outputs, batch.y)
+        return self._draws(batch, samples)[1]
+
+    def _draws(self, batch: Batch, samples: int) -> tuple[Draws, Tensor]:
+        draws = call(self.bnn, batch.inputs, samples)
+        return draws, self.likelihood.log_prob(draws.outputs, batch.y)
+
+    def _expectation(self, batch: Batch) -> tuple[Draws, Tensor] | None:
+        """The expected log likelihood, as if of one draw, where outputs and likelihood make it a formula."""
+        outputs = apply(self.bnn.normal_outputs, batch.inputs) if self.likelihood.closed_form else None
+        if outputs is None:
+            return None
+        log_prob = self.likelihood.expected_log_prob(outputs.mean, outputs.std, batch.y)
+        return Draws(outputs.mean.unsqueeze(0), outputs.kl, outputs.local_kl), log_prob.unsqueeze(0)
 
 
 def log_density(log_prob: Callable[[int], Tensor], size: int, samples: int, draws: int) -> Tensor:

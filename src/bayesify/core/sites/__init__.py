@@ -21,7 +21,7 @@ from bayesify.core.sites.elementwise import (
     BayesLayerNorm,
 )
 
-__all__ = ["SITES", "Drawing", "Site"]
+__all__ = ["SITES", "Drawing", "Site", "site_type"]
 
 # Exact types only: a subclass may use its weight in its own way.
 SITES: dict[type[nn.Module], type[Site]] = {
@@ -42,3 +42,8 @@ SITES: dict[type[nn.Module], type[Site]] = {
         BayesEmbedding,
     )
 }
+
+
+def site_type(layer: nn.Module) -> type[Site]:
+    """What a layer, or the layer it is a subclass of, would be made; `Site` itself for types that are not supported."""
+    return next((site for original, site in SITES.items() if isinstance(layer, original)), Site)

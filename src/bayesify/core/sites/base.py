@@ -25,6 +25,9 @@ class Drawing:
 
     samples: int = 1
     coherent: bool = False
+    # The sum of what `choose` was told in this pass, (S,).
+    score: Tensor | None = None
+    batch_dim: int = 0
     # The weights drawn so far in this pass, so that a module used twice in it is one function; None outside a pass.
     drawn: dict[nn.Module, tuple[Tensor, Tensor | None]] | None = None
 
@@ -33,6 +36,12 @@ class Drawing:
         if self.drawn is None and torch._C._current_graph_task_id() == -1:
             self.samples, self.coherent = 1, False
 
+    def choose(self, log_prob: Tensor) -> None:
+        """Tell the pass under way the log probability (S,) of discrete choices made in it: see `Draws.score`."""
+        if self.drawn is not None:
+            score = log_prob - log_prob.detach()
+            self.score = score if self.score is None else self.score + score
+
 
 class Site(nn.Module):
     """Mixin of a layer made random: `class BayesLinear(Site, nn.Linear)`.
@@ -40,6 +49,7 @@ class Site(nn.Module):
     Attributes:
         original: the class of the layer before and after.
         contracts: whether the layer sums over input channels (linear, convolution), so that input noise is weight noise.
+        normalizes: whether it scales and shifts what it has normalised.
         posterior: the distribution of its weight and bias.
         drawing: what the current forward pass asks for.
         weight_shape: the shape of one weight.
@@ -48,6 +58,7 @@ class Site(nn.Module):
 
     original: ClassVar[type[nn.Module]]
     contracts: ClassVar[bool] = False
+    normalizes: ClassVar[bool] = False
 
     posterior: Posterior
     drawing: Drawing
@@ -59,7 +70,7 @@ class Site(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         self.drawing.settle()
         if self.drawing.coherent:
-            return self.op(self.prepare(input), *self.draw())
+            return self.act(input, *self.draw())
         return self.posterior(self, input)
 
     def draw(self) -> tuple[Tensor, Tensor | None]:
@@ -71,6 +82,10 @@ class Site(nn.Module):
         if self not in drawn:
             drawn[self] = self.posterior.sample(self, self.drawing.samples)
         return drawn[self]
+
+    def act(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`op` of the prepared x, in one go where the layer has a kernel for both."""
+        return self.op(self.prepare(x), weight, bias)
 
     def op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Apply weight (*weight_shape), shared by all draws, or (S, *weight_shape), one per draw, to a prepared x (S*B, ...)."""

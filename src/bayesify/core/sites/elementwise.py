@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,6 +22,22 @@ __all__ = [
 class _Normalization(Site):
     """What the normalisation layers share: a normalised input, then a scale and a shift per channel."""
 
+    normalizes = True
+
+    def act(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if weight.dim() > len(self.weight_shape):
+            if weight.shape[0] > 1:
+                return self.op(self.prepare(x), weight, bias)
+            weight, bias = weight[0], None if bias is None else bias[0]
+        return self.normalize(x, weight, bias)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return self.normalize(x, None, None)
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """What the original layer computes, with this scale and shift."""
+        raise NotImplementedError
+
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = x * self.per_channel(weight, x)
         return y if bias is None else y + self.per_channel(bias, x)
@@ -36,7 +53,22 @@ class _Normalization(Site):
 
 
 class _BatchNormalization(_Normalization, _BatchNorm):
+    """Every draw is a pass of its own: it is normalised by its own batch, and moves the running statistics as it would alone."""
+
+    def act(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if weight.dim() == 1 or weight.shape[0] == 1:
+            return super().act(x, weight, bias)
+        biases = [None] * weight.shape[0] if bias is None else bias
+        rows = x.unflatten(0, (weight.shape[0], -1))
+        return torch.cat([self.normalize(rows[s], weight[s], biases[s]) for s in range(weight.shape[0])])
+
     def prepare(self, x: Tensor) -> Tensor:
+        samples = self.drawing.samples
+        if samples == 1 or not (self.training or self.running_mean is None):
+            return self.normalize(x, None, None)
+        return torch.cat([self.normalize(rows, None, None) for rows in x.unflatten(0, (samples, -1))])
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         self._check_input_dim(x)
         update = self.training and self.track_running_stats
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -46,7 +78,7 @@ class _BatchNormalization(_Normalization, _BatchNorm):
                 momentum = 1.0 / float(self.num_batches_tracked)
         use_batch = self.training or self.running_mean is None
         mean, var = (self.running_mean, self.running_var) if update or not use_batch else (None, None)
-        return F.batch_norm(x, mean, var, None, None, use_batch, momentum, self.eps)
+        return F.batch_norm(x, mean, var, weight, bias, use_batch, momentum, self.eps)
 
 
 class BayesBatchNorm1d(_BatchNormalization, nn.BatchNorm1d):
@@ -64,15 +96,15 @@ class BayesBatchNorm3d(_BatchNormalization, nn.BatchNorm3d):
 class BayesGroupNorm(_Normalization, nn.GroupNorm):
     original = nn.GroupNorm
 
-    def prepare(self, x: Tensor) -> Tensor:
-        return F.group_norm(x, self.num_groups, eps=self.eps)
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.group_norm(x, self.num_groups, weight, bias, self.eps)
 
 
 class BayesLayerNorm(_Normalization, nn.LayerNorm):
     original = nn.LayerNorm
 
-    def prepare(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, eps=self.eps)
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
     def per_channel(self, v: Tensor, x: Tensor) -> Tensor:
         # the last dimensions of x carry the weight's shape, those between batch and weight are broadcast

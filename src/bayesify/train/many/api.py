@@ -19,6 +19,7 @@ from bayesify.train.batches import Batches, InMemory
 from bayesify.train.history import History
 from bayesify.train.many.alike import alike
 from bayesify.train.many.loop import Plan, Sources, Training, sources_of, train_alone, train_together
+from bayesify.train.many.members import average, merged, with_members
 from bayesify.train.many.trace import UntraceableError
 from bayesify.train.objective import Objective
 from bayesify.train.setup import make_fabric
@@ -54,6 +55,8 @@ def fit_many(
     A network's forward has to be a function of its inputs, its tensors and PyTorch's random numbers alone, as for `torch.compile`:
     what else it counts or remembers in Python stands still.
 
+    The members of an ensemble are models of their own, each with a seed and a likelihood (what that learns is averaged afterwards).
+
     A model that stops early, or fails, does not disturb the others.
 
     Args:
@@ -85,6 +88,8 @@ def fit_many(
         >>> [len(history) for history in fit_many(trainings, epochs=5, accelerator="cpu")]
         [5, 5, 5]
     """
+    parts = with_members(trainings)
+    trainings, whole = [part for own in parts for part in own], trainings
     plan = Plan(
         epochs, batch_size, samples, optimizer, scheduler, clip_norm, validation_samples, patience, compile,
         device=_check(trainings, epochs, batch_size, samples, validation_samples, clip_norm, patience, accelerator),
@@ -120,10 +125,16 @@ def fit_many(
             if results is None:
                 results = [train_alone(training, plan, advance) for training in chosen]
             histories |= dict(zip(group, results, strict=True))
-    for i in range(len(trainings)):
-        if histories[i].failure is not None:
-            warnings.warn(f"training {i} failed: {histories[i].failure}", RuntimeWarning, stacklevel=2)
-    return [histories[i] for i in range(len(trainings))]
+    results = []
+    trained = iter(range(len(trainings)))
+    for i, (training, own) in enumerate(zip(whole, parts, strict=True)):
+        mine = [histories[next(trained)] for _ in own]
+        results.append(mine[0] if own[0] is training else merged(mine))
+        if own[0] is not training and results[i].failure is None:
+            average(training.likelihood, [part.likelihood for part in own])
+        if results[i].failure is not None:
+            warnings.warn(f"training {i} failed: {results[i].failure}", RuntimeWarning, stacklevel=2)
+    return results
 
 
 def _check(
@@ -159,8 +170,8 @@ def _check(
 def _groups(trainings: Sequence[Training], sources: Sequence[Sources]) -> list[list[int]]:
     """Which models may be stacked: same architecture and shapes; sorted by learning rate: equal ones share an optimiser."""
     groups: dict[object, list[int]] = {}
-    for i, (training, (train, held_out)) in enumerate(zip(trainings, sources, strict=True)):
-        objective = Objective(training.bnn, training.likelihood)
+    for i, (training, (train, held_out, auxiliary)) in enumerate(zip(trainings, sources, strict=True)):
+        objective = Objective(training.bnn, training.likelihood, auxiliary)
         key: Any = (
             [(name, type(module)) for name, module in objective.named_modules()],
             [(name, x.shape, x.dtype, x.requires_grad) for name, x in objective.state_dict(keep_vars=True).items()],

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.objectives import KLSchedule
+from bayesify.train.auxiliary import AuxiliaryInputs, auxiliary_inputs
 from bayesify.train.batch import Place
-from bayesify.train.batches import Batches, Data, batches_of
+from bayesify.train.batches import Batches, Data, batches_of, seed_for
 from bayesify.train.engine import fit
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
 from bayesify.train.many.optimizers import Optimizers
@@ -56,25 +57,33 @@ class Training:
     data: Data
     likelihood: Likelihood
     validation: Data | None = None
+    auxiliary: AuxiliaryInputs | None = None
     seed: int = 0
     beta: float | KLSchedule = 1.0
-    local_beta: float = 1.0
+    local_beta: float | None = None
     learning_rate: float = 1e-3
 
+    @property
+    def local_weight(self) -> float:
+        """`local_beta`, or what the method asks for."""
+        return self.bnn.local_beta if self.local_beta is None else self.local_beta
 
-Sources = tuple[Batches, Batches | None]
+
+Sources = tuple[Batches, Batches | None, "nn.Module | None"]
 
 
 def sources_of(training: Training, plan: Plan) -> Sources:
-    """Training and validation data as `fit` makes them."""
+    """Training and validation data and what makes auxiliary inputs, as in `fit`."""
     bnn, likelihood = training.bnn, training.likelihood
     seed_noise(plan.device, training.seed, "checks")
     common: Any = {"batch_size": plan.batch_size, "seed": training.seed}
     common["place"] = Place(plan.device, next(bnn.parameters()).dtype)
     train = batches_of("data", training.data, bnn, likelihood, **common)
+    paired = {**common, "seed": seed_for(training.seed, "auxiliary", 0)}
+    train, auxiliary = auxiliary_inputs(training.auxiliary, train, bnn, **paired)
     if training.validation is None:
-        return train, None
-    return train, batches_of("validation", training.validation, bnn, likelihood, shuffle=False, **common)
+        return train, None, auxiliary
+    return train, batches_of("validation", training.validation, bnn, likelihood, shuffle=False, **common), auxiliary
 
 
 def train_alone(training: Training, plan: Plan, advance: Callable[[int], object]) -> History:
@@ -87,8 +96,8 @@ def train_alone(training: Training, plan: Plan, advance: Callable[[int], object]
 
     try:
         return fit(
-            training.bnn, training.data, training.likelihood, validation=training.validation, seed=training.seed,
-            beta=training.beta, local_beta=training.local_beta, learning_rate=training.learning_rate,
+            training.bnn, training.data, training.likelihood, validation=training.validation, auxiliary=training.auxiliary,
+            seed=training.seed, beta=training.beta, local_beta=training.local_beta, learning_rate=training.learning_rate,
             epochs=plan.epochs, batch_size=plan.batch_size, samples=plan.samples, optimizer=plan.optimizer,
             scheduler=plan.scheduler, clip_norm=plan.clip_norm, validation_samples=plan.validation_samples,
             patience=plan.patience, accelerator="cuda" if plan.device.type == "cuda" else "cpu", loggers=[log], progress=False,
@@ -104,13 +113,13 @@ def train_together(
     trainings: Sequence[Training], sources: Sequence[Sources], plan: Plan, advance: Callable[[int], object]
 ) -> list[History]:
     """The loop of `fit`, for stacked models."""
-    objectives = [Objective(training.bnn, training.likelihood) for training in trainings]
+    objectives = [Objective(t.bnn, t.likelihood, auxiliary) for t, (_, _, auxiliary) in zip(trainings, sources, strict=True)]
     with ExitStack() as exits:
         for objective in objectives:
             exits.enter_context(borrowed(objective, plan.device))
         stack = Stack(objectives, plan.device, plan.samples, plan.compile)
-        train = StackedData([train for train, _ in sources])
-        held_out = StackedData([held_out for _, held_out in sources if held_out is not None]) if sources[0][1] else None
+        train = StackedData([train for train, _, _ in sources])
+        held_out = StackedData([held_out for _, held_out, _ in sources if held_out is not None]) if sources[0][1] else None
         rates = [training.learning_rate for training in trainings]
         optimizers = Optimizers(stack.parameters, rates, plan.optimizer, plan.scheduler, plan.clip_norm)
         histories = [History() for _ in trainings]
@@ -123,7 +132,7 @@ def train_together(
             for step, batch in enumerate(train.epoch(epoch)):
                 progress = ((epoch - 1) * steps + step) / (plan.epochs * steps)
                 weights.append([t.beta(progress) if isinstance(t.beta, KLSchedule) else t.beta for t in trainings])
-                betas = [[beta, t.local_beta] for beta, t in zip(weights[-1], trainings, strict=True)]
+                betas = [[beta, t.local_weight] for beta, t in zip(weights[-1], trainings, strict=True)]
                 gradients, values = stack.step(batch, train, betas)
                 optimizers.step(gradients)
                 terms.append(values)

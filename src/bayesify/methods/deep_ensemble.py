@@ -1,0 +1,160 @@
+r"""Deep ensembles: several networks, trained apart from different initial weights, whose predictions are mixed.
+
+$$p(y \mid x) = \frac1M\sum_m p_m(y \mid x)$$
+
+Every member is a plain net or made random by a method of its own kind; VIFO is meant to be used so. Each is initialised anew and
+sees the data in an order of its own.
+
+Source: Lakshminarayanan, Pritzel & Blundell, *Simple and scalable predictive uncertainty estimation using deep ensembles* (2017),
+without adversarial training; *Variational inference on the final-layer output of neural networks*, section 6.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from bayesify.core.checks import check_integer
+from bayesify.core.model import Bayesian, Draws, LayerReport
+from bayesify.core.posterior import Method, Posterior
+
+__all__ = ["DeepEnsemble", "Ensemble", "reset_parameters"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeepEnsemble(Method):
+    """Several networks, each initialised and trained by itself.
+
+    `fit` trains them together where they are small (`fit_many`). The first member keeps the net's weights, the others get new ones
+    from the `reset_parameters` of PyTorch's layers; what is learned of the likelihood is averaged over the members.
+
+    Args:
+        members: how many.
+        method: what makes every member random; None for plain nets.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(4, 3), DeepEnsemble(members=5))
+        >>> bnn(torch.zeros(2, 4), samples=10).outputs.shape
+        torch.Size([10, 2, 3])
+    """
+
+    members: int = 5
+    method: Method | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("members", self.members)
+        if self.method is not None and not isinstance(self.method, Method):
+            raise TypeError(f"method must be a Method such as VIFO(), or None for plain nets, got {self.method!r}")
+        if isinstance(self.method, DeepEnsemble):
+            raise ValueError("an ensemble cannot consist of ensembles; give the number of members once")
+
+    def whole(self, net: nn.Module, convert: Callable[[nn.Module, Method], Bayesian]) -> Bayesian:
+        nets = [net, *(copy.deepcopy(net) for _ in range(self.members - 1))]
+        for fresh in nets[1:]:
+            reset_parameters(fresh)
+        members = [Certain(one) if self.method is None else convert(one, self.method) for one in nets]
+        return Ensemble(members, self)
+
+    def build(self, layer: nn.Module) -> Posterior | None:
+        raise ValueError("DeepEnsemble takes the whole network: bayesify(net, DeepEnsemble(method=...)), without name patterns")
+
+
+class Certain(Bayesian):
+    """A plain net, all of whose draws are equal."""
+
+    one_pass = True
+
+    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
+        check_integer("samples", samples)
+        batch = self._batch_size({**self._named(inputs), **kwargs})
+        outputs = tree_map(lambda y: self._expanded(y, samples), self.net(*inputs, **kwargs))
+        kl = self.kl()
+        return Draws(outputs, kl, kl.new_zeros(batch))
+
+    def _expanded(self, y: Any, samples: int) -> Any:
+        if not isinstance(y, Tensor):
+            return y
+        y = y.movedim(self.batch_dim, 0)
+        return y.expand(samples, *y.shape)
+
+
+class Ensemble(Bayesian):
+    """Root of an ensemble: S draws are shared out among the members, the first S mod M of which make one more.
+
+    KL terms are means over the draws' members, so that a loss of all of them together trains each as its own would.
+    """
+
+    net: nn.ModuleList
+
+    def __init__(self, members: Sequence[Bayesian], method: DeepEnsemble) -> None:
+        super().__init__(nn.ModuleList(members))
+        self.one_pass = all(member.one_pass for member in members)
+        self.local_beta, self.auxiliary_beta = members[0].local_beta, members[0].auxiliary_beta
+        reports = [(f"{k}.net", report) for k, member in enumerate(members) for report in member.report or _plain(member, method)]
+        self.report = tuple(
+            dataclasses.replace(report, name=".".join(filter(None, (place, report.name)))) for place, report in reports
+        )
+
+    @property
+    def members(self) -> tuple[Bayesian, ...]:
+        return tuple(member for member in self.net if isinstance(member, Bayesian))
+
+    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
+        check_integer("samples", samples)
+        members = self.members
+        counts = [samples // len(members) + (k < samples % len(members)) for k in range(len(members))]
+        draws: list[Draws] = [
+            member(*inputs, samples=n, coherent=coherent, **kwargs) for member, n in zip(members, counts, strict=True) if n
+        ]
+        outputs = tree_map(lambda *ys: torch.cat(ys) if isinstance(ys[0], Tensor) else ys[0], *(d.outputs for d in draws))
+        shares = [n / samples for n in counts if n]
+        kl = torch.stack([share * d.kl for share, d in zip(shares, draws, strict=True)]).sum()
+        local_kl = torch.stack([share * d.local_kl for share, d in zip(shares, draws, strict=True)]).sum(0)
+        return Draws(outputs, kl, local_kl)
+
+    def kl(self) -> Tensor:
+        """The mean of the members' KLs: nats, a scalar of at least float32."""
+        return torch.stack([member.kl() for member in self.members]).mean()
+
+
+def _plain(member: Bayesian, method: DeepEnsemble) -> list[LayerReport]:
+    layers = ((name, layer) for name, layer in member.net.named_modules() if any(True for _ in layer.parameters(recurse=False)))
+    return [LayerReport(name, type(layer).__name__, method, "") for name, layer in layers]
+
+
+@torch.no_grad()
+def reset_parameters(net: nn.Module) -> None:
+    """Draw new initial weights in place, with `reset_parameters` of every layer; layers whose parameters are frozen keep them.
+
+    Raises:
+        ValueError: a layer with parameters of its own has no such method; nothing has changed.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> before = net.weight.clone()
+        >>> reset_parameters(net)
+        >>> bool((net.weight == before).any())
+        False
+    """
+    resets = []
+    for name, module in net.named_modules():
+        own = list(module.parameters(recurse=False))
+        # attention and the transformer keep theirs private
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if own and not any(parameter.requires_grad for parameter in own):
+            continue
+        if own and not callable(reset):
+            raise ValueError(
+                f"{name or 'the net'} ({type(module).__name__}) has parameters but no method reset_parameters(), which gives the "
+                "members of an ensemble initial values of their own; write one"
+            )
+        if callable(reset) and (own or any(True for _ in module.buffers(recurse=False))):
+            resets.append(reset)
+    for reset in reversed(resets):  # a parent has the last word on its children
+        reset()

@@ -1,0 +1,79 @@
+r"""DropConnect: Bernoulli noise on every weight, in training and in prediction.
+
+$$w_{ij} = d_{ij} W_{ij}, \qquad d_{ij} = \mathrm{Bernoulli}(1 - p) / (1 - p)$$
+
+The second moment of a weight is $W_{ij}^2 / (1 - p)$, so up to a constant in W
+
+$$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr)$$
+
+for the prior $N(0, s^2)$. Sources: Wan et al., *Regularization of neural networks using DropConnect* (2013), section 3, for
+the noise; Chang et al., *Ensemble model patching* (2019), table 2 and equation (2), for the KL, there with p as the probability of
+keeping one and without the factor $1 / (1 - p)$, which W absorbs. Wan et al. predict with a normal approximation of the output;
+here the weights are drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from torch import Tensor
+
+from bayesify.core.checks import check_fraction, check_positive
+from bayesify.core.posterior import Method, Posterior
+from bayesify.core.sites import Site
+from bayesify.functional import at_least_float32, bernoulli_mask
+
+__all__ = ["DropConnect"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DropConnect(Method):
+    """Single weights of linear layers and convolutions switched off, drawn once per sample for the whole batch.
+
+    Args:
+        p: probability of dropping a weight.
+        prior_std: standard deviation of the normal prior, which adds weight decay as the KL; None for KL 0.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(2, 1), DropConnect(p=0.5))
+        >>> bnn(torch.ones(4, 2), samples=3).outputs.shape
+        torch.Size([3, 4, 1])
+    """
+
+    p: float = 0.1
+    prior_std: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fraction("p", self.p)
+        if self.prior_std is not None:
+            check_positive("prior_std", self.prior_std)
+
+    def build(self, layer: Site) -> Posterior | None:
+        return DropConnectPosterior(self) if layer.contracts else None
+
+
+class DropConnectPosterior(Posterior):
+    """The layer's weight, its elements switched on and off."""
+
+    def __init__(self, method: DropConnect) -> None:
+        super().__init__()
+        self.p = method.p
+        self.prior_std = method.prior_std
+
+    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.mean(layer)
+        mask = bernoulli_mask((samples, *layer.weight_shape), self.p, like=weight)
+        return weight * mask, None if bias is None else bias.expand(samples, *bias.shape)
+
+    def kl(self, layer: Site) -> Tensor:
+        weight, bias = self.mean(layer)
+        if self.prior_std is None:
+            return at_least_float32(weight.new_zeros(()))
+        penalty = at_least_float32(weight).square().sum() / (1 - self.p)
+        if bias is not None:
+            penalty = penalty + at_least_float32(bias).square().sum()
+        return penalty / (2 * self.prior_std**2)
+
+    def log_ensemble_size(self, layer: Site) -> float:
+        return math.prod(layer.weight_shape) * math.log(2) if self.p else 0.0

@@ -1,0 +1,87 @@
+"""What ensemble model patching needs of the regression protocol: batch normalisation, weight decay; and its configuration."""
+
+import math
+
+import pytest
+import torch
+from experiments.harness.config import jobs_of, read_table
+from experiments.protocols.regression import training
+from experiments.protocols.regression.setup import Setup
+from experiments.protocols.regression.splits import make_split
+from torch import nn
+
+from bayesify import EMP, summary
+
+SMALL = {"hidden": [6], "epochs": 2, "batch_size": 8, "samples": 3, "noise": {"fixed": 2.0}}
+PATCHED = {**SMALL, "method": {"method": "EMP", "where": "bn", "tau": 0.0, "spread": 0.0}, "batch_norm": 0.2}
+
+
+def _split():
+    random = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 3, generator=random).double().numpy()
+    return make_split(X, 10 * X[:, 0], torch.arange(33).numpy(), torch.arange(33, 40).numpy())
+
+
+def test_normalisations_follow_the_input_and_the_hidden_layer() -> None:
+    (model,) = training.train([Setup.from_dict({**PATCHED, "epochs": 1})], [_split()], [0], 1, lambda done: None)
+    assert [type(layer).__name__.removeprefix("Bayes") for layer in model.bnn.net] == [
+        "BatchNorm1d", "Linear", "ReLU", "BatchNorm1d", "Linear"
+    ]  # fmt: skip
+    result = summary(model.bnn)
+    assert [row.parameters for row in result.layers] == [2 * 3 * 5, 4 * 6, 2 * 6 * 5, 7]
+    assert result.log_ensemble == pytest.approx(2 * math.log(5))
+    assert all(row.method == "EMP" for row in result.layers if "Norm" in row.layer)
+    # one step of Adam away, or five, from where the scales start
+    assert (model.bnn.net[0].posterior.weight - 0.2).abs().max() < 0.06
+    assert model.predictive().log_prob(_split().y_test).isfinite().all()
+
+
+def test_weight_decay_is_that_of_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizers = []
+    monkeypatch.setattr(training, "fit_many", lambda trainings, optimizer, **_: optimizers.append(optimizer) or [])
+    for decay in (0.0, 0.01):
+        with pytest.raises(ValueError, match=r"zip\(\)"):  # no histories
+            training.train([Setup.from_dict({**PATCHED, "weight_decay": decay})], [_split()], [0], 1, lambda done: None)
+    assert optimizers[0] is None
+    made = optimizers[1]([nn.Parameter(torch.ones(1))])
+    assert isinstance(made, torch.optim.Adam)
+    assert (made.defaults["weight_decay"], made.defaults["lr"]) == (0.01, 1e-2)
+
+
+def test_models_with_weight_decay_can_be_trained_and_it_shrinks_their_weights() -> None:
+    norms = []
+    for decay in (0.0, 10.0):
+        setups = [Setup.from_dict({**PATCHED, "weight_decay": decay, "epochs": 8})] * 2
+        models = training.train(setups, [_split()] * 2, [0, 1], 8, lambda done: None)
+        assert not any(model.history.failure for model in models)
+        norms.append(sum(float(p.detach().square().sum()) for p in models[0].bnn.parameters()))
+    assert norms[1] < 0.8 * norms[0]
+
+
+def test_settings_that_came_later_do_not_change_older_fingerprints() -> None:
+    assert not {"batch_norm", "weight_decay"} & Setup.from_dict({**SMALL, "method": {"method": "MeanField"}}).to_dict().keys()
+    setup = Setup.from_dict({**PATCHED, "weight_decay": 0.01})
+    assert Setup.from_dict(setup.to_dict()) == setup
+    assert setup.to_dict()["batch_norm"] == 0.2
+
+
+def test_bad_settings() -> None:
+    for settings, message in (
+        ({"batch_norm": 0.0}, "batch_norm must be a finite number above 0"), ({"weight_decay": -1.0}, "weight_decay"),
+        ({"weight_decay": 0.1, "choose": {"among": {"learning_rate": [0.1]}}}, "cannot be chosen with weight_decay=0.1"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Setup.from_dict({**PATCHED, **settings})
+
+
+def test_the_configuration_is_that_of_the_paper() -> None:
+    table = read_table("emp/uci")
+    jobs = {job.key: Setup.from_dict(job.settings["setup"]) for job in jobs_of(table)}
+    assert len(jobs) == 7 * 4
+    assert set(table.published) == {"ECMP", "EMP", "MCDropout"}
+    setup = jobs["boston-EMP"]
+    assert setup.noise["fixed"] ** -2 == pytest.approx(0.1)
+    assert (setup.epochs, setup.batch_size, setup.samples, setup.batch_norm) == (4000, 100, 10_000, 0.2)
+    assert EMP.from_dict(dict(setup.method)) == EMP(where="bn", tau=0.0)
+    assert jobs["boston-MCDropout"].batch_norm is None
+    assert jobs["boston-MCDropout"].method["p"] == 0.005

@@ -1,0 +1,340 @@
+"""EMP, ECMP: what is patched, what is drawn, equation (6) against enumeration and Monte Carlo, gradients of the definition."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
+from torch.func import functional_call
+
+from bayesify import ECMP, EMP, Bayesian, DropConnect, MCDropout, MeanField, Method, bayesify, elbo, predict, summary, unbayesify
+from bayesify import Categorical as CategoricalLikelihood
+
+F64 = torch.float64
+
+
+def _net() -> nn.Sequential:
+    """Linear, normalisation, the smallest net with an input, a middle and an output layer."""
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
+
+
+def _patched(bnn: Bayesian) -> list[str]:
+    return [name for name, site in bnn.sites() if site.posterior.log_ensemble_size(site) > 0]
+
+
+@pytest.mark.parametrize("tau", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("bn+out", ["1", "4", "5"]),
+        ("bn", ["1", "4"]),
+        ("bn+in+out", ["0", "1", "4", "5"]),
+        ("out", ["5"]),
+        ("3 + bn", ["1", "3", "4"]),
+        ("[03]", ["0", "3"]),
+        ("*", ["0", "1", "3", "4", "5"]),
+    ],
+)
+def test_where(where: str, names: list[str], tau: float) -> None:
+    bnn = bayesify(_net(), EMP(where=where, tau=tau))
+    assert _patched(bnn) == names
+    assert [name for name, _ in bnn.sites()] == (names if tau == 0 else ["0", "1", "3", "4", "5"])
+
+
+def test_a_pattern_names_layers_and_the_star_leaves_the_choice_to_the_method() -> None:
+    assert _patched(bayesify(_net(), {"3": EMP(where="bn"), "0": MCDropout(p=0.0)})) == ["3"]
+    mixed = bayesify(_net(), {"5": MCDropout(p=0.5), "*": EMP(tau=0.0)})
+    assert {r.name: r.method for r in mixed.report} == {
+        "0": None, "1": EMP(tau=0.0), "3": None, "4": EMP(tau=0.0), "5": MCDropout(p=0.5)
+    }  # fmt: skip
+
+
+def test_the_input_may_be_an_embedding_and_the_output_one_that_cannot_be_patched() -> None:
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)))
+    bnn = bayesify(net, EMP(where="in+out"))
+    assert _patched(bnn) == ["0"]
+    assert "subclass of Linear" in {r.name: r.reason for r in bnn.report}["2"]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match=r"EMP leaves all layers as they are: where='bn' is none of '0' \(Linear\)"):
+        bayesify(nn.Sequential(nn.Linear(2, 1)), EMP(where="bn"))
+    with pytest.raises(ValueError, match=r"no layer matches 'head.\*' in where='bn\+head.\*'"):
+        bayesify(_net(), EMP(where="bn+head.*"))
+    for fields, message in (
+        ({"components": 0}, "components"), ({"where": "bn+"}, "where"), ({"spread": -1.0}, "spread"), ({"tau": -1.0}, "tau"),
+        ({"tau": None, "rho": 1.0}, "tau"), ({"rho": -0.1}, "rho"),
+        ({"decay": "none"}, "decay"), ({"probabilities": (0.5, 0.5)}, "5 numbers"),
+        ({"components": 2, "probabilities": (0.5, 0.6)}, "add up"), ({"components": 2, "probabilities": (1.0, 0.0)}, "above 0"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            ECMP(**fields)
+
+
+def test_components_start_at_the_weights_plus_the_spread() -> None:
+    torch.manual_seed(1)
+    layer = nn.Linear(100, 400)
+    weight = layer.weight.detach().clone()
+    site = bayesify(layer, EMP(components=3, spread=0.2)).net
+    offsets = site.posterior.weight.detach() - weight
+    assert offsets.shape == (3, 400, 100)
+    torch.testing.assert_close(offsets.std((1, 2)), torch.full((3,), 0.2 / math.sqrt(100)), rtol=0.03, atol=0)  # 6 standard errors
+    assert abs(torch.corrcoef(offsets.flatten(1))[0, 1]) < 0.03, "independent components"
+    same = bayesify(nn.Linear(4, 2), EMP(components=3, spread=0.0)).net.posterior.weight
+    assert torch.equal(same[0], same[2])
+    embedding = bayesify(nn.Embedding(5, 4, padding_idx=2), EMP(where="in", components=3)).net
+    assert (embedding.posterior.weight[:, 2] == 0).all()
+    frozen = bayesify(nn.Linear(2, 1).requires_grad_(False), EMP()).net
+    assert not frozen.posterior.weight.requires_grad
+
+
+def _frequencies(counts: Tensor, p: Tensor) -> None:
+    """Counts (C,) of independent draws have the probabilities p (C,), within 5 standard errors."""
+    n = counts.sum()
+    assert ((counts / n - p).abs() <= 5 * (p * (1 - p) / n).sqrt()).all(), counts / n
+
+
+@pytest.mark.parametrize("learn", [False, True])
+@pytest.mark.parametrize("p", [None, (0.6, 0.3, 0.1)])
+@pytest.mark.parametrize("kind", [EMP, ECMP])
+def test_draws_have_the_probabilities(kind: type[EMP], p: tuple[float, ...] | None, learn: bool) -> None:
+    site = bayesify(nn.Linear(1, 1).double(), kind(components=3, probabilities=p, learn_probabilities=learn)).net
+    n, expected = 20_000, torch.tensor(p or (1 / 3,) * 3)
+    with torch.no_grad():
+        weight, bias = site.posterior.sample(site, n)
+    w, b = (
+        (drawn.reshape(n, 1) == components.reshape(1, 3)).double().argmax(1)
+        for drawn, components in ((weight, site.posterior.weight), (bias, site.posterior.bias))
+    )
+    _frequencies(w.bincount(minlength=3), expected)
+    _frequencies(b.bincount(minlength=3), expected)
+    if kind is EMP:
+        assert torch.equal(w, b), "weight and bias of a draw are of one component"
+    else:
+        _frequencies((3 * w + b).bincount(minlength=9), torch.outer(expected, expected).flatten())
+
+
+def test_emp_draws_one_component_per_layer_for_the_whole_batch() -> None:
+    bnn = bayesify(_net(), EMP(components=2, spread=1.0)).eval()
+    x = torch.randn(1, 3, dtype=F64).expand(6, 3)
+    outputs = bnn(x, samples=60).outputs.detach()
+    torch.testing.assert_close(outputs, outputs[:, :1].expand_as(outputs))
+    assert len({tuple(row) for row in outputs[:, 0].mul(1e9).round().tolist()}) == 8, "2 components in each of 3 layers"
+
+
+def _points(bnn: Bayesian, site_name: str) -> tuple[Tensor, Tensor]:
+    posterior = dict(bnn.sites())[site_name].posterior
+    return posterior.weight.detach().flatten(1), posterior.bias.detach().flatten(1)
+
+
+def test_kl_is_the_part_of_the_true_kl_that_the_means_decide() -> None:
+    """Mixtures of narrow normals that do not overlap: the KL by Monte Carlo differs from ours by a constant."""
+    sigma, tau, n, p = 1e-3, 0.7, 200_000, torch.tensor([0.6, 0.3, 0.1], dtype=F64)
+    gaps = []
+    for seed in (0, 1, 2):
+        torch.manual_seed(seed)
+        method = EMP(components=3, spread=1.0 + seed, tau=tau, probabilities=tuple(p.tolist()))
+        bnn = bayesify(nn.Linear(2, 1).double(), method)
+        mu = torch.cat(_points(bnn, ""), 1)
+        q = MixtureSameFamily(Categorical(p), Independent(Normal(mu, sigma), 1))
+        draws = q.sample((n,))
+        ratio = q.log_prob(draws) - Normal(0.0, 1 / math.sqrt(tau)).log_prob(draws).sum(1)
+        gaps.append((ratio.mean() - bnn.kl().detach(), ratio.std() / math.sqrt(n)))
+    # E4 of the constant: 3 parameters of width sigma, and log K
+    constant = 1.5 * (tau * sigma**2 - 1 - math.log(tau * sigma**2)) - math.log(3)
+    for gap, error in gaps:
+        assert abs(gap - constant) < 5 * error
+        assert error < 0.01
+
+
+@pytest.mark.parametrize("kind", [EMP, ECMP])
+def test_kl_of_all_choices_by_enumeration(kind: type[EMP]) -> None:
+    """E_z[precision/2 |w_z|^2] over every choice, plus the KL of the choices' distribution from the uniform one."""
+    p, tau, rho = (0.5, 0.3, 0.2), 0.7, 3.0
+    torch.manual_seed(2)
+    bnn = bayesify(nn.Linear(2, 1).double(), kind(components=3, spread=1.0, tau=tau, rho=rho, probabilities=p))
+    weight, bias = _points(bnn, "")
+    expected = 0.0
+    for z in itertools.product(range(3), repeat=3) if kind is ECMP else [(k, k, k) for k in range(3)]:
+        share = math.prod(p[k] for k in z) if kind is ECMP else p[z[0]]
+        number = 27 if kind is ECMP else 3
+        squares = tau / 2 * (weight[z[0], 0] ** 2 + weight[z[1], 1] ** 2) + rho / 2 * bias[z[2], 0] ** 2
+        expected += share * (float(squares) + math.log(share * number))
+    assert float(bnn.kl().detach()) == pytest.approx(expected, rel=1e-12)
+
+
+def test_shared_and_patched_layers_each_pay_their_own_sum() -> None:
+    net = _net()
+    squares = {n: float(p.detach().square().sum()) for n, p in net.named_parameters()}
+    bnn = bayesify(net, EMP(components=4, spread=0.0, tau=0.5, rho=2.0))
+    weights, biases = (sum(v for n, v in squares.items() if n.endswith(end)) for end in ("weight", "bias"))
+    assert float(bnn.kl().detach()) == pytest.approx(0.25 * weights + 1.0 * biases, rel=1e-12)
+    plain = bayesify(unbayesify(bnn), EMP(components=4, spread=0.0, tau=0.5, decay="plain"))
+    decay = sum(float(p.detach().square().sum()) for p in plain.parameters())
+    assert float(plain.kl().detach()) == pytest.approx(0.25 * decay, rel=1e-12), "one weight decay on all parameters"
+
+
+def _choices(bnn: Bayesian, plain: nn.Module) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Every net there is to draw from: its probability, and its parameters, as functions of those of the EMP net."""
+    sites = dict(bnn.sites())
+    shared = {f"{name}.{kind}": p for name, site in sites.items() for kind, p in site._parameters.items() if p is not None}
+    patched = [site.posterior for name, site in sites.items() if site.posterior.weight is not None]
+    names = [name for name, site in sites.items() if site.posterior.weight is not None]
+    result = []
+    for z in itertools.product(*[range(len(posterior.weight)) for posterior in patched]):
+        shares, parameters = [torch.ones((), dtype=F64)], dict(shared)
+        for name, posterior, k in zip(names, patched, z, strict=True):
+            parameters |= {f"{name}.weight": posterior.weight[k], f"{name}.bias": posterior.bias[k]}
+            p = posterior.method.probabilities or (1 / posterior.method.components,) * posterior.method.components
+            shares.append(torch.tensor(p[k]) if posterior.logits is None else posterior.logits.softmax(0)[k])
+        assert parameters.keys() == dict(plain.named_parameters()).keys()
+        result.append((torch.stack([share.double() for share in shares]).prod(), parameters))
+    return result
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+@pytest.mark.parametrize("method", [EMP(components=2, spread=1.0), EMP(components=2, spread=1.0, learn_probabilities=True)])
+def test_gradients_are_unbiased_in_train_mode(method: Method, samples: int) -> None:
+    """Against all 8 nets there are, each with batch statistics of its own; 5 standard errors, and those are small."""
+    torch.manual_seed(3)
+    plain, x, y = _net(), torch.randn(7, 3, dtype=F64), torch.randn(7, 2, dtype=F64)
+    bnn = bayesify(copy.deepcopy(plain), method)
+    nets = _choices(bnn, plain)
+    loss = sum(share * (functional_call(plain, net, (x,)) - y).square().sum(-1).mean() for share, net in nets) + bnn.kl() / 20
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(bnn.parameters()))])
+    found = []
+    for _ in range(1000 // samples):
+        bnn.zero_grad()
+        draws = bnn(x, samples=samples)
+        (-elbo(draws, -(draws.outputs - y).square().sum(-1), n=20)).backward()
+        found.append(torch.cat([p.grad.flatten() for p in bnn.parameters()]))
+    mean, error = torch.stack(found).mean(0), torch.stack(found).std(0) / math.sqrt(len(found))
+    assert ((mean - expected).abs() <= 5 * error + 1e-12).all()
+    assert expected.norm() > 5 * error.norm(), "a factor of two would show"
+    logits = torch.cat([torch.full_like(p, float("logits" in name)).flatten() for name, p in bnn.named_parameters()]) == 1
+    if logits.any():
+        assert (expected[logits].abs() > 5 * error[logits]).any(), "also in the probabilities"
+
+
+def test_a_seeded_draw_has_the_gradient_of_its_net_alone() -> None:
+    """Zero for the components that were not drawn, and that of the plain net for the one that was."""
+    torch.manual_seed(4)
+    plain, x = _net(), torch.randn(7, 3, dtype=F64)
+    bnn = bayesify(copy.deepcopy(plain), EMP(components=3, where="out", spread=1.0))
+    output = bnn(x).outputs[0]
+    output.sum().backward()
+    nets = [functional_call(plain, net, (x,)) for _, net in _choices(bnn, plain)]
+    (k,) = [k for k, net in enumerate(nets) if torch.allclose(net, output)]
+    posterior = bnn.net[5].posterior
+    assert (posterior.weight.grad[[i for i in range(3) if i != k]] == 0).all()
+    torch.testing.assert_close(posterior.bias.grad[k], torch.full((2,), 7.0, dtype=F64))
+
+
+def test_probabilities_are_learned() -> None:
+    """One of two components is right: its probability goes towards 1."""
+    torch.manual_seed(5)
+    bnn = bayesify(nn.Linear(1, 1, bias=False).double(), EMP(components=2, tau=0.0, learn_probabilities=True))
+    posterior = bnn.net.posterior
+    with torch.no_grad():
+        posterior.weight.copy_(torch.tensor([0.0, 1.0]).reshape(2, 1, 1))
+    posterior.weight.requires_grad_(False)
+    optimizer = torch.optim.Adam([posterior.logits], lr=0.1)
+    x = torch.randn(20, 1, dtype=F64)
+    for _ in range(60):
+        optimizer.zero_grad()
+        draws = bnn(x, samples=4)
+        (-elbo(draws, -2 * (draws.outputs - x).square().sum(-1), n=1000)).backward()
+        optimizer.step()
+    assert posterior.logits.softmax(0)[1] > 0.95
+    torch.testing.assert_close(posterior.mean(bnn.net)[0], posterior.logits.softmax(0)[1].reshape(1, 1))
+
+
+def test_prediction_averages_probabilities_over_the_draws_there_were() -> None:
+    """No phantom sample (E1), and no average of logits (E10)."""
+    torch.manual_seed(6)
+    plain, x = _net().eval(), torch.randn(5, 3, dtype=F64)
+    bnn = bayesify(copy.deepcopy(plain), EMP(components=2, spread=1.5)).eval()
+    probs = [functional_call(plain, net, (x,)).softmax(-1).detach() for _, net in _choices(bnn, plain)]
+    single = predict(bnn, x, CategoricalLikelihood(), samples=1, seed=0, progress=False).probs
+    assert any(torch.allclose(single, p) for p in probs)
+    samples, stacked = 2000, torch.stack(probs)
+    many = predict(bnn, x, CategoricalLikelihood(), samples=samples, seed=0, progress=False).probs
+    error = stacked.std(0, correction=0) / math.sqrt(samples)
+    assert ((many - stacked.mean(0)).abs() <= 5 * error + 1e-9).all()
+    logits = torch.stack([functional_call(plain, net, (x,)).detach() for _, net in _choices(bnn, plain)]).mean(0).softmax(-1)
+    assert ((logits - stacked.mean(0)).abs() > 10 * error).any(), "averaged logits would be noticed"
+
+
+def test_the_way_back_is_the_mean() -> None:
+    torch.manual_seed(7)
+    bnn = bayesify(nn.Linear(2, 1).double(), ECMP(components=2, spread=1.0, probabilities=(0.9, 0.1)))
+    weight, bias = _points(bnn, "")
+    layer = unbayesify(bnn)
+    torch.testing.assert_close(layer.weight.flatten(), 0.9 * weight[0] + 0.1 * weight[1])
+    torch.testing.assert_close(layer.bias, 0.9 * bias[0] + 0.1 * bias[1])
+
+
+def test_effective_ensemble_sizes() -> None:
+    """Table 3: K per layer, K per element; 2 per input of dropout, 2 per weight of DropConnect."""
+    sizes = {
+        EMP(where="*", components=3): [3.0, 3.0],
+        ECMP(where="*", components=3): [3.0**8, 3.0**3],
+        MCDropout(p=0.5): [2.0**3, 2.0**2],
+        DropConnect(p=0.5): [2.0**6, 2.0**2],
+        MCDropout(p=0.0): [1.0, 1.0],
+    }
+    for method, expected in sizes.items():
+        result = summary(bayesify(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), method))
+        assert [math.exp(row.log_ensemble) for row in result.layers] == pytest.approx(expected)
+        assert result.log_ensemble == pytest.approx(math.log(math.prod(expected)))
+        assert ("ensemble" in str(result)) == (method != MCDropout(p=0.0))
+    text = str(summary(bayesify(nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 1)), {"0": ECMP(components=10), "1": MeanField()})))
+    assert text.splitlines()[2].split()[-1] == "10^620"
+    assert text.splitlines()[5].split()[-1] == "infinite"
+
+
+def _block(n_in: int, n_out: int, stride: int) -> nn.Module:
+    """The layers of a basic residual block (He et al., 2016); how they are connected has no parameters."""
+    layers = [nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False), nn.BatchNorm2d(n_out)]
+    layers += [nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False), nn.BatchNorm2d(n_out)]
+    if stride > 1:
+        layers += [nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out)]
+    return nn.ModuleList(layers)
+
+
+def _resnet18() -> nn.Sequential:
+    """ResNet-18 for 1000 classes, without values."""
+    with torch.device("meta"):
+        stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        blocks = [_block(64, 64, 1), _block(64, 64, 1)]
+        for n in (128, 256, 512):
+            blocks += [_block(n // 2, n, 2), _block(n, n, 1)]
+        return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "layers"),
+    [
+        (EMP(), 13_779_912, 21),
+        (ECMP(tau=0.0), 13_779_912, None),
+        (EMP(where="bn"), 11_689_512 + 38_400, 20),
+        (EMP(where="*"), 58_447_560, 41),
+        (EMP(components=1), 11_689_512, 0),
+    ],
+)
+def test_parameters_are_those_of_the_paper(method: EMP, parameters: int, layers: int | None) -> None:
+    """Tables 3 and 4."""
+    result = summary(bayesify(_resnet18(), method))
+    assert (result.plain, result.parameters) == (11_689_512, parameters)
+    # per element: 4,800 scales, as many shifts, and the output layer
+    assert result.log_ensemble == pytest.approx(math.log(5) * (2 * 4800 + 513_000 if layers is None else layers))
+
+
+def test_a_perceptron_has_the_overhead_of_its_layers() -> None:
+    """Section 3.3: 2 (K - 1) N for a batch normalisation, (K - 1) (I + 1) O for the output layer."""
+    net = nn.Sequential(nn.Linear(7, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 3))
+    result = summary(bayesify(net, EMP(components=4)))
+    assert [row.parameters - row.plain for row in result.layers] == [0, 2 * 3 * 30, 3 * 31 * 3]

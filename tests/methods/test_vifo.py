@@ -1,0 +1,269 @@
+"""VIFO: outputs, regularisers and expected likelihoods against independent references, in every layout, trained and undone."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from bayesify import VIFO, MeanField, bayesify, elbo, fit, predict, summary, unbayesify
+from bayesify.functional import vifo_mean_all, vifo_mean_variance
+from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
+from bayesify.train import Training, fit_many
+
+F64 = torch.float64
+
+
+def mlp(outputs: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs)).double()
+
+
+def noisy(method: VIFO, net: nn.Module | None = None) -> Any:
+    """A VIFO network whose uncertainty depends on the input."""
+    bnn = bayesify(net or mlp(), method).double()
+    with torch.no_grad():
+        for parameter in bnn.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return bnn
+
+
+@pytest.mark.parametrize("link", ["softplus", "exp"])
+@pytest.mark.parametrize("coherent", [False, True])
+def test_outputs_are_normal_with_the_moments_of_the_two_halves(link: str, coherent: bool) -> None:
+    bnn, x = noisy(VIFO(link=link)), torch.randn(5, 4, dtype=F64)
+    features = torch.tanh(x @ bnn.net[0].weight.T + bnn.net[0].bias)
+    head = bnn.net[2]
+    mean = features @ head.weight.T + head.bias
+    raw = features @ head.posterior.weight.T + head.posterior.bias
+    std = 1e-6 + (raw.exp() if link == "exp" else raw.exp().log1p())
+    n = 20_000
+    outputs = bnn(x, samples=n, coherent=coherent).outputs.detach()
+    assert ((outputs.mean(0) - mean).abs() < 5 * std / math.sqrt(n)).all()
+    assert ((outputs.std(0) / std - 1).abs() < 5 / math.sqrt(2 * n)).all()
+    exact = bnn.normal_outputs(x)
+    torch.testing.assert_close((exact.mean, exact.std), (mean, std))
+    correlation = torch.corrcoef(outputs[:, :2, 0].T)[0, 1]
+    assert abs(correlation - float(coherent)) < 0.05
+
+
+def test_pretrained_weights_stay_and_start_with_the_initial_std() -> None:
+    net, x = mlp(), torch.randn(6, 4, dtype=F64)
+    expected = net(x)
+    for method in (VIFO(initial_std=0.2), VIFO(initial_std=0.2, link="exp"), VIFO(initial_std=0.2, shared=False)):
+        outputs = bayesify(copy.deepcopy(net), method).normal_outputs(x)
+        torch.testing.assert_close(outputs.mean, expected)
+        torch.testing.assert_close(outputs.std, torch.full_like(expected, 0.2), atol=1e-6, rtol=1e-6)
+    bnn = bayesify(copy.deepcopy(net), VIFO(head="2"))
+    assert bnn.net.load_state_dict(net.state_dict(), strict=False).unexpected_keys == []
+    torch.testing.assert_close(unbayesify(bnn)(x), expected)
+    assert "second" in str(summary(bayesify(net, VIFO(shared=False))))
+
+
+def test_the_local_kl_is_the_regulariser_and_the_kl_is_zero() -> None:
+    bnn, x = noisy(VIFO(regularizer="mean-variance", a=0.7, b=0.2, delta=0.3)), torch.randn(5, 4, dtype=F64)
+    outputs, draws = bnn.normal_outputs(x), bnn(x, samples=2)
+    torch.testing.assert_close(draws.local_kl, vifo_mean_variance(outputs.mean, outputs.std, 0.7, 0.2, 0.3))
+    torch.testing.assert_close(bnn.regularizer(x), draws.local_kl)
+    assert draws.kl == 0
+    assert (bnn.local_beta, bnn.auxiliary_beta) == (0.1, 0.0)
+
+
+class Tokens(nn.Module):
+    """Per-token classes after pooling and a transpose, behind the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv1d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 2, T) -> (B, T / 2, 3)
+        return nn.functional.avg_pool1d(self.head(x), 2).transpose(1, 2)
+
+
+def test_what_follows_the_last_layer_treats_both_halves_alike() -> None:
+    bnn, x = noisy(VIFO(), Tokens().double()), torch.randn(4, 2, 6, dtype=F64)
+    raw = copy.deepcopy(bnn.net)
+    with torch.no_grad():
+        raw.head.weight.copy_(raw.head.posterior.weight)
+        raw.head.bias.copy_(raw.head.posterior.bias)
+    outputs = bnn.normal_outputs(x)
+    torch.testing.assert_close(outputs.mean, unbayesify(copy.deepcopy(bnn))(x))
+    torch.testing.assert_close(outputs.std, 1e-6 + nn.functional.softplus(raw(x)))
+    assert bnn(x, samples=3).outputs.shape == (3, 4, 3, 3)
+    y = torch.randint(0, 3, (4, 3))
+    assert elbo(bnn(x), Categorical().log_prob(bnn(x).outputs, y), n=4).isfinite()
+
+
+def test_a_batch_in_another_dimension() -> None:
+    bnn = bayesify(nn.Linear(2, 3), VIFO(), batch_dim=1)
+    draws = bnn(torch.randn(7, 5, 2), samples=4)  # (T, B, I)
+    assert draws.outputs.shape == (4, 5, 7, 3)
+    assert draws.local_kl.shape == (5,)
+
+
+class Flattening(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, 2)
+        return self.head(x.flatten(0, 1)).view(x.shape[0], x.shape[1], -1)
+
+
+def test_a_net_that_counts_its_rows_is_told_so() -> None:
+    x = torch.randn(4, 5, 2)
+    with pytest.raises(ValueError, match=r"4 rows in dimension 0 for 4 examples and should keep the 8 rows.*VIFO\(shared=False\)"):
+        bayesify(Flattening(), VIFO())(x)
+    assert bayesify(Flattening(), VIFO(shared=False))(x, samples=2).outputs.shape == (2, 4, 5, 3)
+
+
+def test_bad_arguments() -> None:
+    for fields, message in [
+        ({"regularizer": "max"}, "regularizer must be one of 'naive', 'mean'"),
+        ({"eta_aux": -1.0}, "eta_aux must be a finite number of at least 0, got -1.0"),
+        ({"delta": 1.0}, "delta must be a number in"),
+        ({"gamma": 0.0}, "gamma must be a finite number above 0"),
+        ({"momentum": 2.0}, "momentum must be in"),
+        ({"initial_std": 1e-7}, "initial_std must be above"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            VIFO(**fields)
+    with pytest.raises(ValueError, match="head='3' is no linear layer or convolution; there are '0', '2'"):
+        bayesify(mlp(), VIFO(head="3"))
+    with pytest.raises(ValueError, match="all layers but the last deterministic"):
+        bayesify(mlp(), {"0": MeanField(), "2": VIFO()})
+    with pytest.raises(TypeError, match="has no per-example KL"):
+        bayesify(mlp(), MeanField()).regularizer(torch.zeros(1, 4))
+
+
+def quadrature(y: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """E log N(y | m, exp(l)) over independent normal m and l, by Gauss-Hermite quadrature."""
+    nodes, weights = (torch.tensor(v, dtype=F64) for v in np.polynomial.hermite_e.hermegauss(60))
+    weights = weights / weights.sum()
+    (m, v), (s, r) = mean.unbind(-1), std.unbind(-1)
+    means, logs = m[:, None, None] + s[:, None, None] * nodes[:, None], v[:, None, None] + r[:, None, None] * nodes
+    log_prob = Normal(means, (0.5 * logs).exp()).log_prob(y[:, None, None])
+    return (log_prob * weights[:, None] * weights).sum((1, 2))
+
+
+def test_the_expected_log_likelihood_needs_no_draws() -> None:
+    y, mean, std = torch.randn(5, dtype=F64), torch.randn(5, 2, dtype=F64), 0.1 + 0.7 * torch.rand(5, 2, dtype=F64)
+    torch.testing.assert_close(HeteroscedasticGaussian().expected_log_prob(mean, std, y), quadrature(y, mean, std))
+    fixed = torch.stack([mean[:, 0], torch.full((5,), 2 * math.log(0.3), dtype=F64)], 1)
+    certain = torch.stack([std[:, 0], torch.zeros(5, dtype=F64)], 1)
+    ours = Gaussian(std=0.3).double().expected_log_prob(mean[:, :1], std[:, :1], y)
+    torch.testing.assert_close(ours, quadrature(y, fixed, certain), atol=1e-6, rtol=1e-6)
+    # several targets: means first, then log variances
+    both = HeteroscedasticGaussian().expected_log_prob(
+        torch.cat([mean, mean], 1)[:, [0, 2, 1, 3]], std[:, [0, 0, 1, 1]], y[:, None].expand(5, 2)
+    )
+    torch.testing.assert_close(both, 2 * quadrature(y, mean, std))
+    with pytest.raises(NotImplementedError, match="Categorical has no closed form"):
+        Categorical().expected_log_prob(mean, std, torch.zeros(5, dtype=torch.long))
+    assert HeteroscedasticGaussian().expected_log_prob(mean.float(), 100 * std.float(), y.float()).isfinite().all()
+
+
+def test_the_predictive_variance_of_regression() -> None:
+    bnn, x = noisy(VIFO(), mlp(2)), torch.randn(3, 4, dtype=F64)
+    (mean, std), n = bnn.normal_outputs(x)[:2], 100_000
+    expected = std[:, 0] ** 2 + torch.exp(mean[:, 1] + std[:, 1] ** 2 / 2)
+    variance = predict(bnn, x, HeteroscedasticGaussian(), samples=n, seed=0).variance
+    torch.testing.assert_close(variance, expected.detach(), rtol=0.05, atol=0)
+
+
+def test_prediction_takes_one_pass() -> None:
+    bnn, passes = noisy(VIFO()), []
+    bnn.net.register_forward_hook(lambda *_: passes.append(1))
+    predict(bnn, torch.randn(1000, 4, dtype=F64), Categorical(), samples=50, seed=0)
+    assert len(passes) == 1
+
+
+def test_averages_run_over_the_training_data_alone() -> None:
+    bnn, batches = noisy(VIFO(regularizer="mean-all", momentum=0.2)), torch.randn(7, 9, 4, dtype=F64)
+    rows = []
+    for k, x in enumerate(batches):
+        bnn.train()
+        local_kl = bnn(x).local_kl
+        outputs = bnn.eval().normal_outputs(x)
+        rows.append(torch.stack([outputs.mean, outputs.mean**2, outputs.std**2]).mean(1).detach())
+        if k < 5:  # plain averages first, then 0.2 of every batch
+            torch.testing.assert_close(bnn.averages, torch.stack(rows).mean(0))
+        bnn.train().regularizer(x)
+    expected = 0.8 * (0.8 * torch.stack(rows[:5]).mean(0) + 0.2 * rows[5]) + 0.2 * rows[6]
+    torch.testing.assert_close(bnn.averages, expected)
+    torch.testing.assert_close(local_kl, vifo_mean_all(outputs.mean, outputs.std, expected[0]))
+    with pytest.raises(ValueError, match="averages over the 3 outputs of the last layer"):
+        bayesify(nn.Sequential(nn.Linear(2, 3), nn.Unflatten(1, (3, 1))), VIFO(regularizer="mean-all")).train()(torch.zeros(2, 2))
+
+
+def test_auxiliary_inputs_leave_running_statistics_alone() -> None:
+    bnn = bayesify(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), VIFO(eta_aux=0.5)).train()
+    before = copy.deepcopy(bnn.state_dict())
+    bnn.regularizer(torch.randn(6, 4)).mean().backward()
+    for name, value in bnn.state_dict().items():
+        torch.testing.assert_close(value, before[name])
+    assert all(module.training for module in bnn.modules())
+    assert bnn.net[0].weight.grad is not None
+
+
+def curve(n: int = 40) -> tuple[Tensor, Tensor]:
+    x = torch.linspace(-1, 1, n)[:, None]
+    x = torch.where(x > 0, x + 1, x - 1)
+    return x, torch.sin(x).squeeze(1)
+
+
+def test_auxiliary_training_raises_the_uncertainty_away_from_the_data() -> None:
+    stds = {}
+    for eta_aux in (0.0, 1.0):
+        torch.manual_seed(0)
+        bnn = bayesify(nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)), VIFO(eta_aux=eta_aux))
+        fit(bnn, curve(), Gaussian(std=0.1), epochs=60, batch_size=20, learning_rate=0.02, accelerator="cpu", progress=False)
+        stds[eta_aux] = bnn.normal_outputs(torch.tensor([[0.0], [-3.5], [3.5]])).std.mean()
+    assert stds[1.0] > 2 * stds[0.0]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "loader"])
+def test_auxiliary_inputs_of_ones_own(kind: str) -> None:
+    far = torch.full((7, 1), 50.0)
+    given = far if kind == "tensor" else torch.utils.data.DataLoader(torch.utils.data.TensorDataset(far), batch_size=4)
+    bnn, seen = bayesify(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), VIFO(eta_aux=1.0)), []
+    bnn.net.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    settings = {"epochs": 2, "batch_size": 16, "accelerator": "cpu", "progress": False}
+    fit(bnn, curve(), Gaussian(std=0.1), auxiliary=given, **settings)
+    away = [x for x in seen if (x == 50).all()]
+    assert len(away) == 2 * 3  # one batch of them for every one of the data
+    training = Training(bnn=bnn, data=curve(), likelihood=Gaussian(std=0.1), auxiliary=given)
+    assert len(fit_many([training], **settings)[0]) == 2
+    with pytest.raises(ValueError, match=r"regularised there: VIFO\(eta_aux=0.1\)"):
+        fit(bayesify(nn.Linear(1, 1), VIFO()), curve(), Gaussian(), auxiliary=far, **settings)
+
+
+def test_uniform_inputs_fill_the_doubled_box() -> None:
+    bnn, seen = bayesify(nn.Linear(2, 1), VIFO(eta_aux=1.0)), []
+    bnn.net.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    x = torch.rand(200, 2) * torch.tensor([2.0, 0.0]) + torch.tensor([1.0, 5.0])
+    x[:2] = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+    fit(bnn, (x, x[:, 0]), Gaussian(), epochs=20, batch_size=200, accelerator="cpu", progress=False)
+    drawn = torch.cat([v for v in seen if len(v) == 200][1::2])
+    assert (drawn[:, 1] == 5).all()
+    assert abs(drawn[:, 0].mean() - 2) < 5 * (4 / math.sqrt(12)) / math.sqrt(4000)
+    assert 0 <= drawn[:, 0].min() < 0.02
+    assert 3.98 < drawn[:, 0].max() <= 4
+    words = bayesify(nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(4, 1)), VIFO(eta_aux=1.0))
+    tokens = torch.randint(0, 5, (8, 2))
+    with pytest.raises(ValueError, match=r"ranges of floating point inputs, got torch\.int64; give fit"):
+        fit(words, (tokens, torch.zeros(8)), Gaussian(), accelerator="cpu", progress=False)
+
+
+def test_the_linear_case_recovers_inference_over_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theorem 3.1, with d / 2 for N / 2."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    import vifo_linear as example
+
+    for n, d in ((12, 3), (30, 7)):
+        case = example.problem(n, d)
+        torch.testing.assert_close(example.output_space(*case), example.weight_space(*case), rtol=1e-6, atol=1e-5)
