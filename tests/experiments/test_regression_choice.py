@@ -12,17 +12,22 @@ from experiments.protocols.regression.setup import Choose, Setup
 from bayesify.train import History
 
 
+def _splits(*names):
+    """In place of splits: nothing but a name and targets to count."""
+    return [SimpleNamespace(name=name, y=torch.zeros(100)) for name in names]
+
+
 def _fake_training(score):
-    """In place of `train`: a model whose validation score is a function of its setup; None is a failure."""
+    """In place of `train`: a model whose validation score is a function of its setup and the split's name; None is a failure."""
     calls = []
 
     def train(setups, splits, seeds, epochs, progress):
         train.epochs = epochs
-        calls.append([(setup, split, seed) for setup, split, seed in zip(setups, splits, seeds, strict=True)])
+        calls.append([(setup, split.name, seed) for setup, split, seed in zip(setups, splits, seeds, strict=True)])
         progress(1.0)
         models = []
         for setup, split in zip(setups, splits, strict=True):
-            value = score(setup, split)
+            value = score(setup, split.name)
             history = History()
             history.failure = "broken" if value is None else None
             density = SimpleNamespace(log_prob=lambda y, value=value: torch.tensor([value - 1.0, value + 1.0]))
@@ -38,7 +43,7 @@ def test_a_grid_is_all_combinations_in_one_pass(monkeypatch):
     setup = Setup(method={"method": "MCDropout"}, choose=Choose(among=among, share=0.3), epochs=30)
     train, calls = _fake_training(lambda setup, split: setup.beta if setup.method["p"] == split else -setup.beta)
     monkeypatch.setattr(choice_module, "train", train)
-    choices = choose(setup, [0.1, 0.2], [4, 5], lambda share: None)
+    choices = choose(setup, _splits(0.1, 0.2), [4, 5], lambda share: None)
     assert [choice.fields for choice in choices] == [{"method.p": 0.1, "beta": 1.0}, {"method.p": 0.2, "beta": 1.0}]
     assert [choice.log_likelihood for choice in choices] == [1.0, 1.0]
     assert choices[1].setup.method["p"] == 0.2
@@ -52,7 +57,7 @@ def test_candidates_that_fail_are_not_chosen(monkeypatch):
     setup = Setup(method={"method": "MCDropout"}, choose=Choose(among={"beta": [0.1, 0.2, 0.3]}))
     train, _ = _fake_training(lambda setup, split: None if setup.beta == 0.1 or split == "bad" else -setup.beta)
     monkeypatch.setattr(choice_module, "train", train)
-    good, bad = choose(setup, ["good", "bad"], [0, 1], lambda share: None)
+    good, bad = choose(setup, _splits("good", "bad"), [0, 1], lambda share: None)
     assert good.fields == {"beta": 0.2}
     assert bad is None
 
@@ -66,7 +71,7 @@ def test_a_search_tries_some_at_a_time_and_keeps_the_best(monkeypatch):
     )
     monkeypatch.setattr(choice_module, "train", train)
     shares = []
-    choices = choose(setup, [1e-3, 1e-1], [0, 1], shares.append)
+    choices = choose(setup, _splits(1e-3, 1e-1), [0, 1], shares.append)
     assert [len(call) for call in calls] == [16, 16, 16, 12]
     assert shares == [0.25, 0.5, 0.75, 1.0]
     for place, (choice, peak) in enumerate(zip(choices, (1e-3, 1e-1), strict=True)):
