@@ -10,7 +10,21 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.func import functional_call
 
-from bayesify import ECMP, EMP, Bayesian, DropConnect, MCDropout, MeanField, Method, bayesify, elbo, predict, summary, unbayesify
+from bayesify import (
+    ECMP,
+    EMP,
+    Bayesian,
+    DeepEnsemble,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    Method,
+    bayesify,
+    elbo,
+    predict,
+    summary,
+    unbayesify,
+)
 from bayesify import Categorical as CategoricalLikelihood
 
 F64 = torch.float64
@@ -390,6 +404,23 @@ def test_parameters_of_pyramidnet_are_those_of_the_paper() -> None:
     assert (result.plain, result.parameters) == (28_511_307, 28_825_299)
     (total,) = [line for line in str(result).splitlines() if line.startswith("total")]
     assert total.split()[2] == "+1.1%"
+
+
+def test_an_explicit_ensemble_has_as_many_networks_as_members() -> None:
+    """Table 3, and for members that are random themselves the sum over members."""
+    result = summary(bayesify(_resnet18(), DeepEnsemble(members=5)))
+    assert (result.plain, result.parameters) == (11_689_512, 58_447_560)
+    assert result.log_ensemble == pytest.approx(math.log(5))
+    mixed = summary(bayesify(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), DeepEnsemble(members=2, method=EMP(where="*"))))
+    assert math.exp(mixed.log_ensemble) == pytest.approx(2 * 5**2)
+    assert (mixed.plain, mixed.parameters) == (11, 2 * 5 * 11)
+    (total,) = [line for line in str(mixed).splitlines() if line.startswith("total")]
+    assert total.split()[1:] == ["110", "+900.0%", "50"]
+
+
+def test_only_layers_that_differ_between_draws_count_as_random() -> None:
+    """The prior on shared layers does not make them random."""
+    assert "3 of 5 layers are random" in str(summary(bayesify(_net(), EMP())))
 
 
 def test_a_perceptron_has_the_overhead_of_its_layers() -> None:
