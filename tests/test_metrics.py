@@ -72,6 +72,19 @@ def test_calibration_errors_match_enumeration(bins, binning):
     assert float(maximum_calibration_error(probs, y, bins, binning)) == pytest.approx(max(gap for _, gap in gaps))
 
 
+def test_the_maximum_calibration_error_can_leave_out_bins_of_a_few_rows():
+    probs, y = classes()
+    gaps = gaps_by_hand(probs, y, 20, "width")
+    counts = sorted(n for n, _ in gaps)
+    for least in (counts[0] + 1, counts[-1]):
+        expected = max(gap for n, gap in gaps if n >= least)
+        assert float(maximum_calibration_error(probs, y, 20, least=least)) == pytest.approx(expected)
+    widest = max(gaps, key=lambda bin: bin[1])
+    assert float(maximum_calibration_error(probs, y, 20, least=widest[0] + 1)) < widest[1] - 1e-3
+    with pytest.raises(ValueError, match=f"least={counts[-1] + 1} rows, the fullest has {counts[-1]}"):
+        maximum_calibration_error(probs, y, 20, least=counts[-1] + 1)
+
+
 @pytest.mark.parametrize("binning", ["width", "mass"])
 def test_reliability_holds_what_the_calibration_error_sums(binning):
     probs, y = classes()

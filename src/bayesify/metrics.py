@@ -7,7 +7,7 @@ return means over rows unless they say otherwise; `evaluate` gives the usual set
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -159,11 +159,20 @@ def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15, binning
         >>> expected_calibration_error(torch.tensor([0.9, 0.8]), torch.tensor([1, 0]), binning="mass", bins=1)
         tensor(0.3500)
     """
-    return _calibration_error(probs, y, bins, binning, "l1")
+    if binning != "width":
+        confidence, correct, count = reliability(probs, y, bins, binning)
+        return ((correct - confidence).abs().nan_to_num() * count).sum() / count.sum()
+    check_integer("bins", bins)
+    confidence, correct = _confidence(probs, y)
+    # torchmetrics gives a confidence of exactly 1 a bin of its own; just below 1 it joins the last one, as it should.
+    below_one = torch.nextafter(torch.ones_like(confidence), torch.zeros_like(confidence))
+    return _torchmetrics().binary_calibration_error(confidence.minimum(below_one), correct.long(), n_bins=bins, norm="l1")
 
 
-def maximum_calibration_error(probs: Tensor, y: Tensor, bins: int = 15, binning: str = "width") -> Tensor:
-    r"""The largest gap between confidence and accuracy, $\max_b |\mathrm{acc}_b - \mathrm{conf}_b|$ over bins that hold rows.
+def maximum_calibration_error(probs: Tensor, y: Tensor, bins: int = 15, binning: str = "width", least: int = 1) -> Tensor:
+    r"""The largest gap between confidence and accuracy, $\max_b |\mathrm{acc}_b - \mathrm{conf}_b|$; see `reliability`.
+
+    Bins of fewer than `least` rows are left out, for a handful can make it anything (Chang et al., 2019, use 6); ValueError if all
 
     Source: Guo, Pleiss, Sun & Weinberger (2017), equation (5).
 
@@ -171,7 +180,12 @@ def maximum_calibration_error(probs: Tensor, y: Tensor, bins: int = 15, binning:
         >>> maximum_calibration_error(torch.tensor([0.9, 0.8]), torch.tensor([1, 0]), binning="mass", bins=2)
         tensor(0.8000)
     """
-    return _calibration_error(probs, y, bins, binning, "max")
+    check_integer("least", least)
+    confidence, correct, count = reliability(probs, y, bins, binning)
+    gaps = (correct - confidence).abs()[count >= least]
+    if len(gaps) == 0:
+        raise ValueError(f"no bin has least={least} rows, the fullest has {int(count.max())}; take a smaller number, or fewer bins")
+    return gaps.max()
 
 
 def rmse(mean: Tensor, y: Tensor) -> Tensor:
@@ -274,20 +288,6 @@ def _confidence(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     probs, y = _classes(probs, y)
     confidence, predicted = probs.max(1)
     return confidence.clamp_max(1), (predicted == y).to(probs.dtype)
-
-
-def _calibration_error(probs: Tensor, y: Tensor, bins: int, binning: str, norm: Literal["l1", "max"]) -> Tensor:
-    check_integer("bins", bins)
-    check_choice("binning", binning, ("width", "mass"))
-    if binning == "width":
-        confidence, correct = _confidence(probs, y)
-        # torchmetrics gives a confidence of exactly 1 a bin of its own; just below 1 it joins the last one, as it should.
-        below_one = torch.nextafter(torch.ones_like(confidence), torch.zeros_like(confidence))
-        metric = _torchmetrics()
-        return metric.binary_calibration_error(confidence.minimum(below_one), correct.long(), n_bins=bins, norm=norm)
-    confidence, correct, count = reliability(probs, y, bins, binning)
-    gap = (correct - confidence).abs().nan_to_num()
-    return (gap * count / count.sum()).sum() if norm == "l1" else gap.max()
 
 
 def _torchmetrics() -> ModuleType:

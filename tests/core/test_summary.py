@@ -69,7 +69,7 @@ def test_nothing_left_as_it_was():
     text = str(summary(bayesify(nn.Linear(2, 1), Deterministic())))
     assert "left as they were" not in text
     assert "(net)  Linear  Deterministic           3     +0.0%" in text
-    assert text.endswith("1 of 1 layers are random; KL 0.0 nats")
+    assert text.endswith("0 of 1 layers are random; KL 0.0 nats")
 
 
 def test_layers_without_data_can_be_summarised():

@@ -5,10 +5,13 @@ import math
 import pytest
 import torch
 from experiments.harness.config import jobs_of, read_table
-from experiments.protocols.regression import training
+from experiments.harness.protocol import Job
+from experiments.protocols.regression import judge, training
 from experiments.protocols.regression.setup import Setup
 from experiments.protocols.regression.splits import make_split
+from experiments.protocols.regression.tables import write_tables
 from torch import nn
+from torch.distributions import Normal
 
 from bayesify import EMP, summary
 
@@ -58,8 +61,47 @@ def test_models_with_weight_decay_can_be_trained_and_it_shrinks_their_weights() 
     assert norms[1] < 0.8 * norms[0]
 
 
+def test_models_are_judged_by_every_number_of_draws() -> None:
+    setup = Setup.from_dict({**PATCHED, "sample_counts": [1, 40]})
+    (model,) = training.train([setup], [_split()], [0], 2, lambda done: None)
+    result = judge(model)
+    assert list(result["by_samples"]) == ["1", "40"]
+    y = model.split.y_test
+    for count, scores in result["by_samples"].items():
+        p = model.predictive(int(count))
+        density = (
+            Normal(p.means.reshape(int(count), -1), p.stds.expand_as(p.means).reshape(int(count), -1)).log_prob(y).exp().mean(0)
+        )
+        assert scores["log_likelihood"] == pytest.approx(float(density.log().mean()), rel=1e-6)
+        assert scores["rmse"] == pytest.approx(
+            float((p.means.reshape(int(count), -1).mean(0) - y).square().mean().sqrt()), rel=1e-6
+        )
+    assert result["by_samples"]["1"]["rmse"] != result["by_samples"]["40"]["rmse"]
+    assert "by_samples" not in judge(model._replace(setup=Setup.from_dict(PATCHED)))
+
+
+def test_numbers_of_draws_are_set_side_by_side() -> None:
+    job = Job("boston-EMP", {"dataset": "boston", "method": "EMP"}, ("0", "1"), ("boston",))
+    scores = {"rmse": 2.0, "log_likelihood": -3.0, "crps": 1.0, "coverage_95": 0.9, "width_95": 1.0}
+    by_samples = [{"1": {**scores, "rmse": rmse, "coverage_95": coverage}} for rmse, coverage in ((2.0, 0.8), (4.0, 0.7))]
+    units = {str(i): {**scores, "train_seconds": 1.0, "by_samples": counts} for i, counts in enumerate(by_samples)}
+    section = write_tables([job], {"boston-EMP": units}, {}, {}).split("## Number of draws")[1].split("##")[0]
+    assert section.strip().splitlines()[-1] == "| boston | EMP | 1 | 3.0 ± 1.0 | -3 | 0.750 |"
+
+
+def test_members_of_the_explicit_ensemble_differ_and_are_mixed() -> None:
+    setup = Setup.from_dict({**SMALL, "method": {"method": "DeepEnsemble", "members": 3}, "samples": 6, "weight_decay": 0.01})
+    (model,) = training.train([setup], [_split()], [0], 2, lambda done: None)
+    means = model.predictive().means.reshape(6, -1)
+    assert len({tuple(row) for row in means.tolist()}) == 3
+    assert {"rmse", "log_likelihood", "nll", "kl"} <= judge(model).keys()
+
+
 def test_settings_that_came_later_do_not_change_older_fingerprints() -> None:
-    assert not {"batch_norm", "weight_decay"} & Setup.from_dict({**SMALL, "method": {"method": "MeanField"}}).to_dict().keys()
+    assert (
+        not {"batch_norm", "weight_decay", "sample_counts"}
+        & Setup.from_dict({**SMALL, "method": {"method": "MeanField"}}).to_dict().keys()
+    )
     setup = Setup.from_dict({**PATCHED, "weight_decay": 0.01})
     assert Setup.from_dict(setup.to_dict()) == setup
     assert setup.to_dict()["batch_norm"] == 0.2
@@ -68,6 +110,7 @@ def test_settings_that_came_later_do_not_change_older_fingerprints() -> None:
 def test_bad_settings() -> None:
     for settings, message in (
         ({"batch_norm": 0.0}, "batch_norm must be a finite number above 0"), ({"weight_decay": -1.0}, "weight_decay"),
+        ({"sample_counts": [0]}, "sample_counts"), ({"sample_counts": 3}, "sample_counts must be a list"),
         ({"weight_decay": 0.1, "choose": {"among": {"learning_rate": [0.1]}}}, "cannot be chosen with weight_decay=0.1"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
@@ -77,11 +120,11 @@ def test_bad_settings() -> None:
 def test_the_configuration_is_that_of_the_paper() -> None:
     table = read_table("emp/uci")
     jobs = {job.key: Setup.from_dict(job.settings["setup"]) for job in jobs_of(table)}
-    assert len(jobs) == 7 * 4
-    assert set(table.published) == {"ECMP", "EMP", "MCDropout"}
+    assert len(jobs) == 7 * 5
+    assert set(table.published) == {"ECMP", "EMP", "MCDropout", "DeepEnsemble"}
     setup = jobs["boston-EMP"]
     assert setup.noise["fixed"] ** -2 == pytest.approx(0.1)
-    assert (setup.epochs, setup.batch_size, setup.samples, setup.batch_norm) == (4000, 100, 10_000, 0.2)
+    assert (setup.epochs, setup.batch_size, setup.samples, setup.batch_norm) == (4000, 100, 200, 0.2)
     assert EMP.from_dict(dict(setup.method)) == EMP(where="bn", tau=0.0)
     assert jobs["boston-MCDropout"].batch_norm is None
     assert jobs["boston-MCDropout"].method["p"] == 0.005

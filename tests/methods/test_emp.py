@@ -10,7 +10,21 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.func import functional_call
 
-from bayesify import ECMP, EMP, Bayesian, DropConnect, MCDropout, MeanField, Method, bayesify, elbo, predict, summary, unbayesify
+from bayesify import (
+    ECMP,
+    EMP,
+    Bayesian,
+    DeepEnsemble,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    Method,
+    bayesify,
+    elbo,
+    predict,
+    summary,
+    unbayesify,
+)
 from bayesify import Categorical as CategoricalLikelihood
 
 F64 = torch.float64
@@ -196,7 +210,14 @@ def _choices(bnn: Bayesian, plain: nn.Module) -> list[tuple[Tensor, dict[str, Te
 
 
 @pytest.mark.parametrize("samples", [1, 5])
-@pytest.mark.parametrize("method", [EMP(components=2, spread=1.0), EMP(components=2, spread=1.0, learn_probabilities=True)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        EMP(components=2, spread=1.0),
+        EMP(components=2, spread=1.0, probabilities=(0.8, 0.2)),
+        EMP(components=2, spread=1.0, learn_probabilities=True),
+    ],
+)
 def test_gradients_are_unbiased_in_train_mode(method: Method, samples: int) -> None:
     """Against all 8 nets there are, each with batch statistics of its own; 5 standard errors, and those are small."""
     torch.manual_seed(3)
@@ -217,6 +238,40 @@ def test_gradients_are_unbiased_in_train_mode(method: Method, samples: int) -> N
     logits = torch.cat([torch.full_like(p, float("logits" in name)).flatten() for name, p in bnn.named_parameters()]) == 1
     if logits.any():
         assert (expected[logits].abs() > 5 * error[logits]).any(), "also in the probabilities"
+
+
+def test_accumulated_gradients_of_cross_patches_are_unbiased_in_train_mode() -> None:
+    """ECMP, two batches with batch statistics of their own and draws of their own, against all 2^4 * 2^3 nets on each."""
+    torch.manual_seed(8)
+    plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh(), nn.Linear(2, 1)).double()
+    batches = [(torch.randn(rows, 2, dtype=F64), torch.randn(rows, 1, dtype=F64)) for rows in (5, 4)]
+    bnn = bayesify(copy.deepcopy(plain), ECMP(components=2, spread=1.0, probabilities=(0.7, 0.3)))
+    shared, patches = bnn.net[0], {name: bnn.net[int(name)].posterior for name in ("1", "3")}
+    expected = [torch.zeros_like(p) for p in bnn.parameters()]
+    for z in itertools.product(range(2), repeat=7):
+        own = {"0.weight": shared.weight, "0.bias": shared.bias}
+        taken = iter(z)
+        for name, posterior in patches.items():
+            for kind, components in (("weight", posterior.weight), ("bias", posterior.bias)):
+                flat = components.flatten(1)
+                own[f"{name}.{kind}"] = torch.stack([flat[next(taken), j] for j in range(flat.shape[1])]).reshape(
+                    components.shape[1:]
+                )
+        loss = sum((functional_call(plain, own, (x,)) - y).square().mean() for x, y in batches) / 2
+        gradients = torch.autograd.grad(math.prod((0.7, 0.3)[k] for k in z) * loss, list(bnn.parameters()))
+        expected = [total + g for total, g in zip(expected, gradients, strict=True)]
+    penalty = torch.autograd.grad(bnn.kl() / 9, list(bnn.parameters()))
+    definition = torch.cat([(total + g).flatten() for total, g in zip(expected, penalty, strict=True)])
+    found = []
+    for _ in range(500):
+        bnn.zero_grad()
+        for x, y in batches:
+            draws = bnn(x, samples=2)
+            (-elbo(draws, -(draws.outputs - y).square().sum(-1), n=9) / 2).backward()
+        found.append(torch.cat([p.grad.flatten() for p in bnn.parameters()]))
+    mean, error = torch.stack(found).mean(0), torch.stack(found).std(0) / math.sqrt(len(found))
+    assert ((mean - definition).abs() <= 5 * error + 1e-12).all()
+    assert definition.norm() > 5 * error.norm(), "a factor of two would show"
 
 
 def test_a_seeded_draw_has_the_gradient_of_its_net_alone() -> None:
@@ -331,6 +386,41 @@ def test_parameters_are_those_of_the_paper(method: EMP, parameters: int, layers:
     assert (result.plain, result.parameters) == (11_689_512, parameters)
     # per element: 4,800 scales, as many shifts, and the output layer
     assert result.log_ensemble == pytest.approx(math.log(5) * (2 * 4800 + 513_000 if layers is None else layers))
+
+
+def _pyramidnet() -> nn.ModuleList:
+    """PyramidNet of depth 110 and alpha = 270 (Han et al., 2017) for 100 classes: 54 blocks, each 5 channels wider; no values."""
+    with torch.device("meta"):
+        layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16)]
+        for n in range(16, 286, 5):
+            layers += [nn.BatchNorm2d(n), nn.Conv2d(n, n + 5, 3, bias=False), nn.BatchNorm2d(n + 5)]
+            layers += [nn.Conv2d(n + 5, n + 5, 3, bias=False), nn.BatchNorm2d(n + 5)]
+        return nn.ModuleList([*layers, nn.BatchNorm2d(286), nn.Linear(286, 100)])
+
+
+def test_parameters_of_pyramidnet_are_those_of_the_paper() -> None:
+    """Table 3, and the overhead of 1.10 % of table 1."""
+    result = summary(bayesify(_pyramidnet(), ECMP()))
+    assert (result.plain, result.parameters) == (28_511_307, 28_825_299)
+    (total,) = [line for line in str(result).splitlines() if line.startswith("total")]
+    assert total.split()[2] == "+1.1%"
+
+
+def test_an_explicit_ensemble_has_as_many_networks_as_members() -> None:
+    """Table 3, and for members that are random themselves the sum over members."""
+    result = summary(bayesify(_resnet18(), DeepEnsemble(members=5)))
+    assert (result.plain, result.parameters) == (11_689_512, 58_447_560)
+    assert result.log_ensemble == pytest.approx(math.log(5))
+    mixed = summary(bayesify(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), DeepEnsemble(members=2, method=EMP(where="*"))))
+    assert math.exp(mixed.log_ensemble) == pytest.approx(2 * 5**2)
+    assert (mixed.plain, mixed.parameters) == (11, 2 * 5 * 11)
+    (total,) = [line for line in str(mixed).splitlines() if line.startswith("total")]
+    assert total.split()[1:] == ["110", "+900.0%", "50"]
+
+
+def test_only_layers_that_differ_between_draws_count_as_random() -> None:
+    """The prior on shared layers does not make them random."""
+    assert "3 of 5 layers are random" in str(summary(bayesify(_net(), EMP())))
 
 
 def test_a_perceptron_has_the_overhead_of_its_layers() -> None:

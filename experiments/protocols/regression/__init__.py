@@ -112,14 +112,16 @@ def judge(model: Model) -> Unit:
     Returns:
         rmse of the predictive mean; log_likelihood, the mean over rows of $\log\frac1S\sum_s p(y \mid x, w_s)$ in nats; crps;
         coverage_95 and width_95 of the central 95 % interval; noise_std; kl (nats) and nll (nats per row, standardised) at the end
-        of training; seconds, epochs, seed, numbers of rows and of parameters.
+        of training; seconds, epochs, seed, numbers of rows and of parameters; by_samples, the scores with each of `sample_counts`
+        draws, where there are any.
     """
     started = time.perf_counter()
-    scores = metrics.evaluate(model.predictive(), model.split.y_test)
+    scores = _scores(model, model.setup.samples)
     seconds = time.perf_counter() - started
-    scores["log_likelihood"] = -scores.pop("nll")
+    by_samples = {str(count): _scores(model, count) for count in model.setup.sample_counts}
     return {
         **scores,
+        **({"by_samples": by_samples} if by_samples else {}),
         "noise_std": model.noise_std,
         "kl": model.history.kl[-1],
         "nll": model.history.nll[-1],
@@ -131,6 +133,12 @@ def judge(model: Model) -> Unit:
         "n_test": len(model.split.y_test),
         "parameters": sum(p.numel() for p in model.bnn.parameters()),
     }
+
+
+def _scores(model: Model, samples: int) -> dict[str, float]:
+    scores = metrics.evaluate(model.predictive(samples), model.split.y_test)
+    scores["log_likelihood"] = -scores.pop("nll")
+    return scores
 
 
 def _datasets(value: object) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ __all__ = ["Choose", "Setup"]
 # What may differ between models that are trained together, and so may be chosen.
 _OWN = ("learning_rate", "beta", "warmup", "local_beta")
 _NOISE = ("learned", "fixed")
-_LATER = {"batch_norm": None, "weight_decay": 0.0, "steps": None}
+_LATER = {"batch_norm": None, "weight_decay": 0.0, "sample_counts": [], "steps": None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,7 @@ class Setup:
         beta, warmup: weight of the KL, and the share of training over which it rises from 0 to that.
         local_beta: weight of the per-example KL.
         samples: S, draws in prediction.
+        sample_counts: further S to judge every model by, to see what more draws are worth.
         noise: {learned: standard deviation to start from, in standard deviations of the targets} or {fixed: standard deviation in
             the targets' own unit}.
         seed: of split 0; split i has seed + i.
@@ -102,6 +103,7 @@ class Setup:
     warmup: float = 0.0
     local_beta: float = 1.0
     samples: int = 100
+    sample_counts: Sequence[int] = ()
     noise: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"learned": 0.3})
     seed: int = 0
     choose: Choose | None = None
@@ -116,6 +118,11 @@ class Setup:
         if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str):
             raise ValueError(f"hidden must be a list of widths such as [50], got {self.hidden!r}")
         object.__setattr__(self, "hidden", list(self.hidden))
+        if not isinstance(self.sample_counts, Sequence) or isinstance(self.sample_counts, str):
+            raise ValueError(f"sample_counts must be a list of numbers of draws such as [1, 20, 100], got {self.sample_counts!r}")
+        object.__setattr__(self, "sample_counts", list(self.sample_counts))
+        for count in self.sample_counts:
+            check_integer("sample_counts", count)
         mlp(1, 1, self.hidden, self.activation)
         for name in ("epochs", "batch_size", "train_samples", "samples"):
             check_integer(name, getattr(self, name))

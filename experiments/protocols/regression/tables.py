@@ -68,6 +68,9 @@ def write_tables(
     text.append(f"## Coverage\n\n{share}\n\n{grid.table(_interval)}")
     time = "training per split: the time of the pass that trained all splits together, divided by their number"
     text.append(f"## Seconds\n\n{time}\n\n{grid.table(_seconds)}")
+    if draws := _by_samples(grid):
+        how = "the same nets, predicting with S draws: RMSE, log-likelihood, and share of test rows in the 95 % interval"
+        text.append(f"## Number of draws\n\n{how}\n\n{draws}")
     if choices := _choices(grid):
         text.append(f"## Chosen on validation rows\n\nhow many splits chose what\n\n{choices}")
     return "\n\n".join(text)
@@ -136,6 +139,18 @@ def _compare(grid: Grid, metric: Metric, published: Published) -> str:
                 row.append(text)
         rows.append(row)
     return markdown(header, rows)
+
+
+def _by_samples(grid: Grid) -> str:
+    rows = []
+    for dataset in grid.datasets:
+        for method in grid.methods:
+            judged = [unit["by_samples"] for unit in grid.units(dataset, method) if "by_samples" in unit]
+            for count in judged[0] if judged else ():
+                scores = [by_samples[count] for by_samples in judged if count in by_samples]
+                numbers = [str(mean_of(scores, metric.key)) for metric in (RMSE, LIKELIHOOD)]
+                rows.append([dataset, method, count, *numbers, f"{mean_of(scores, 'coverage_95').mean:.3f}"])
+    return markdown(["data set", "method", "S", "RMSE", "log-likelihood", "coverage"], rows, left=2) if rows else ""
 
 
 def _choices(grid: Grid) -> str:

@@ -17,8 +17,9 @@ __all__ = ["LayerSummary", "Summary", "summary"]
 class LayerSummary:
     """One layer: its parameters before (`plain`) and after (`parameters`) it became random, frozen ones included.
 
-    `reason` says why it is not random, `remark` what its posterior has to say. `log_ensemble` is the natural log of how many
-    different weights it can draw: 0 if it is not random, infinite for continuous noise.
+    `reason` says why it stayed as it was, `remark` what its posterior has to say. `log_ensemble` is the natural log of how many
+    different weights it can draw: 0 if it is not random, infinite for continuous noise. `random` is false also for a layer that a
+    method treats as a point estimate.
     """
 
     name: str
@@ -29,6 +30,7 @@ class LayerSummary:
     reason: str
     remark: str = ""
     log_ensemble: float = 0.0
+    random: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,15 +40,17 @@ class Summary:
     Attributes:
         layers: one entry per layer with parameters, in the net's order.
         kl: the KL of all random layers, in nats.
+        networks: the number of members of an ensemble, whose layers are all listed; 1 for a single network.
     """
 
     layers: tuple[LayerSummary, ...]
     kl: float
+    networks: int = 1
 
     @property
     def plain(self) -> int:
-        """Parameters of the ordinary network."""
-        return sum(layer.plain for layer in self.layers)
+        """Parameters of the ordinary network, of which an ensemble has several."""
+        return sum(layer.plain for layer in self.layers) // self.networks
 
     @property
     def parameters(self) -> int:
@@ -55,11 +59,13 @@ class Summary:
 
     @property
     def log_ensemble(self) -> float:
-        """Natural log of the effective ensemble size, the product over layers: how many networks there are to draw from.
+        """Natural log of the effective ensemble size: how many networks there are to draw from.
 
-        Source: Chang et al., *Ensemble model patching* (2019), section 3.4.
+        That is the product over layers and, where there are several networks, which are alike, so many times that of one.
+
+        Source: Chang et al., *Ensemble model patching* (2019), section 3.4 and table 3.
         """
-        return sum(layer.log_ensemble for layer in self.layers)
+        return sum(layer.log_ensemble for layer in self.layers) / self.networks + math.log(self.networks)
 
     def __str__(self) -> str:
         header = ("layer", "type", "method", "parameters", "overhead")
@@ -68,15 +74,16 @@ class Summary:
             for row in self.layers
         ]
         total = ("total", "", "", f"{self.parameters:,}", _overhead(self.plain, self.parameters))
-        if any(0 < row.log_ensemble < math.inf for row in self.layers):
+        sizes = (self.log_ensemble, *(row.log_ensemble for row in self.layers))
+        if any(0 < size < math.inf for size in sizes):
             header = (*header, "ensemble")
             rows = [(*cells, _size(row.log_ensemble)) for cells, row in zip(rows, self.layers, strict=True)]
             total = (*total, _size(self.log_ensemble))
         widths = [max(len(row[i]) for row in (header, *rows, total)) for i in range(len(header))]
         lines = [_line(row, widths) for row in (header, *rows, total)]
         rule = "-" * max(map(len, lines))
-        random = sum(bool(row.method) for row in self.layers)
-        text = [lines[0], rule, *lines[1:-1], rule, lines[-1], f"{random} of {len(rows)} layers are random; KL {self.kl:,.1f} nats"]
+        random = f"{sum(row.random for row in self.layers)} of {len(rows)} layers are random; KL {self.kl:,.1f} nats"
+        text = [lines[0], rule, *lines[1:-1], rule, lines[-1], random]
         left = [f"  {row.name or '(net)'} ({row.layer}): {row.reason}" for row in self.layers if row.reason]
         said = [f"  {row.name or '(net)'} ({row.layer}): {row.remark}" for row in self.layers if row.remark]
         return "\n".join([*text, *(["remarks:", *said] if said else []), *(["left as they were:", *left] if left else [])])
@@ -118,12 +125,15 @@ def summary(bnn: Bayesian) -> Summary:
             log_ensemble = module.posterior.log_ensemble_size(module)
         method = "" if report.method is None else type(report.method).__name__
         remark = module.posterior.remark() if isinstance(module, Site) else ""
-        layers.append(LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark, log_ensemble))
+        random = report.method is not None and (log_ensemble > 0 or not isinstance(module, Site))
+        layers.append(
+            LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark, log_ensemble, random)
+        )
     for name, module in bnn.named_children():  # such as a second network
         if module is not bnn.net and (parameters := sum(_count(part, seen) for part in module.modules())):
             layers.append(LayerSummary(name, type(module).__name__, "", 0, parameters, ""))
     kl = bnn.kl().detach()
-    return Summary(tuple(layers), math.nan if kl.is_meta else float(kl))
+    return Summary(tuple(layers), math.nan if kl.is_meta else float(kl), max(1, len(bnn.members)))
 
 
 def _count(module: nn.Module, seen: set[int]) -> int:

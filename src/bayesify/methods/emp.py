@@ -196,13 +196,20 @@ class PatchPosterior(Posterior):
     def kl(self, layer: Site) -> Tensor:
         method = self.method
         weight, bias = self._components(layer)
-        p = self._probabilities(weight)
-        choices = _elements(layer) if method.per_element else 1
-        total = choices * (p * (p * len(p)).log()).sum()
+        total, p = at_least_float32(weight.new_zeros(())), None
+        if self.logits is not None or method.probabilities is not None:
+            p = self._probabilities(weight)
+            choices = _elements(layer) if method.per_element else 1
+            total = choices * (p * (p * len(p)).log()).sum()
         for components, precision in zip((weight, bias), method.precisions(), strict=True):
-            if components is not None and precision:
-                squares = at_least_float32(components).square().flatten(1).sum(1)
-                total = total + precision / 2 * (squares.sum() if method.decay == "plain" else squares @ p)
+            if components is None or not precision:
+                continue
+            squares = at_least_float32(components).square()
+            if p is None or method.decay == "plain":
+                share = 1 if method.decay == "plain" else len(weight)
+                total = total + precision / (2 * share) * squares.sum()
+            else:
+                total = total + precision / 2 * (squares.flatten(1).sum(1) @ p)
         return total
 
     def log_ensemble_size(self, layer: Site) -> float:
