@@ -5,7 +5,7 @@ Gaussian likelihood and a fixed prior in closed form, for classes by quadrature 
 """
 
 import math
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,9 +25,8 @@ NAIVE = VIFO(regularizer="naive", eta=ETA, prior_variance=PRIOR)
 def trained(net: nn.Module, method: Method, x: Tensor, y: Tensor, likelihood: Likelihood, **settings: object) -> Bayesian:
     """Every step sees all rows; the learning rate falls to a hundredth."""
     bnn = bayesify(net, method).double()
-    epochs = 300
-    schedule: Callable = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.01 ** (1 / epochs))
-    common: dict = {"epochs": epochs, "batch_size": len(x), "learning_rate": 0.05, "accelerator": "cpu", "progress": False}
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.01 ** (1 / 300))
+    common: dict = {"epochs": 300, "batch_size": len(x), "learning_rate": 0.05, "accelerator": "cpu", "progress": False}
     fit(bnn, (x, y), likelihood.double(), scheduler=schedule, **{**common, **settings})
     return bnn.eval()
 
