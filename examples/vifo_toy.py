@@ -89,7 +89,7 @@ def draw_belief(ax: Axes, bnn: Bayesian, title: str) -> str:
     ax.plot(GRID, 2 * torch.sin(GRID), color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="truth")
     ax.set_ylim(-3.2, 4.8)
     ax.set_title(title, color=INK, loc="left")
-    ax.get_legend().remove()
+    ax.legend().remove()  # one for all panels will do
     std, place = belief.variance.sqrt(), GRID[:, 0].abs()
     places = {"seen": (place > math.pi / 2) & (place < 0.75 * math.pi), "gap": place < 0.4 * math.pi, "beyond": place > 2.8}
     return "  ".join(f"{name} {std[where].mean():.2f}" for name, where in places.items())
