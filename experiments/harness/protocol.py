@@ -85,11 +85,16 @@ class Context:
         data_dir: where the data lie; None looks in the usual places.
         progress: called with the share of the job that is done, in [0, 1].
         save: keeps units that are ready before the job ends, so that a kill loses less.
+        ready: the job's units that earlier runs have kept, for units that build on others.
+        cache: a folder for what is too large for results and can be made again; nobody else writes there. It need not exist, and
+            may be None where nothing outlives the run.
     """
 
     data_dir: Path | None
     progress: Callable[[float], object]
     save: Callable[[Mapping[str, Unit]], object]
+    ready: Mapping[str, Unit] = dataclasses.field(default_factory=dict)
+    cache: Path | None = None
 
 
 class Protocol(ABC):

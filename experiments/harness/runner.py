@@ -20,7 +20,7 @@ from benchmarks.measure import machine
 from experiments.harness.plan import Task
 from experiments.harness.progress import Display
 from experiments.harness.protocol import Context, UnitError
-from experiments.harness.store import Recorder
+from experiments.harness.store import Recorder, cache_path
 
 __all__ = ["Failure", "execute", "run_tasks"]
 
@@ -51,7 +51,15 @@ def execute(
         UnitError: some units have no results; the others are kept.
     """
     recorder = Recorder(task.table, task.job, task.protocol, task.checksums, origin)
-    recorder.save(task.protocol.run(task.job, task.units, Context(data_dir=data_dir, progress=progress, save=recorder.save)))
+    kept = recorder.kept()
+    context = Context(
+        data_dir=data_dir,
+        progress=progress,
+        save=recorder.save,
+        ready={} if kept is None else {unit: kept.units[unit] for unit in task.job.units if unit in kept.units},
+        cache=cache_path(task.table, task.job.key, recorder.fingerprint),
+    )
+    recorder.save(task.protocol.run(task.job, task.units, context))
     if missing := [unit for unit in task.units if unit not in recorder.saved]:
         raise UnitError(f"no results for {', '.join(missing)}")
 

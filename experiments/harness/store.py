@@ -14,7 +14,7 @@ from typing import Any
 from experiments.harness.config import UsageError
 from experiments.harness.protocol import Job, Protocol, Table, Unit
 
-__all__ = ["Recorder", "Results", "read", "results_path"]
+__all__ = ["Recorder", "Results", "cache_path", "read", "results_path"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,11 @@ class Results:
 def results_path(table: Table, key: str) -> Path:
     """Where the results of a job are kept."""
     return table.folder / "results" / f"{key}.json"
+
+
+def cache_path(table: Table, key: str, fingerprint: str) -> Path:
+    """Where a job may keep what can be made again; git ignores it. Other settings have another folder."""
+    return table.folder / ".cache" / f"{key}-{fingerprint}"
 
 
 def read(table: Table, key: str) -> Results | None:
@@ -86,6 +91,11 @@ class Recorder:
         self.date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.started, self.saved = time.perf_counter(), set[str]()
 
+    def kept(self) -> Results | None:
+        """What earlier runs have kept of the same settings; None where there is nothing."""
+        results = read(self.table, self.job.key)
+        return results if results is not None and results.fingerprint == self.fingerprint else None
+
     def save(self, units: Mapping[str, Unit]) -> None:
         """Add units to the file: those of other settings make room, those of this run and of earlier ones stay.
 
@@ -99,9 +109,7 @@ class Recorder:
         if not units:
             return
         self.saved |= units.keys()
-        kept = read(self.table, self.job.key)
-        if kept is not None and kept.fingerprint != self.fingerprint:
-            kept = None
+        kept = self.kept()
         run = {**self.origin, "date": self.date, "process": os.getpid(), "seconds": round(time.perf_counter() - self.started, 3)}
         run["units"] = [name for name in self.job.units if name in self.saved]
         # Two processes at the same job do no harm: what the later one writes replaces its own units only.

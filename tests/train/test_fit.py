@@ -494,3 +494,21 @@ def test_two_processes_are_one_with_twice_the_batch(tmp_path):
     for a, b, c in zip(one, first, second, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
         assert torch.equal(b, c)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_training_flushes_subnormal_numbers_to_zero_and_leaves_that_as_it_was(before: bool) -> None:
+    def flushes() -> bool:
+        return float(torch.tensor(1e-39) * 0.5) == 0.0
+
+    inside: list[bool] = []
+    if not torch.set_flush_denormal(before):
+        pytest.skip("this processor cannot")
+    try:
+        bnn = bayesify(nn.Linear(2, 1), Deterministic())
+        data = (torch.ones(4, 2), torch.ones(4))
+        fit(bnn, data, Gaussian(), epochs=1, accelerator="cpu", progress=False, loggers=[lambda _: inside.append(flushes())])
+        assert inside == [True]
+        assert flushes() == before
+    finally:
+        torch.set_flush_denormal(False)

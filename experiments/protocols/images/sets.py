@@ -1,0 +1,94 @@
+"""The parts of image sets: rows to train on, rows to choose by, test rows, images of other things.
+
+Shapes: N rows, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesify.data import load_images
+from experiments.protocols.images.setup import Setup
+
+__all__ = ["Part", "Scaling", "TestParts", "TrainParts", "load_test", "load_train"]
+
+Part = tuple[Tensor, Tensor]
+"""Pixels (N, C, H, W) as the net sees them, and labels (N,)."""
+
+
+class Scaling(NamedTuple):
+    """Pixels in [0, 1], in colour less the training images' mean and over their standard deviation, each (C, 1, 1)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return pixels if len(self.mean) == 1 else (pixels - self.mean) / self.std
+
+
+class TrainParts(NamedTuple):
+    """What may be looked at before a net is tested."""
+
+    train: Part
+    validation: Part
+    scaling: Scaling
+    classes: int
+    note: str
+
+
+class TestParts(NamedTuple):
+    """What is looked at once: the test part, and images of other things by the name of their set."""
+
+    __test__ = False  # pytest takes it for a test
+
+    test: Part
+    ood: dict[str, Tensor]
+    note: str
+
+
+def load_train(setup: Setup, data_dir: Path | None) -> TrainParts:
+    """The published training set, its last rows for validation. Test images are not read.
+
+    Raises:
+        ValueError: a validation part or training rows that leave too little or are not there.
+    """
+    images = load_images(setup.dataset, "train", data_dir)
+    rows = len(images.y) - setup.validation
+    count = rows if setup.train_rows is None else setup.train_rows
+    if not 0 < count <= rows:
+        asked = f"{setup.validation} rows for validation and {count if setup.train_rows else 'some'} to train on"
+        raise ValueError(f"{setup.dataset} has {len(images.y)} training images, too few for {asked}")
+    pixels = images.scaled()
+    scaling = _scaling(pixels[:count])
+    x = scaling(pixels)
+    return TrainParts((x[:count], images.y[:count]), (x[rows:], images.y[rows:]), scaling, len(images.classes), images.note)
+
+
+def load_test(setup: Setup, scaling: Scaling, data_dir: Path | None) -> TestParts:
+    """The test part and the sets of `setup.ood`, scaled as the training images.
+
+    Raises:
+        ValueError: images of other things that have another shape.
+    """
+    test = load_images(setup.dataset, "test", data_dir)
+    others = {name: load_images(name, "test", data_dir) for name in setup.ood}
+    for name, images in others.items():
+        if images.X.shape[1:] != test.X.shape[1:]:
+            shapes = f"{tuple(images.X.shape[1:])}, those of {setup.dataset} {tuple(test.X.shape[1:])}"
+            raise ValueError(f"ood must name sets with images of the same shape, but those of {name} have {shapes}")
+    ood = {name: scaling(images.scaled()[: setup.ood_rows]) for name, images in others.items()}
+    return TestParts((scaling(test.scaled()), test.y), ood, test.note)
+
+
+def _scaling(pixels: Tensor) -> Scaling:
+    """Channel by channel in double precision: a mean over millions of pixels in single precision drifts."""
+    per_channel = [pixels[:, channel].flatten() for channel in range(pixels.shape[1])]
+    means = [float(values.mean(dtype=torch.float64)) for values in per_channel]
+    squares = [float((values - mean).square().mean(dtype=torch.float64)) for values, mean in zip(per_channel, means, strict=True)]
+    stds = [math.sqrt(square) or 1.0 for square in squares]  # a channel of one colour stays at 0
+    return Scaling(torch.tensor(means)[:, None, None], torch.tensor(stds)[:, None, None])

@@ -1,0 +1,192 @@
+"""The units of a job: trials of candidates, nets tested one by one, their ensemble. Each is kept as soon as it is ready.
+
+"trial-0", "trial-1" ... are the candidates, where there are several; "0", "1" ... the seeds; "ensemble-5" the average of five nets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from experiments.harness.protocol import Context, Job, Unit, UnitError
+from experiments.protocols.images.scores import Beliefs, average, judge, scores
+from experiments.protocols.images.sets import TestParts, load_test, load_train
+from experiments.protocols.images.setup import Setup
+from experiments.protocols.images.training import beliefs, train
+
+__all__ = ["Work", "chosen", "total_epochs", "unit_names"]
+
+_TRIAL, _ENSEMBLE = "trial-", "ensemble-"
+_SEED_OF_TRIALS = 0
+
+
+def unit_names(setup: Setup, seeds: int, ensemble: bool) -> tuple[str, ...]:
+    """The units of a job, in the order they build on each other.
+
+    Args:
+        setup: with its candidates.
+        seeds: how many nets.
+        ensemble: whether their average is tested, too.
+    """
+    trials = len(setup.candidates())
+    names = [f"{_TRIAL}{number}" for number in range(trials)] if trials > 1 else []
+    names += [str(seed) for seed in range(seeds)]
+    return (*names, f"{_ENSEMBLE}{seeds}") if ensemble else tuple(names)
+
+
+def total_epochs(setup: Setup, units: Sequence[str]) -> int:
+    """Passes over the data that these units take; an ensemble takes none of its own."""
+    trials, nets = sum(unit.startswith(_TRIAL) for unit in units), sum(unit.isdigit() for unit in units)
+    return trials * setup.trial().epochs + nets * setup.epochs
+
+
+def chosen(setup: Setup, units: Mapping[str, Unit]) -> Unit | None:
+    """The trial with the lowest validation NLL, the first of equals; None where none has come to an end.
+
+    Args:
+        setup: whose candidates they are.
+        units: results, with all the trials.
+    """
+    trials = [units[f"{_TRIAL}{number}"] for number in range(len(setup.candidates()))]
+    return min((trial for trial in trials if "failure" not in trial), key=lambda trial: trial["validation_nll"], default=None)
+
+
+class Work:
+    """One run of a job.
+
+    Args:
+        job: what runs.
+        context: where its data, its results and its cache lie.
+        wanted: the units to run; those they build on run first, where they are missing.
+    """
+
+    def __init__(self, job: Job, context: Context, wanted: Sequence[str]) -> None:
+        self.setup = Setup.from_dict(job.settings["setup"])
+        self.context = context
+        self.seeds = [unit for unit in job.units if unit.isdigit()]
+        self.units: dict[str, Unit] = dict(context.ready)
+        trials = [unit for unit in job.units if unit.startswith(_TRIAL)]
+        tested = [unit for unit in job.units if unit in wanted and unit not in trials]
+        self.trials = [unit for unit in trials if unit in wanted or (tested and unit not in self.units)]
+        self.nets = [unit for unit in tested if unit in self.seeds]
+        self.ensembles = [unit for unit in tested if unit not in self.seeds]
+        if self.ensembles:
+            self.nets += [seed for seed in self.seeds if seed not in self.nets and not self._is_cached(seed)]
+        self.beliefs: dict[str, Beliefs] = {}
+        self.done, self.total = 0.0, 0.0
+
+    def run(self) -> Mapping[str, Unit]:
+        """All units, kept one by one.
+
+        Raises:
+            UnitError: a net could not be trained, or none of the candidates.
+        """
+        setup, trial = self.setup, self.setup.trial()
+        self.train_parts = load_train(setup, self.context.data_dir)
+        self.total = total_epochs(setup, [*self.trials, *self.nets])
+        for unit in self.trials:
+            self._keep(unit, self._trial(trial.with_fields(fields := self._fields(unit)), fields))
+        if not self.nets and not self.ensembles:
+            return self.units
+
+        fields = setup.candidates()[0]
+        if len(setup.candidates()) > 1:
+            best = chosen(setup, self.units)
+            if best is None:
+                raise UnitError("none of the candidates could be trained; their trials say why")
+            fields = best["fields"]
+        self.test_parts = load_test(setup, self.train_parts.scaling, self.context.data_dir)
+        failures = {}
+        for seed in self.nets:
+            try:
+                unit = self._net(setup.with_fields(fields), seed)
+            except FloatingPointError as error:
+                failures[seed] = str(error)
+            else:
+                self._keep(seed, {**unit, "chosen": fields})
+        if failures:
+            raise UnitError("; ".join(f"seed {seed}: {reason}" for seed, reason in failures.items()))
+        for name in self.ensembles:
+            members = [self._beliefs_of(seed) for seed in self.seeds]
+            self._keep(name, {**self._judge(average(members)), "members": len(members)})
+        return self.units
+
+    def _trial(self, setup: Setup, fields: Mapping[str, object]) -> Unit:
+        """A candidate's training and what it is chosen by; the test images have not been read yet."""
+        seed, parts = _SEED_OF_TRIALS, self.train_parts
+        facts: Unit = {"fields": dict(fields), "epochs": setup.epochs}
+        try:
+            trained = train(setup, parts.train, parts.classes, seed, lambda share: self._report(share * setup.epochs))
+        except FloatingPointError as error:
+            return {**facts, "failure": str(error)}
+        finally:
+            self.done += setup.epochs
+        x, y = parts.validation
+        found = scores(beliefs(trained.bnn, x, setup.validation_samples or setup.samples, seed), y, setup.bins)
+        facts |= {"train_loss": trained.history.loss[-1], "seconds_per_epoch": trained.seconds_per_epoch}
+        return {**facts, **{f"validation_{name}": value for name, value in found.items()}}
+
+    def _net(self, setup: Setup, seed: str) -> Unit:
+        """A net's training and its test."""
+        parts, number = self.train_parts, int(seed)
+        try:
+            trained = train(setup, parts.train, parts.classes, number, lambda share: self._report(share * setup.epochs))
+        finally:
+            self.done += setup.epochs
+        images = {"test": self.test_parts.test[0], **self.test_parts.ood}
+        found = {part: beliefs(trained.bnn, x, setup.samples, number) for part, x in images.items()}
+        held_out = beliefs(trained.bnn, parts.validation[0], setup.validation_samples or setup.samples, number)
+        self._store(seed, {"validation": held_out, **found})
+        history = trained.history
+        return {
+            **self._judge(self._beliefs_of(seed)),
+            "train_loss": history.loss[-1],
+            "train_nll": history.nll[-1],
+            "kl": history.kl[-1],
+            "seconds_per_epoch": trained.seconds_per_epoch,
+            "parameters": trained.parameters,
+            "epochs": setup.epochs,
+            "train_rows": len(parts.train[1]),
+        }
+
+    def _judge(self, found: Beliefs) -> Unit:
+        test: TestParts = self.test_parts
+        unit = judge(found, self.train_parts.validation[1], test.test[1], self.setup.bins)
+        notes = [note for note in (self.train_parts.note, test.note) if note]
+        return {**unit, **({"note": "; ".join(notes)} if notes else {})}
+
+    def _fields(self, trial: str) -> dict[str, object]:
+        return self.setup.candidates()[int(trial.removeprefix(_TRIAL))]
+
+    def _keep(self, name: str, unit: Unit) -> None:
+        self.units[name] = unit
+        self.context.save({name: unit})
+
+    def _report(self, epochs: float) -> None:
+        self.context.progress(min(1.0, (self.done + epochs) / self.total))
+
+    def _path(self, seed: str) -> Path | None:
+        return None if self.context.cache is None else self.context.cache / f"{seed}.safetensors"
+
+    def _is_cached(self, seed: str) -> bool:
+        path = self._path(seed)
+        return path is not None and path.is_file()
+
+    def _store(self, seed: str, found: Beliefs) -> None:
+        """Keep what a net believes for the ensemble; a reader sees all of the file or nothing."""
+        self.beliefs[seed] = found
+        if (path := self._path(seed)) is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            save_file({part: x.contiguous() for part, x in found.items()}, draft)
+            os.replace(draft, path)
+
+    def _beliefs_of(self, seed: str) -> Beliefs:
+        if seed not in self.beliefs:
+            path = self._path(seed)
+            assert path is not None, "a net that is not cached has been trained"
+            self.beliefs[seed] = load_file(path)
+        return self.beliefs[seed]
