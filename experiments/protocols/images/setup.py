@@ -30,8 +30,8 @@ class Setup:
         choices: lists of values to choose from on the validation part, for "beta", "local_beta", "learning_rate", "weight_decay" or
             a field of the method. A field is set in every method of `posterior` that has it and gives it no value itself.
         epochs, batch_size, learning_rate: of training, by Adam.
-        beta, local_beta, train_samples: weights of the KLs and draws per step, as in `bayesify.train.fit`. A `local_beta` of None is
-            the method's own, VIFO's `eta`.
+        beta, local_beta, train_samples: weights of the KLs and draws per step, as in `bayesify.train.fit`; None for the
+            method's own `local_beta`, VIFO's `eta`.
         weight_decay: of Adam, for the net's own parameters; those that a method adds have none.
         decay, decay_every: the learning rate is multiplied by `decay` every so many epochs; None leaves it.
         choice_epochs: passes over the data of every candidate; None for `epochs`. The learning rate falls as much, in fewer steps.
