@@ -1,27 +1,37 @@
-r"""The VIFO paper's figures 1 and 2: a curve with a gap in its data, and what the learned prior of the outputs predicts.
+r"""The VIFO paper's figures 1 and 2: a curve with a gap in its data, and what its priors predict before any data are seen.
 
-    python examples/vifo_toy.py [FOLDER]
+    python examples/vifo_toy.py [--out examples/vifo_toy.png]
 
 100 points of $y = 2 \sin x + 0.1 \epsilon$ on $\pm[\pi/2, 3\pi/4]$, five layers of 50 units, outputs z = (m, l): mean and log
-variance of y, both with a mean and a standard deviation of their own. The regulariser at auxiliary inputs keeps the network unsure
-where it has seen nothing. Writes `vifo-uncertainty.png` and `vifo-prior.png`.
+variance of y. Above, means and bands of one standard deviation; below, values of y under the prior that each method compares with.
+
+Without auxiliary inputs the network is as sure in the gap as at the data. With them (weight 1) its outputs fall back there to what
+the regulariser likes best, $N(0, \gamma)$ for m and l alike, and so y to $0 \pm \sqrt{\gamma + e^{\gamma/2}} = 0 \pm 1.21$: unsure,
+and flat. A prior of weights knows nothing of the data (its y fill the plane), the learned prior of outputs follows them. The paper
+also shows inference over weights with a learned prior mean, which is left out here.
 """
 
+from __future__ import annotations
+
+import argparse
 import math
-import sys
 from itertools import pairwise
 from pathlib import Path
 
+import matplotlib
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from bayesify import VIFO, Bayesian, bayesify, fit, predict
+from bayesify import VIFO, Bayesian, MeanField, Method, bayesify, fit, predict
 from bayesify.likelihoods import HeteroscedasticGaussian
+from bayesify.plots import plot_bands
+from bayesify.plots.style import BLUE, INK, MUTED, THEME, axes, label, legend
 
-GRID = torch.linspace(-math.pi, math.pi, 200)[:, None]
-INK, BAND = "#1f4e79", "#9dc3e6"
+GRID = torch.linspace(-math.pi, math.pi, 201)[:, None]
+WEIGHT_STD = 0.5  # of the prior of weights
+ONE_STD = math.erf(math.sqrt(0.5))  # the probability of one standard deviation around the mean
 
 
 def data(n: int = 100) -> tuple[Tensor, Tensor]:
@@ -37,65 +47,88 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(50, 2))
 
 
-def trained(eta_aux: float, epochs: int = 1500) -> Bayesian:
-    """VIFO with a learned prior mean, eta = 0.1 as in the paper."""
+def trained(method: Method, epochs: int) -> Bayesian:
+    """With a tenth of the KL, as in the paper: `beta` weighs that of weights, `eta` that of outputs (0.1 unless given)."""
     torch.manual_seed(0)
-    bnn = bayesify(network(), VIFO(regularizer="mean", eta=0.1, eta_aux=eta_aux))
-    fit(bnn, data(), HeteroscedasticGaussian(), epochs=epochs, batch_size=100, accelerator="cpu", progress=False)
+    bnn = bayesify(network(), method)
+    likelihood = HeteroscedasticGaussian()
+    fit(bnn, data(), likelihood, epochs=epochs, batch_size=100, beta=0.1, accelerator="cpu", progress=False)
     return bnn
 
 
-def draw_band(axes: Axes, bnn: Bayesian, title: str) -> None:
-    """Predictive mean and one standard deviation, and the data."""
-    p = predict(bnn, GRID, HeteroscedasticGaussian(), samples=500, seed=0)
-    grid, mean, std = GRID[:, 0], p.mean, p.variance.sqrt()
-    axes.fill_between(grid, mean - std, mean + std, color=BAND, alpha=0.6, linewidth=0)
-    axes.plot(grid, mean, color=INK)
-    axes.scatter(*(v.flatten() for v in data()), s=6, color="black", zorder=3)
-    axes.set(title=title, xlabel="x", ylim=(-6, 6))
-
-
 @torch.no_grad()
-def prior_predictions(bnn: Bayesian, method: VIFO, draws: int = 30) -> Tensor:
+def under_the_prior_of_outputs(bnn: Bayesian, method: VIFO, draws: int) -> Tensor:
     """y (draws, N) from z of the learned prior: N(m, gamma) with m of its posterior for every x, section 2.2."""
     outputs = bnn.normal_outputs(GRID)
     assert outputs is not None
     share = method.alpha / (method.alpha + method.gamma)
     z = share * outputs.mean + math.sqrt(method.gamma * (1 + share)) * torch.randn(draws, *outputs.mean.shape)
-    return z[..., 0] + (0.5 * z[..., 1]).exp() * torch.randn(z.shape[:-1])
+    return observed(z)
 
 
 @torch.no_grad()
-def weight_prior_predictions(draws: int = 30) -> Tensor:
-    """y (draws, N) from weights of the prior N(0, 0.5^2), the same for all x of a draw."""
-    net, lines = network(), []
+def under_the_prior_of_weights(draws: int) -> Tensor:
+    """y (draws, N) from normal weights, the same for all x of a draw."""
+    net, outputs = network(), []
     for _ in range(draws):
         for parameter in net.parameters():
-            nn.init.normal_(parameter, std=0.5)
-        z = net(GRID)
-        lines.append(z[:, 0] + (0.5 * z[:, 1]).exp().clamp_max(1e3) * torch.randn(len(z)))
-    return torch.stack(lines)
+            nn.init.normal_(parameter, std=WEIGHT_STD)
+        outputs.append(net(GRID))
+    return observed(torch.stack(outputs))
 
 
-def main(folder: Path) -> None:
-    plain, auxiliary = trained(0.0), trained(1.0)
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    draw_band(left, plain, "VIFO, no auxiliary inputs")
-    draw_band(right, auxiliary, "VIFO, auxiliary inputs")
-    figure.savefig(folder / "vifo-uncertainty.png", dpi=150)
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    for axes, title, y in zip(
-        figure.subplots(1, 2, sharey=True),
-        ("prior of the weights", "learned prior of the outputs (VIFO)"),
-        (weight_prior_predictions(), prior_predictions(auxiliary, VIFO())),
-        strict=True,
-    ):
-        axes.scatter(GRID[:, 0].expand_as(y), y, s=1, color=INK, alpha=0.3, linewidths=0)
-        axes.scatter(*(v.flatten() for v in data()), s=6, color="black", zorder=3)
-        axes.set(title=title, xlabel="x", ylim=(-8, 8))
-    figure.savefig(folder / "vifo-prior.png", dpi=150)
+def observed(z: Tensor) -> Tensor:
+    """y of outputs (..., 2); beyond 1e3 the noise is off every picture."""
+    return z[..., 0] + (0.5 * z[..., 1]).exp().clamp_max(1e3) * torch.randn(z.shape[:-1])
+
+
+def draw_belief(ax: Axes, bnn: Bayesian, title: str) -> str:
+    """The picture, and its standard deviations in words."""
+    belief = predict(bnn, GRID, HeteroscedasticGaussian(), samples=4000, seed=0)
+    plot_bands(belief, GRID, ax, level=ONE_STD, data=data())
+    ax.plot(GRID, 2 * torch.sin(GRID), color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="truth")
+    ax.set_ylim(-3.2, 4.8)
+    ax.set_title(title, color=INK, loc="left")
+    ax.legend().remove()  # one for all panels will do
+    std, place = belief.variance.sqrt(), GRID[:, 0].abs()
+    places = {"seen": (place > math.pi / 2) & (place < 0.75 * math.pi), "gap": place < 0.4 * math.pi, "beyond": place > 2.8}
+    return "  ".join(f"{name} {std[where].mean():.2f}" for name, where in places.items())
+
+
+def draw_prior(ax: Axes, y: Tensor) -> None:
+    axes(ax)
+    ax.scatter(GRID[:, 0].expand_as(y), y, s=1, color=BLUE, alpha=0.25, linewidths=0, rasterized=True)
+    ax.scatter(*(v.flatten() for v in data()), s=9, color=INK, linewidths=0, zorder=3)
+    ax.set(xlim=(-1.1 * math.pi, 1.1 * math.pi), ylim=(-8, 8))
+    label(ax, "x", "y")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".png"))
+    parser.add_argument("--epochs", type=int, default=1500)
+    args = parser.parse_args()
+    plain, auxiliary = VIFO(), VIFO(eta_aux=1.0)
+    methods = {
+        "inference over weights (mean field)": MeanField(prior_std=WEIGHT_STD),
+        "VIFO": plain,
+        "VIFO with auxiliary inputs": auxiliary,
+    }
+    settings: dict = {**THEME, "font.size": 10}
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(13, 6), layout="constrained")
+        above, below = figure.subplots(2, 3, sharey="row")
+        for top, bottom, (title, method) in zip(above, below, methods.items(), strict=True):
+            bnn = trained(method, args.epochs)
+            print(f"{title:36s} standard deviation of y: {draw_belief(top, bnn, title)}", flush=True)
+            of_outputs = isinstance(method, VIFO)
+            draw_prior(bottom, under_the_prior_of_outputs(bnn, method, 40) if of_outputs else under_the_prior_of_weights(400))
+            bottom.set_title("y under its learned prior" if of_outputs else "y under its prior", color=INK, loc="left")
+        legend(above[0], loc="upper left", ncols=2)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(args.out, dpi=90, facecolor="white")
+    print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
+    main()

@@ -105,7 +105,8 @@ def test_unfamiliar_images_ensembles_and_cost():
     unit = results[jobs["MAP"].key]["ensemble-5"]
     assert ensemble[:2] == ["MAP", "5"]
     assert numbers(ensemble[2])[0] == pytest.approx(unit["nll"], rel=1e-3)
-    assert f"kmnist {unit['ood']['kmnist']['auroc']:.4f}" in ensemble[-1]
+    kmnist = unit["ood"]["kmnist"]
+    assert f"kmnist {kmnist['entropy']:.4g}, {kmnist['auroc']:.4f}" in ensemble[-1]
     _, lines = section(text, "Cost and training")
     assert [line[:4] for line in lines] == [
         ["MAP", "2.00", "1.00", "478,410"], ["VD", "3.00", "1.50", "478,410"], ["VSD", "5.00", "2.50", "478,410"]

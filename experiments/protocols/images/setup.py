@@ -30,7 +30,8 @@ class Setup:
         choices: lists of values to choose from on the validation part, for "beta", "local_beta", "learning_rate", "weight_decay" or
             a field of the method. A field is set in every method of `posterior` that has it and gives it no value itself.
         epochs, batch_size, learning_rate: of training, by Adam.
-        beta, local_beta, train_samples: weights of the KLs and draws per step, as in `bayesify.train.fit`.
+        beta, local_beta, train_samples: weights of the KLs and draws per step, as in `bayesify.train.fit`; None for the
+            method's own `local_beta`, VIFO's `eta`.
         weight_decay: of Adam, for the net's own parameters; those that a method adds have none.
         decay, decay_every: the learning rate is multiplied by `decay` every so many epochs; None leaves it.
         choice_epochs: passes over the data of every candidate; None for `epochs`. The learning rate falls as much, in fewer steps.
@@ -53,7 +54,7 @@ class Setup:
     learning_rate: float = 1e-3
     choices: Mapping[str, list[Any]] = dataclasses.field(default_factory=dict)
     beta: float = 1.0
-    local_beta: float = 1.0
+    local_beta: float | None = None
     train_samples: int = 1
     weight_decay: float = 0.0
     decay: float = 1.0
@@ -77,9 +78,10 @@ class Setup:
                 check_integer(name, getattr(self, name))
         for name in ("learning_rate", "decay"):
             check_positive(name, getattr(self, name))
-        for name in ("beta", "local_beta", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
+        weights = {name: getattr(self, name) for name in ("beta", "local_beta", "weight_decay")}
+        for name, weight in weights.items():
+            if not 0 <= (0 if name == "local_beta" and weight is None else weight) < math.inf:
+                raise ValueError(f"{name} must be a finite number of at least 0, got {weight!r}")
         check_choice("augment", self.augment, (False, True))
         if not isinstance(self.posterior, Mapping) or not self.posterior:
             raise ValueError(f'posterior must be a table such as {{ method = "MeanField" }}, got {self.posterior!r}')

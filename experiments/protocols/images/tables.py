@@ -157,10 +157,10 @@ def _ensembles(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         for unit in (unit for name, unit in row.units.items() if "members" in unit):
-            ood = "; ".join(f"{name} {found['auroc']:.4f}" for name, found in unit["ood"].items())
+            ood = "; ".join(f"{name} {found['entropy']:.4g}, {found['auroc']:.4f}" for name, found in unit["ood"].items())
             numbers = [f"{unit[metric.key]:.4g}" for metric in METRICS]
             lines.append((row.place, [str(unit["members"]), *numbers, f"{unit['entropy']:.4g}", ood or "-"]))
-    return _lines(["nets", "NLL", "error (%)", "ECE", "entropy", "AUROC"], lines)
+    return _lines(["nets", "NLL", "error (%)", "ECE", "entropy", "unfamiliar images: entropy, AUROC"], lines)
 
 
 def _unfamiliar(rows: Sequence[Row]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -130,10 +130,7 @@ class Method:
             if written in values:
                 inner = values.pop(written)
                 values[name] = cls.from_dict(inner) if isinstance(inner, dict) else inner
-        known = [field.name for field in dataclasses.fields(kind)]
-        if unknown := sorted(set(values) - set(known)):
-            fields_text = ", ".join(known) or "none"
-            raise ValueError(f"{kind.__name__} has no field {', '.join(map(repr, unknown))}; its fields are {fields_text}")
+        kind.check_fields(values)
         return kind(**values)
 
     @classmethod
@@ -151,3 +148,11 @@ class Method:
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def check_fields(cls, names: Iterable[str]) -> None:
+        """Raise a ValueError that lists the known fields unless all of these are among them."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(set(names) - set(known)):
+            fields_text = ", ".join(known) or "none"
+            raise ValueError(f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; its fields are {fields_text}")

@@ -5,10 +5,11 @@ Shapes: S draws, N rows.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -208,11 +209,10 @@ class BayesianEstimator(BaseEstimator):
         return float(self.predictive(X).log_prob(self._encode_target(y)).mean())
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters; with `deep` also the method's fields, as `method__prior_std`."""
+        """The parameters; with `deep` also the method's fields, as `method__prior_std`, and those of an ensemble's own method."""
         params = super().get_params(deep)
         if deep and isinstance(self.method, Method):
-            fields = {name: value for name, value in self.method.to_dict().items() if name != "method"}
-            params.update({f"method__{name}": value for name, value in fields.items()})
+            params.update(_fields(self.method, "method__"))
         return params
 
     def set_params(self, **params: Any) -> Self:
@@ -220,7 +220,7 @@ class BayesianEstimator(BaseEstimator):
         fields = {name.removeprefix("method__"): value for name, value in params.items() if name.startswith("method__")}
         super().set_params(**{name: value for name, value in params.items() if not name.startswith("method__")})
         if fields:
-            self.method = Method.from_dict({**(self.method or self.default_method).to_dict(), **fields})
+            self.method = _with_fields(self.method or self.default_method, fields)
         return self
 
     def build(self, in_features: int, out_features: int) -> None:
@@ -274,3 +274,27 @@ class BayesianEstimator(BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.target_tags.required = True
         return tags
+
+
+def _fields(method: Method, prefix: str) -> dict[str, Any]:
+    """The method's fields, and those of a method in one of them, by the names of `set_params`."""
+    params: dict[str, Any] = {}
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        params[prefix + field.name] = value
+        if isinstance(value, Method):
+            params.update(_fields(value, f"{prefix}{field.name}__"))
+    return params
+
+
+def _with_fields(method: Method, fields: Mapping[str, Any]) -> Method:
+    """The method with some fields changed, `method__eta` being that of the method in its field `method`."""
+    changes = {name: value for name, value in fields.items() if "__" not in name}
+    for name in dict.fromkeys(name.partition("__")[0] for name in fields if "__" in name):
+        part = changes.get(name, getattr(method, name, None))
+        if not isinstance(part, Method):
+            raise ValueError(f"{type(method).__name__} has no method in a field {name!r} whose fields could be set")
+        inner = {field.removeprefix(f"{name}__"): value for field, value in fields.items() if field.startswith(f"{name}__")}
+        changes[name] = _with_fields(part, inner)
+    method.check_fields(changes)
+    return method.replace(**changes)
