@@ -9,6 +9,7 @@ import contextlib
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer
+from bayesify.core.generators import own_noise
 from bayesify.core.model import Bayesian
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import Predictive
@@ -97,7 +99,7 @@ def predict(
         seed = int(torch.randint(2**62, (), device="cpu"))
 
     parts: list[Predictive] = []
-    with torch.no_grad(), _evaluating(bnn), _own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar:
+    with torch.no_grad(), _evaluating(bnn), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar:
         reseed(seed)  # for loaders that shuffle or augment
         for number, batch in enumerate(batches):
             leaf = tree_leaves(batch)[0]
@@ -106,17 +108,18 @@ def predict(
             chunk = -(-chunk // members) * members
 
             mixture: Predictive | None = None
-            for start in range(0, samples, chunk):
-                # Coherent draws depend on the seed and their place among the draws alone: every batch meets the same functions.
-                reseed(random.Random(f"{seed} {start} {0 if coherent else number}").getrandbits(62))
-                draws = min(chunk, samples - start)
-                try:
-                    part = likelihood.predictive(_outputs(bnn(*args, samples=draws, coherent=coherent, **kwargs), draws))
-                except ValueError as error:
-                    error.add_note(f"while predicting batch {number} with draws {start} to {start + draws - 1}")
-                    raise
-                mixture = part if mixture is None else mixture.mix(part)
-                bar.advance(draws / samples)
+            with root.predicting(args, kwargs, coherent, reseed) if root is bnn else contextlib.nullcontext():
+                for start in range(0, samples, chunk):
+                    # Coherent draws depend on the seed and their place among the draws alone: every batch meets the same functions.
+                    state = random.Random(f"{seed} {start} {0 if coherent else number}").getrandbits(62)
+                    draws = min(chunk, samples - start)
+                    try:
+                        part = likelihood.predictive(_pass(bnn, args, kwargs, draws, coherent, partial(reseed, state)))
+                    except ValueError as error:
+                        error.add_note(f"while predicting batch {number} with draws {start} to {start + draws - 1}")
+                        raise
+                    mixture = part if mixture is None else mixture.mix(part)
+                    bar.advance(draws / samples)
             assert mixture is not None, "at least one draw is made"
             parts.append(mixture.to(leaf.device))
     if not parts:
@@ -180,7 +183,21 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
-def _outputs(draws: Any, samples: int) -> Tensor:
+def _pass(
+    bnn: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, coherent: bool, reseed: Callable[[], None]
+) -> Tensor:
+    """The outputs of so many draws."""
+    reseed()
+    try:
+        draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
+    except Exception:
+        prefixes = [part.drawing for part in bnn.modules() if isinstance(part, Bayesian) and part.drawing.prefix is not None]
+        if not prefixes:
+            raise
+        for drawing in prefixes:  # the net did otherwise than on the rows that were tried
+            drawing.prefix = None
+        reseed()
+        draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
     outputs = getattr(draws, "outputs", None)
     if not isinstance(outputs, Tensor):
         got = type(draws if outputs is None else outputs).__name__
@@ -200,18 +217,3 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-@contextlib.contextmanager
-def _own_noise(tensors: list[Tensor]) -> Iterator[Callable[[int], None]]:
-    """Gives a function that seeds the generators of these tensors' devices; their states come back afterwards."""
-    devices = sorted({t.device for t in tensors if t.device.type not in ("cpu", "meta")}, key=str)
-
-    def reseed(seed: int) -> None:
-        # Not torch.manual_seed: it would also seed the devices that are not used here, whose states nobody restores.
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.get_device_module(device).set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
-
-    with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
-        yield reseed
