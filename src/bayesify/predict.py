@@ -191,11 +191,11 @@ def _pass(
     try:
         draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
     except Exception:
-        prefixes = [part.drawing for part in bnn.modules() if isinstance(part, Bayesian) and part.drawing.prefix is not None]
+        prefixes = [part.drawing for part in bnn.modules() if isinstance(part, Bayesian) and part.drawing.watch is not None]
         if not prefixes:
             raise
         for drawing in prefixes:  # the net did otherwise than on the rows that were tried
-            drawing.prefix = None
+            drawing.watch = None
         reseed()
         draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
     outputs = getattr(draws, "outputs", None)

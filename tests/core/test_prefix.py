@@ -97,6 +97,7 @@ CASES: dict[str, tuple[nn.Module, Any, Method | dict[str, Method]]] = {
     "an ensemble": (Residual(), IMAGES, DeepEnsemble(members=2, method=MCDropout(p=0.4))),
     "words": (Words(), TOKENS, {"head": MeanField()}),
     "inside attention": (Words(), TOKENS, {"block.linear1": MeanField()}),
+    "positions": (Words(), TOKENS, {"places": EMP(components=3, spread=1.0)}),
     "values decide": (Gated(), TABLE, {"second": MeanField()}),
     "rows": (Rows(), TABLE, {"first": MeanField()}),
     "own noise": (OwnNoise(), TABLE, {"second": MeanField()}),
@@ -190,7 +191,7 @@ def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pyte
     plain = predict(other, TABLE, Categorical(), samples=6, chunk=2, seed=1)
     assert fast.mean.shape == plain.mean.shape
     assert bool(fast.mean.isfinite().all())
-    assert bnn.drawing.prefix is None
+    assert bnn.drawing.watch is None
 
 
 def test_inputs_and_random_state_are_left_alone() -> None:
@@ -216,4 +217,4 @@ def test_no_kl_is_computed_while_predicting(monkeypatch: pytest.MonkeyPatch) -> 
 def test_training_mode_has_no_prefix() -> None:
     bnn, x = made("a block")
     with bnn.train().predicting((x,), {}, False, lambda seed: None):
-        assert bnn.drawing.prefix is None
+        assert bnn.drawing.watch is None

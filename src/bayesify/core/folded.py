@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer
@@ -16,6 +17,7 @@ from bayesify.core.model import Bayesian, Draws
 from bayesify.core.posterior import Posterior
 from bayesify.core.prefix import Prefix
 from bayesify.core.sites import Site
+from bayesify.core.tracking import Rows, RowsError, mark
 
 __all__ = ["Folded"]
 
@@ -24,35 +26,58 @@ class Folded(Bayesian):
     """The default root: S draws are folded into the batch, so one pass over S*B rows serves them all.
 
     With `fold=False`, or where the batch is not the first dimension, one pass per draw is made instead: the layers in between
-    could not tell which rows belong to which draw.
+    could not tell which rows belong to which draw. So it is where a random layer is given something that has no rows (positions):
+    the first pass with several draws finds that out.
     """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         # Whether a prefix agrees with ordinary passes, by the layout of the inputs.
         self._agreements: dict[object, bool] = {}
+        # Whether a folded pass has shown that its random layers are given rows of all draws.
+        self._rows_arrive = False
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
         named = self._named(inputs)
         batch = self._batch_size({**named, **kwargs})
         self.drawing.coherent = coherent
-        if samples == 1 or not self.fold:
+        folded = None if samples == 1 or not self.fold else self._folded(samples, batch, named, kwargs)
+        if folded is None:
             runs, scores = zip(*[self._run(1, batch, named, kwargs) for _ in range(samples)], strict=True)
             outputs = tree_map(lambda *ys: self._stack(ys, batch), *runs)
             score = None if scores[0] is None else torch.cat(scores)
         else:
-            folded, score = self._run(samples, batch, named, kwargs)
-            outputs = tree_map(lambda y: _unfold(y, samples, batch), folded)
+            outputs, score = folded
         kl = self.kl_of_pass()
         return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device), score)
 
+    def _folded(self, samples: int, batch: int, named: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None] | None:
+        """The outputs (S, B, ...) of one pass and its score; None if it turns out that one cannot serve all draws."""
+        watched = self._rows_arrive or self.drawing.watch is not None or torch.compiler.is_compiling()
+        if not watched:
+            self.drawing.watch = Rows(samples * batch)
+        try:
+            outputs, score = self._run(samples, batch, named, kwargs)
+            self._rows_arrive = True
+        except RowsError:
+            self.fold = False
+            return None
+        finally:
+            if not watched:
+                self.drawing.watch = None
+        return tree_map(lambda y: _unfold(y, samples, batch), outputs), score
+
     def _run(self, samples: int, batch: int, named: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None]:
         """What the net returns for all draws of a pass, and the score of the choices made."""
-        prefix = self.drawing.prefix
+        watch = self.drawing.watch
+        prefix = watch if isinstance(watch, Prefix) else None
 
         def lay_out(x: Any) -> Any:
-            return prefix.certain(x) if prefix is not None else _fold(x, samples, batch)
+            if prefix is not None:
+                return prefix.certain(x)
+            x = _fold(x, samples, batch)
+            return x if watch is None or not isinstance(x, Tensor) else mark(x.view_as(x), True)
 
         if prefix is not None:
             prefix.begin(samples)
@@ -61,11 +86,9 @@ class Folded(Bayesian):
         self.drawing.samples = samples
         self.drawing.drawn = {}
         try:
-            if prefix is None:
-                return self.net(*args, **keywords), self.drawing.score
-            with prefix:
+            with watch if isinstance(watch, TorchFunctionMode) else nullcontext():
                 outputs = self.net(*args, **keywords)
-            return prefix.end(outputs), self.drawing.score
+            return outputs if prefix is None else prefix.end(outputs), self.drawing.score
         finally:
             self.drawing.drawn = self.drawing.score = None
 
@@ -75,11 +98,11 @@ class Folded(Bayesian):
     ) -> Iterator[None]:
         with super().predicting(inputs, kwargs, coherent, reseed):
             if self._has_prefix() and self._prefix_agrees(inputs, kwargs, coherent, reseed):
-                self.drawing.prefix = Prefix(self._batch_size({**self._named(inputs), **kwargs}), self.fold)
+                self.drawing.watch = Prefix(self._batch_size({**self._named(inputs), **kwargs}), self.fold)
             try:
                 yield
             finally:
-                self.drawing.prefix = None
+                self.drawing.watch = None
 
     def _has_prefix(self) -> bool:
         """Whether anything that takes time can come before random outputs."""
@@ -100,7 +123,7 @@ class Folded(Bayesian):
             try:
                 for prefix in (None, Prefix(few, self.fold)):
                     reseed(0)
-                    self.drawing.prefix = prefix
+                    self.drawing.watch = prefix
                     args, rest = tuple(cut[name] for name in self._named(inputs)), {name: cut[name] for name in kwargs}
                     results = [self(*args, samples=2, coherent=coherent, **rest).outputs for _ in range(2)]
                     passes.append([y for y in tree_leaves(results) if isinstance(y, Tensor)])
@@ -108,7 +131,7 @@ class Folded(Bayesian):
             except Exception:  # whatever a prefix cannot follow; if the net itself is wrong, the ordinary pass will say so
                 self._agreements[key] = False
             finally:
-                self.drawing.prefix = None
+                self.drawing.watch = None
         return self._agreements[key]
 
     def _rows(self, x: Any, batch: int, few: int) -> Any:

@@ -14,7 +14,7 @@ Shapes: S draws, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from bayesify.core.tracking import mark, mark_of, tensors_in
 from bayesify.functional import local_reparameterization
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class _Call:
 class Prefix(TorchFunctionMode):
     """What a net computes of one batch before its first random layer, for any number of passes.
 
+    Tensors that depend on the inputs alone are marked True (certain), those that depend on random layers, too, False.
+
     Args:
         batch: B.
         fold: whether the draws of a pass share it as S*B rows; otherwise every draw has a pass of its own.
@@ -68,35 +71,35 @@ class Prefix(TorchFunctionMode):
 
     def certain(self, x: Any) -> Any:
         """An input of the net, as the net is to be given it."""
-        return _mark(x.view_as(x), True) if isinstance(x, Tensor) else x
+        return mark(x.view_as(x), True) if isinstance(x, Tensor) else x
 
     def end(self, outputs: Any) -> Any:
         """The net's outputs with a row for every draw."""
-        return tree_map_only(Tensor, lambda y: self._repeat(y) if _certain(y) else y, outputs)
+        return tree_map_only(Tensor, lambda y: self._repeat(y) if mark_of(y) else y, outputs)
 
     def layer(self, site: Site, x: Tensor) -> Tensor:
         """The output of a layer with a posterior for an input that is certain, random or neither."""
         with torch._C.DisableTorchFunction():
-            if not _certain(x):
-                return _mark(site.sampled(x), False)
+            if not mark_of(x):
+                return mark(site.sampled(x), False)
             if site.posterior.log_ensemble_size(site) == 0:
                 return self._remember(site, lambda: site.act(x, *site.posterior.mean(site)))
             if not site.drawing.coherent:
                 moments = self._remember(site, lambda: site.posterior.moments(site, x), needed=True)
                 if moments is not None:
-                    return _mark(local_reparameterization(*moments, draws=self.samples), False)
-            return _mark(site.sampled(self._repeat(x)), False)
+                    return mark(local_reparameterization(*moments, draws=self.samples), False)
+            return mark(site.sampled(self._repeat(x)), False)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        marks = {_certain(x) for x in _tensors((args, kwargs))}
+        marks = {mark_of(x) for x in tensors_in((args, kwargs))}
         if False in marks:
             if True in marks:
                 changes = _changes_its_argument(func)
                 args, kwargs = tree_map_only(Tensor, lambda x: self._met(x, changes), (args, kwargs))
-            return tree_map_only(Tensor, lambda y: _mark(y, False), func(*args, **kwargs))
+            return tree_map_only(Tensor, lambda y: mark(y, False), func(*args, **kwargs))
         if True in marks:
             return self._remember(func, lambda: func(*args, **kwargs))
         return func(*args, **kwargs)
@@ -110,15 +113,15 @@ class Prefix(TorchFunctionMode):
             return self.calls[place].result
         call = _Call(function)
         call.result, call.needed = compute(), needed
-        for y in _tensors(call.result):
-            _mark(y, True)
+        for y in tensors_in(call.result):
+            mark(y, True)
             cast(Any, y).bayesify_call = call
         self.calls.append(call)
         return call.result
 
     def _met(self, x: Tensor, changes: bool) -> Tensor:
         """A tensor that meets random ones."""
-        if not _certain(x):
+        if not mark_of(x):
             return x
         repeated = self._repeat(x)
         return repeated.clone() if changes and repeated is x else repeated
@@ -135,27 +138,6 @@ class Prefix(TorchFunctionMode):
         return x.expand(self.samples, *x.shape).flatten(0, 1)
 
 
-def _certain(x: Tensor) -> bool | None:
-    """Whether a tensor depends on the inputs alone (True) or on random layers, too (False); None for what depends on neither."""
-    return getattr(x, "bayesify_certain", None)
-
-
-def _mark(x: Tensor, certain: bool) -> Tensor:
-    cast(Any, x).bayesify_certain = certain
-    return x
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """All tensors in nested arguments: `tree_leaves`, but quick."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, tuple | list):
-        for value in values:
-            yield from _tensors(value)
-    elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))
-
-
 def _changes_its_argument(function: Callable[..., Any]) -> bool:
     """Whether it works in place, by PyTorch's convention for names (`add_`, `__iadd__`)."""
     name = getattr(function, "__name__", "")
@@ -164,4 +146,4 @@ def _changes_its_argument(function: Callable[..., Any]) -> bool:
 
 def _stand_in(x: Tensor) -> Tensor:
     """A certain tensor of the same shape that holds a single number; nothing is computed with it."""
-    return _mark(torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape), True)
+    return mark(torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape), True)

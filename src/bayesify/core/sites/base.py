@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.posterior import Posterior
-from bayesify.core.prefix import Prefix
+from bayesify.core.tracking import Watch
 
 __all__ = ["Drawing", "Site"]
 
@@ -31,8 +31,8 @@ class Drawing:
     batch_dim: int = 0
     # The weights drawn so far in this pass, so that a module used twice in it is one function; None outside a pass.
     drawn: dict[nn.Module, tuple[Tensor, Tensor | None]] | None = None
-    # What is computed once for all passes over a batch, while one is predicted.
-    prefix: Prefix | None = None
+    # What looks at the pass under way, and at its sites' inputs.
+    watch: Watch | None = None
 
     def settle(self) -> None:
         """Forget the last pass where a layer is called on its own; a backward that recomputes layers (checkpointing) repeats it."""
@@ -72,7 +72,7 @@ class Site(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         self.drawing.settle()
-        return self.sampled(input) if self.drawing.prefix is None else self.drawing.prefix.layer(self, input)
+        return self.sampled(input) if self.drawing.watch is None else self.drawing.watch.layer(self, input)
 
     def sampled(self, x: Tensor) -> Tensor:
         """The random output for x (S*B, ...)."""
