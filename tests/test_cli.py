@@ -25,7 +25,8 @@ from bayesify.cli.terminal import interruptible  # noqa: E402
 
 SRC = str(Path(bayesify.__file__).parents[1])
 _REMARKS = ("note:", "regression of", "classification of", "going on with")
-MAIN = "from bayesify.cli import main; main()"
+# Where tests run in the background, interrupts may be switched off for all they start.
+MAIN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from bayesify.cli import main; main()"
 
 
 def run(*arguments, code=0):
@@ -276,11 +277,15 @@ def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt():
         except KeyboardInterrupt:
             raise ImportError("a part of the library failed to import") from None
 
-    with pytest.raises(KeyboardInterrupt), interruptible(), interruptible():
-        import_something()
-    with pytest.raises(ImportError, match="missing"), interruptible():
-        raise ImportError("missing")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible(), interruptible():
+            import_something()
+        with pytest.raises(ImportError, match="missing"), interruptible():
+            raise ImportError("missing")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 @pytest.mark.slow

@@ -108,7 +108,9 @@ def test_failures_do_not_stop_the_others(tmp_path):
 
 
 def _command(root, *arguments):
-    code = "import toy_protocol; from experiments.__main__ import main; main()"
+    # where tests run in the background, interrupts may be switched off for all they start
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heed}; import toy_protocol; from experiments.__main__ import main; main()"
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), str(Path(__file__).parent)])
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "--root", str(root)],
