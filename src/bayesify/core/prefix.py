@@ -98,7 +98,8 @@ class Prefix(TorchFunctionMode):
         if False in marks:
             if True in marks:
                 changes = _changes_its_argument(func)
-                args, kwargs = tree_map_only(Tensor, lambda x: self._met(x, changes), (args, kwargs))
+                args = tree_map_only(Tensor, lambda x: self._met(x, changes), args)
+                kwargs = {name: tree_map_only(Tensor, lambda x: self._met(x, changes), value) for name, value in kwargs.items()}
             return tree_map_only(Tensor, lambda y: mark(y, False), func(*args, **kwargs))
         if True in marks:
             return self._remember(func, lambda: func(*args, **kwargs))
