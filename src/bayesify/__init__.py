@@ -2,7 +2,8 @@
 
 from bayesify import functional
 from bayesify.core.convert import bayesify, unbayesify
-from bayesify.core.model import Bayesian, Draws, Folded, LayerReport, NormalOutputs
+from bayesify.core.folded import Folded
+from bayesify.core.model import Bayesian, Draws, LayerReport, NormalOutputs
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
 from bayesify.core.spectrum import spectrum

@@ -6,16 +6,19 @@ Shapes: S draws, N rows (examples).
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bayesify.core.checks import check_integer
+from bayesify.core.checks import check_integer, check_positive
+from bayesify.core.generators import own_noise
 from bayesify.core.model import Bayesian
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import Predictive
@@ -24,6 +27,7 @@ from bayesify.progress import ProgressBar
 __all__ = ["predict"]
 
 _ROWS_PER_CALL = 2048
+_FIRST_DRAWS, _FEWEST_CHUNKS = 32, 8  # before a tolerance is believed to be met
 
 
 def predict(
@@ -36,6 +40,7 @@ def predict(
     batch_size: int = 1024,
     seed: int | None = None,
     coherent: bool = False,
+    tolerance: float | None = None,
     progress: bool | None = None,
 ) -> Predictive:
     r"""What the network believes about the targets of `inputs`: a mixture over `samples` draws of its weights.
@@ -59,6 +64,8 @@ def predict(
             from the global generator. Where draws differ between examples (the default of some methods), other batches give other
             draws of the same distribution; with `coherent=True` the draws do not depend on the batches.
         coherent: the same S functions for all rows of the call.
+        tolerance: stop before `samples` draws once the mean prediction of every row (a probability, or a number in the target's
+            unit) has a standard error of at most this; all rows get equally many draws, at least 32. None makes all draws.
         progress: a progress bar on standard error; by default if that is a terminal, rich is installed and the work is long.
 
     Returns:
@@ -84,6 +91,8 @@ def predict(
     check_integer("batch_size", batch_size)
     if chunk is not None:
         check_integer("chunk", chunk)
+    if tolerance is not None:
+        check_positive("tolerance", tolerance)
     if seed is not None:
         check_integer("seed", seed, least=0)
     # The root knows, a wrapper around it (compiled, distributed) does not.
@@ -96,32 +105,78 @@ def predict(
     if seed is None:
         seed = int(torch.randint(2**62, (), device="cpu"))
 
-    parts: list[Predictive] = []
-    with torch.no_grad(), _evaluating(bnn), _own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar:
+    needed = samples if tolerance is None else min(samples, -(-_FIRST_DRAWS // members) * members)
+    parts: list[_Part] = []
+    with torch.no_grad(), _evaluating(bnn), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar:
         reseed(seed)  # for loaders that shuffle or augment
         for number, batch in enumerate(batches):
-            leaf = tree_leaves(batch)[0]
-            args, kwargs = _arguments(tree_map(lambda x: x.to(tensors[0].device) if tensors else x, batch))
-            chunk = chunk or (samples if root is not None and root.one_pass else max(1, _ROWS_PER_CALL // leaf.shape[dim]))
-            chunk = -(-chunk // members) * members
-
-            mixture: Predictive | None = None
-            for start in range(0, samples, chunk):
-                # Coherent draws depend on the seed and their place among the draws alone: every batch meets the same functions.
-                reseed(random.Random(f"{seed} {start} {0 if coherent else number}").getrandbits(62))
-                draws = min(chunk, samples - start)
-                try:
-                    part = likelihood.predictive(_outputs(bnn(*args, samples=draws, coherent=coherent, **kwargs), draws))
-                except ValueError as error:
-                    error.add_note(f"while predicting batch {number} with draws {start} to {start + draws - 1}")
-                    raise
-                mixture = part if mixture is None else mixture.mix(part)
-                bar.advance(draws / samples)
-            assert mixture is not None, "at least one draw is made"
-            parts.append(mixture.to(leaf.device))
+            if chunk is None:
+                rows = tree_leaves(batch)[0].shape[dim]
+                chunk = samples if root is not None and root.one_pass else max(1, _ROWS_PER_CALL // rows)
+                chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
+            part = _Part(bnn, likelihood, batch, number, -(-chunk // members) * members, f"{seed}", coherent, reseed)
+            part.draw(needed)
+            while tolerance is not None and part.samples < samples and part.standard_error() > tolerance:
+                part.draw(min(samples, 2 * part.samples))
+            needed = max(needed, part.samples)
+            if tolerance is None:
+                part.batch = None  # it has served
+            parts.append(part)
+            bar.advance(1)
+        for part in parts:
+            part.draw(needed)
     if not parts:
         raise ValueError("inputs hold no rows: the iterable has no batches (a generator serves only once)")
-    return parts[0].cat(*parts[1:])
+    return parts[0].predictive.cat(*(part.predictive for part in parts[1:]))
+
+
+class _Part:
+    """What is believed about the rows of one batch, from the draws so far."""
+
+    def __init__(
+        self, bnn: nn.Module, likelihood: Likelihood, batch: Any, number: int, chunk: int, seed: str, coherent: bool,
+        reseed: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.bnn, self.likelihood, self.batch, self.number = bnn, likelihood, batch, number
+        self.chunk, self.seed, self.coherent, self.reseed = chunk, seed, coherent, reseed
+        self.samples = 0
+        self.mixture: Predictive | None = None
+        self.means: list[tuple[int, Tensor]] = []
+
+    @property
+    def predictive(self) -> Predictive:
+        assert self.mixture is not None, "at least one draw is made"
+        return self.mixture
+
+    def draw(self, samples: int) -> None:
+        """Go on until there are so many draws."""
+        if self.samples >= samples:
+            return
+        leaf, device = tree_leaves(self.batch)[0], next(self.bnn.parameters(), torch.zeros(())).device
+        args, kwargs = _arguments(tree_map(lambda x: x.to(device), self.batch))
+        once = isinstance(self.bnn, Bayesian)
+        with self.bnn.predicting(args, kwargs, self.coherent, self.reseed) if once else contextlib.nullcontext():
+            while self.samples < samples:
+                # Coherent draws depend on the seed and their place among the draws alone: every batch meets the same functions.
+                state = random.Random(f"{self.seed} {self.samples} {0 if self.coherent else self.number}").getrandbits(62)
+                draws = min(self.chunk, samples - self.samples)
+                try:
+                    outputs = _pass(self.bnn, args, kwargs, draws, self.coherent, partial(self.reseed, state))
+                    more = self.likelihood.predictive(outputs).to(leaf.device)
+                except ValueError as error:
+                    last = self.samples + draws - 1
+                    error.add_note(f"while predicting batch {self.number} with draws {self.samples} to {last}")
+                    raise
+                self.means.append((draws, more.mean))
+                self.mixture = more if self.mixture is None else self.mixture.mix(more)
+                self.samples += draws
+
+    def standard_error(self) -> float:
+        """The largest standard error of the mean prediction, from the spread of the chunks' own means."""
+        if len(self.means) < _FEWEST_CHUNKS:
+            return math.inf
+        spread = sum(draws * (mean - self.predictive.mean).square() for draws, mean in self.means)
+        return float((spread / ((len(self.means) - 1) * self.samples)).max().sqrt())
 
 
 def _batches(inputs: Any, batch_size: int, dim: int) -> tuple[Iterable[Any], int | None]:
@@ -180,7 +235,21 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
-def _outputs(draws: Any, samples: int) -> Tensor:
+def _pass(
+    bnn: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, coherent: bool, reseed: Callable[[], None]
+) -> Tensor:
+    """The outputs of so many draws."""
+    reseed()
+    try:
+        draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
+    except Exception:
+        prefixes = [part.drawing for part in bnn.modules() if isinstance(part, Bayesian) and part.drawing.watch is not None]
+        if not prefixes:
+            raise
+        for drawing in prefixes:  # the net did otherwise than on the rows that were tried
+            drawing.watch = None
+        reseed()
+        draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
     outputs = getattr(draws, "outputs", None)
     if not isinstance(outputs, Tensor):
         got = type(draws if outputs is None else outputs).__name__
@@ -200,18 +269,3 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-@contextlib.contextmanager
-def _own_noise(tensors: list[Tensor]) -> Iterator[Callable[[int], None]]:
-    """Gives a function that seeds the generators of these tensors' devices; their states come back afterwards."""
-    devices = sorted({t.device for t in tensors if t.device.type not in ("cpu", "meta")}, key=str)
-
-    def reseed(seed: int) -> None:
-        # Not torch.manual_seed: it would also seed the devices that are not used here, whose states nobody restores.
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.get_device_module(device).set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
-
-    with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
-        yield reseed

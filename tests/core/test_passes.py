@@ -109,3 +109,41 @@ def test_compile_follows_samples_and_coherent():
             torch.testing.assert_close(found.outputs, expected.outputs)
             torch.testing.assert_close(found.kl, expected.kl)
     torch.compiler.reset()
+
+
+class Positions(nn.Module):
+    """Adds an embedding of the positions, which have no rows, to that of the words."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(7, 3), nn.Embedding(length, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x) + self.places(torch.arange(x.shape[1]))
+
+
+@pytest.mark.parametrize("length", [4, 5])  # as a multiple of the draws, 4 could be taken for rows of two draws
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("method", [MeanField(initial_std=1.0), MeanField(noise="shared", initial_std=1.0)])
+def test_every_draw_has_positions_of_its_own(method, coherent, length):
+    torch.manual_seed(0)
+    bnn = bayesify(Positions(length).double(), {"places": method})
+    x = torch.randint(7, (3, length))
+    outputs = torch.cat([bnn(x, samples=2, coherent=coherent).outputs for _ in range(1000)])
+    noise = (outputs - bnn.net.words(x)).detach()[:, 0]
+    site = bnn.net.places
+    assert not bnn.fold
+    torch.testing.assert_close(noise.mean(0), site.weight.detach(), atol=6 / 2000**0.5, rtol=0)
+    torch.testing.assert_close(noise.var(0), torch.ones_like(noise[0]), atol=0.2, rtol=0)
+    pairs = (noise - noise.mean(0)).unflatten(0, (1000, 2))
+    assert float((pairs[:, 0] * pairs[:, 1]).mean().abs()) < 5 / (1000 * 3 * length) ** 0.5, "two draws of a pass are independent"
+
+
+def test_rows_are_looked_for_once():
+    bnn = bayesify(_mlp(), MeanField())
+    x = torch.randn(3, 4)
+    first, second = _seeded(bnn, x, samples=4).outputs, _seeded(bnn, x, samples=4).outputs
+    assert torch.equal(first, second)
+    assert bnn.fold
+    assert bnn.drawing.watch is None
+    assert not [name for name in vars(x) if name.startswith("bayesify")]

@@ -1,25 +1,27 @@
-"""The root module: everything that losses, prediction, DDP, compile and export see of a Bayesian network."""
+"""The contract of the root module: everything that losses, prediction, DDP, compile and export see of a Bayesian network."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from bayesify.core.checks import check_integer
 from bayesify.core.posterior import Method
 from bayesify.core.sites import Drawing, Site
 
-__all__ = ["Bayesian", "Draws", "Folded", "LayerReport", "NormalOutputs"]
+__all__ = ["Bayesian", "Draws", "LayerReport", "NormalOutputs"]
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Draws(NamedTuple):
@@ -76,11 +78,13 @@ class Bayesian(nn.Module, ABC):
         local_beta: the weight of the per-example KL that the method asks for; `fit` uses it unless told otherwise.
         auxiliary_beta: the weight of the per-example KL at auxiliary inputs; where it is above zero, `fit` makes some.
         one_pass: whether any number of draws takes one pass through the net.
+        pays_kl: whether passes return the KL; while predicting nobody asks for it, and it is zero.
     """
 
     local_beta: float = 1.0
     auxiliary_beta: float = 0.0
     one_pass: bool = False
+    pays_kl: bool = True
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -121,6 +125,45 @@ class Bayesian(nn.Module, ABC):
         """
         raise TypeError(f"{type(self).__name__} has no per-example KL that auxiliary inputs could be regularised with; VIFO has")
 
+    @contextmanager
+    def predicting(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]
+    ) -> Iterator[None]:
+        """Passes inside are over this one batch: they return no KL, and may compute once what is the same in all of them.
+
+        Args:
+            inputs, kwargs, coherent: as in `forward`.
+            reseed: sets all random generators; to be called before the first pass inside.
+        """
+        self.pays_kl = False
+        try:
+            yield
+        finally:
+            self.pays_kl = True
+
+    def function(self, seed: int) -> Callable[..., Any]:
+        """One draw from the posterior: a function of any inputs, the same for equal seeds.
+
+        What it returns can be differentiated with respect to the inputs (Thompson sampling, optimisation of designs).
+
+        Args:
+            seed: a whole number of at least 0.
+
+        Returns:
+            What takes the net's inputs and returns its outputs (B, ...), for as long as the net is not trained further.
+
+        Raises:
+            NotImplementedError: the method has no such functions.
+
+        Example:
+            >>> from bayesify import MeanField, bayesify
+            >>> f = bayesify(nn.Linear(3, 1), MeanField()).function(seed=0)
+            >>> x = torch.randn(4, 3)
+            >>> bool((f(x)[:2] == f(x[:2])).all())
+            True
+        """
+        raise NotImplementedError(f"{type(self).__name__} draws no functions")
+
     def sites(self) -> Iterator[tuple[str, Site]]:
         """Names (within `net`) and modules of all random layers."""
         return ((name, module) for name, module in self.net.named_modules() if isinstance(module, Site))
@@ -134,6 +177,12 @@ class Bayesian(nn.Module, ABC):
         with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
             terms = [_kl(site).to(device) for _, site in self.sites()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
+
+    def kl_of_pass(self) -> Tensor:
+        """`kl()`, or zero while predicting."""
+        if self.pays_kl:
+            return self.kl()
+        return next((torch.zeros((), device=parameter.device) for parameter in self.net.parameters()), torch.zeros(()))
 
     def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
         """The positional inputs by the name of the parameter they are bound to, or by position where no name matters."""
@@ -174,79 +223,3 @@ class _KL(nn.Module):
 
     def forward(self) -> Tensor:
         return self.site.posterior.kl(self.site)
-
-
-class Folded(Bayesian):
-    """The default root: S draws are folded into the batch, so one pass over S*B rows serves them all.
-
-    With `fold=False`, or where the batch is not the first dimension, one pass per draw is made instead: the layers in between
-    could not tell which rows belong to which draw.
-    """
-
-    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
-        check_integer("samples", samples)
-        named = self._named(inputs)
-        batch = self._batch_size({**named, **kwargs})
-        self.drawing.coherent = coherent
-        if samples == 1 or not self.fold:
-            runs, scores = zip(*[self._run(1, inputs, kwargs) for _ in range(samples)], strict=True)
-            outputs = tree_map(lambda *ys: self._stack(ys, batch), *runs)
-            score = None if scores[0] is None else torch.cat(scores)
-        else:
-            fold = _Fold(samples, batch)
-            args = tuple(x if name in self.shared else tree_map(fold, x) for name, x in named.items())
-            keywords = {name: x if name in self.shared else tree_map(fold, x) for name, x in kwargs.items()}
-            folded, score = self._run(samples, args, keywords)
-            outputs = tree_map(fold.undo, folded)
-        kl = self.kl()
-        return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device), score)
-
-    def _run(self, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None]:
-        """What the net returns, and the score of the choices made."""
-        self.drawing.samples = samples
-        self.drawing.drawn = {}
-        try:
-            return self.net(*args, **kwargs), self.drawing.score
-        finally:
-            self.drawing.drawn = self.drawing.score = None
-
-    def _stack(self, runs: tuple[Any, ...], batch: int) -> Any:
-        for y in runs:
-            _check_output(y, batch, self.batch_dim, 1)
-        return torch.stack([y.movedim(self.batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class _Fold:
-    """(B, ...) to (S*B, ...), all rows of draw 0 first, and back."""
-
-    def __init__(self, samples: int, batch: int) -> None:
-        self.samples = samples
-        self.batch = batch
-
-    def __call__(self, x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != self.batch:
-            return x
-        return x.expand(self.samples, *x.shape).flatten(0, 1)
-
-    def undo(self, y: Any) -> Any:
-        _check_output(y, self.batch, 0, self.samples)
-        return y.unflatten(0, (self.samples, self.batch)) if isinstance(y, Tensor) else y
-
-
-def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:
-    """Every tensor the net returns has a batch; an object that may hide tensors cannot be split into draws."""
-    if not isinstance(y, Tensor):
-        if y is not None and not isinstance(y, bool | int | float | str):
-            raise TypeError(
-                f"the net returned a {type(y).__name__}, whose tensors cannot be told apart by draw; return tensors, or tuples, "
-                "lists or dicts of them, or register the type with torch.utils._pytree.register_pytree_node"
-            )
-    elif y.dim() <= batch_dim or y.shape[batch_dim] != samples * batch:
-        raise ValueError(
-            f"the net returned a tensor of shape {tuple(y.shape)} for {batch} examples and {samples} draws in one pass; its "
-            f"dimension {batch_dim} must be the batch ({samples * batch} rows). If the batch is another dimension, "
-            "say so: bayesify(net, method, batch_dim=1); if it is moved in between: bayesify(net, method, fold=False)"
-        )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from bayesify.functional import local_reparameterization
+
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
     from bayesify.core.sites import Site
@@ -44,10 +46,15 @@ class Posterior(nn.Module, ABC):
     def forward(self, layer: Site, x: Tensor) -> Tensor:
         """Apply the layer to x (S*B, ...), one weight draw per sample.
 
-        Override for a cheaper or less noisy route with the same mean and variance of every output element (local
-        reparameterisation, input noise); `coherent=True` bypasses the override.
+        Override, or override `moments`, for a cheaper or less noisy route with the same mean and variance of every output element
+        (input noise, local reparameterisation); `coherent=True` bypasses both.
         """
-        return layer.act(x, *layer.draw())
+        moments = self.moments(layer, x)
+        return layer.act(x, *layer.draw()) if moments is None else local_reparameterization(*moments)
+
+    def moments(self, layer: Site, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance of the outputs where `forward` draws these, independently, and not weights."""
+        return None
 
     def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
         """The posterior mean of weight and bias: what `unbayesify` leaves behind."""
@@ -98,7 +105,7 @@ class Method:
 
     def root(self, net: nn.Module) -> Bayesian:
         """The root module around the converted net. Override for matters of the whole network (output noise)."""
-        from bayesify.core.model import Folded  # the default root is built on this very file
+        from bayesify.core.folded import Folded  # the default root is built on this very file
 
         return Folded(net)
 

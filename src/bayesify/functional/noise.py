@@ -12,17 +12,18 @@ from torch import Tensor
 __all__ = ["at_most", "bernoulli_mask", "local_reparameterization", "normal_like"]
 
 
-def normal_like(x: Tensor) -> Tensor:
-    r"""Standard normal noise with the shape, dtype, device and memory format of `x`.
+def normal_like(x: Tensor, draws: int = 1) -> Tensor:
+    r"""Standard normal noise with the dtype, device and memory format of `x`, for every one of so many draws.
 
     `torch.randn_like` fills a channels-last tensor element by element, about nine times slower than a contiguous one; here the
     noise is drawn contiguously in the layout's own order.
 
     Args:
-        x: any shape.
+        x: (R, ...), any shape where `draws` is 1.
+        draws: S.
 
     Returns:
-        Independent $N(0, 1)$ draws, shaped like `x`.
+        (S*R, ...), independent $N(0, 1)$ draws.
 
     Example:
         >>> normal_like(torch.zeros(2, 3)).shape
@@ -30,8 +31,9 @@ def normal_like(x: Tensor) -> Tensor:
     """
     if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
         b, c, h, w = x.shape
-        return torch.randn(b, h, w, c, dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
-    return torch.randn(x.shape, dtype=x.dtype, device=x.device)
+        return torch.randn(draws * b, h, w, c, dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
+    shape = x.shape if draws == 1 else (draws * x.shape[0], *x.shape[1:])
+    return torch.randn(shape, dtype=x.dtype, device=x.device)
 
 
 def bernoulli_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
@@ -53,18 +55,19 @@ def bernoulli_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
     return (torch.rand(shape, device=like.device) >= p).to(like.dtype) / (1 - p)
 
 
-def local_reparameterization(mean: Tensor, variance: Tensor) -> Tensor:
-    r"""A draw from independent normals, differentiable in both moments.
+def local_reparameterization(mean: Tensor, variance: Tensor, draws: int = 1) -> Tensor:
+    r"""Draws from independent normals, differentiable in both moments.
 
     $$y = \mu + \sqrt{v}\,\zeta, \qquad \zeta \sim N(0, I)$$
 
     Args:
-        mean: $\mu$, any shape.
+        mean: $\mu$, (R, ...), any shape where `draws` is 1.
         variance: $v \ge 0$, same shape. Where it is zero (an input of zeros, or rounding) the draw is the mean and its gradient
             stays finite: $\sqrt{0}$ has an infinite slope, which would turn 0 * inf into NaN in the backward pass.
+        draws: S.
 
     Returns:
-        One draw per element.
+        (S*R, ...), S draws of every element, all of the first draw first.
 
     Source: Kingma, Salimans & Welling (2015), section 2.3, equation (6).
 
@@ -74,7 +77,10 @@ def local_reparameterization(mean: Tensor, variance: Tensor) -> Tensor:
     """
     wide = variance.float() if variance.dtype == torch.float16 else variance  # half precision has no small variances
     std = wide.clamp_min(torch.finfo(wide.dtype).tiny).sqrt().to(mean.dtype)
-    return torch.addcmul(mean, std, normal_like(mean))
+    noise = normal_like(mean, draws)
+    if draws == 1:
+        return torch.addcmul(mean, std, noise)
+    return torch.addcmul(mean, std, noise.unflatten(0, (draws, -1))).flatten(0, 1)
 
 
 def at_most(x: Tensor, bound: float) -> Tensor:

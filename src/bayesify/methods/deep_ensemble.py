@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -74,8 +75,11 @@ class Certain(Bayesian):
         check_integer("samples", samples)
         batch = self._batch_size({**self._named(inputs), **kwargs})
         outputs = tree_map(lambda y: self._expanded(y, samples), self.net(*inputs, **kwargs))
-        kl = self.kl()
+        kl = self.kl_of_pass()
         return Draws(outputs, kl, kl.new_zeros(batch))
+
+    def function(self, seed: int) -> Callable[..., Any]:
+        return self.net
 
     def _expanded(self, y: Any, samples: int) -> Any:
         if not isinstance(y, Tensor):
@@ -117,6 +121,19 @@ class Ensemble(Bayesian):
         kl = torch.stack([share * d.kl for share, d in zip(shares, draws, strict=True)]).sum()
         local_kl = torch.stack([share * d.local_kl for share, d in zip(shares, draws, strict=True)]).sum(0)
         return Draws(outputs, kl, local_kl)
+
+    @contextmanager
+    def predicting(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]
+    ) -> Iterator[None]:
+        with ExitStack() as stack:
+            for member in self.members:
+                stack.enter_context(member.predicting(inputs, kwargs, coherent, reseed))
+            yield
+
+    def function(self, seed: int) -> Callable[..., Any]:
+        check_integer("seed", seed, least=0)
+        return self.members[seed % len(self.members)].function(seed)
 
     def kl(self) -> Tensor:
         """The mean of the members' KLs: nats, a scalar of at least float32."""

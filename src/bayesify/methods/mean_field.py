@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization
+from bayesify.functional import at_least_float32, gaussian_kl_sum
 
 __all__ = ["MeanField"]
 
@@ -108,14 +108,14 @@ class GaussianPosterior(Posterior):
             return _scale_mixture_kl(mean, log_std, self.method)
         return gaussian_kl_sum(mean, log_std, 0.0 if prior_mean is None else prior_mean, self.method.prior_std)
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
+    def moments(self, layer: Site, x: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.method.noise == "shared":
-            return super().forward(layer, x)
+            return None
         weight, bias = self.mean(layer)
         x = layer.prepare(x)
         bias_variance = None if bias is None else torch.exp(2 * self.bias_log_std)
         variance = layer.op(layer.square(x), torch.exp(2 * self.weight_log_std), bias_variance)
-        return local_reparameterization(layer.op(x, weight, bias), variance)
+        return layer.op(x, weight, bias), variance
 
 
 def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import at_least_float32, at_most, local_reparameterization, log_uniform_kl
+from bayesify.functional import at_least_float32, at_most, log_uniform_kl
 
 __all__ = ["VariationalDropout"]
 
@@ -148,7 +148,7 @@ class WeightNoisePosterior(_GaussianDropoutPosterior):
         eps = torch.randn(samples, *weight.shape, dtype=weight.dtype, device=weight.device)
         return weight + std * eps, None if bias is None else bias.expand(samples, *bias.shape)
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
+    def moments(self, layer: Site, x: Tensor) -> tuple[Tensor, Tensor]:
         weight, bias = self.mean(layer)
         variance = self.over_weight(torch.exp(self.bounded_log_alpha()), layer) * weight.square()
-        return local_reparameterization(layer.op(x, weight, bias), layer.op(layer.square(x), variance, None))
+        return layer.op(x, weight, bias), layer.op(layer.square(x), variance, None)

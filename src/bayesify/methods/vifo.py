@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -229,11 +229,24 @@ class RandomOutputs(Bayesian):
             shape = (samples, 1)
         noise = torch.randn(shape, dtype=mean.dtype, device=mean.device)
         outputs = mean + std.to(mean.dtype) * noise
-        return Draws(outputs, self.kl(), self._penalty(mean, std))
+        return Draws(outputs, self.kl_of_pass(), self._penalty(mean, std))
 
     def normal_outputs(self, *inputs: Any, **kwargs: Any) -> NormalOutputs:
         mean, std = self._moments(inputs, kwargs)
         return NormalOutputs(at_least_float32(mean), std, self.kl(), self._penalty(mean, std))
+
+    def function(self, seed: int) -> Callable[..., Any]:
+        check_integer("seed", seed, least=0)
+
+        def function(*inputs: Any, **kwargs: Any) -> Tensor:
+            mean, std = self._moments(inputs, kwargs)
+            generator = torch.Generator(mean.device).manual_seed(seed)
+            noise = torch.randn(
+                mean.shape[-1:] if mean.dim() > 1 else (1,), dtype=mean.dtype, device=mean.device, generator=generator
+            )
+            return mean + std.to(mean.dtype) * noise
+
+        return function
 
     def regularizer(self, *inputs: Any, **kwargs: Any) -> Tensor:
         with _running_statistics_kept(self):

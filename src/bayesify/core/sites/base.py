@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.posterior import Posterior
+from bayesify.core.tracking import Watch
 
 __all__ = ["Drawing", "Site"]
 
@@ -30,6 +31,8 @@ class Drawing:
     batch_dim: int = 0
     # The weights drawn so far in this pass, so that a module used twice in it is one function; None outside a pass.
     drawn: dict[nn.Module, tuple[Tensor, Tensor | None]] | None = None
+    # What looks at the pass under way, and at its sites' inputs.
+    watch: Watch | None = None
 
     def settle(self) -> None:
         """Forget the last pass where a layer is called on its own; a backward that recomputes layers (checkpointing) repeats it."""
@@ -69,9 +72,11 @@ class Site(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         self.drawing.settle()
-        if self.drawing.coherent:
-            return self.act(input, *self.draw())
-        return self.posterior(self, input)
+        return self.sampled(input) if self.drawing.watch is None else self.drawing.watch.layer(self, input)
+
+    def sampled(self, x: Tensor) -> Tensor:
+        """The random output for x (S*B, ...)."""
+        return self.act(x, *self.draw()) if self.drawing.coherent else self.posterior(self, x)
 
     def draw(self) -> tuple[Tensor, Tensor | None]:
         """Weight (S, *) and bias (S, *) of this pass: drawn once, however often the module is used in it."""

@@ -1,0 +1,220 @@
+"""What lies before the first random layer is computed once per batch, with the numbers of ordinary passes."""
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bayesify import EMP, VSD, Categorical, DeepEnsemble, MCDropout, MeanField, Method, VariationalDropout, bayesify, predict
+from bayesify.core.folded import Folded
+
+F64 = torch.float64
+
+
+class Residual(nn.Module):
+    """Convolutions with a skip connection and a branch around the random ones."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.block, self.side = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(3, 6, 1)
+        self.head = nn.Linear(12, 4)
+        self.relu = nn.ReLU(inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.relu(self.norm(self.stem(x)))
+        h = self.relu(h + self.block(h))
+        both = torch.cat([h, self.side(x)], 1)
+        return self.head(both.mean((2, 3)))
+
+
+class Words(nn.Module):
+    """Tokens, positions, attention: a padding mask made of the input meets random values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 8, padding_idx=0), nn.Embedding(5, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.places(torch.arange(x.shape[1]))
+        return self.head(self.block(h, src_key_padding_mask=x == 0)[:, 0])
+
+
+class Rows(nn.Module):
+    """Keeps the number of rows of its input for later: no prefix can follow that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        return self.second(torch.relu(self.first(x)).reshape(rows, -1))
+
+
+class OwnNoise(nn.Module):
+    """Dropout that is on when predicting, too: every draw has a mask of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(torch.relu(self.first(x)), 0.5, training=True))
+
+
+class Gated(nn.Module):
+    """Python decides by values of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other, self.second = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x) if bool(x.mean() > 0) else self.other(x)
+        return self.second(h.tanh())
+
+
+IMAGES, TABLE = torch.randn(9, 3, 5, 5, dtype=F64), torch.randn(9, 6, dtype=F64)
+TOKENS = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 8], [9, 10, 0, 0, 0]] * 3)
+CASES: dict[str, tuple[nn.Module, Any, Method | dict[str, Method]]] = {
+    "a block": (Residual(), IMAGES, {"block": MeanField()}),
+    "a block, dropout": (Residual(), IMAGES, {"block": MCDropout(p=0.4)}),
+    "in place": (Residual(inplace=True), IMAGES, {"block": VSD(hierarchical=True)}),
+    "the branch": (Residual(), IMAGES, {"side": VariationalDropout()}),
+    "the stem": (Residual(), IMAGES, {"stem": MeanField()}),
+    "the last layer": (Residual(), IMAGES, {"head": MeanField(noise="shared")}),
+    "all": (Residual(), IMAGES, MeanField()),
+    "patches": (Residual(), IMAGES, EMP(components=3)),
+    "weight noise": (Residual(), IMAGES, VariationalDropout(noise="weight")),
+    "an ensemble": (Residual(), IMAGES, DeepEnsemble(members=2, method=MCDropout(p=0.4))),
+    "words": (Words(), TOKENS, {"head": MeanField()}),
+    "inside attention": (Words(), TOKENS, {"block.linear1": MeanField()}),
+    "positions": (Words(), TOKENS, {"places": EMP(components=3, spread=1.0)}),
+    "values decide": (Gated(), TABLE, {"second": MeanField()}),
+    "rows": (Rows(), TABLE, {"first": MeanField()}),
+    "own noise": (OwnNoise(), TABLE, {"second": MeanField()}),
+}
+
+
+def made(name: str) -> tuple[Any, Any]:
+    net, x, method = CASES[name]
+    torch.manual_seed(1)
+    return bayesify(copy.deepcopy(net).double().eval(), method), x
+
+
+def without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Folded, "_has_prefix", lambda self: False)
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_are_those_of_ordinary_passes(name: str, coherent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn, x = made(name)
+    options: Any = {"samples": 11, "chunk": 4, "batch_size": 5, "seed": 2, "coherent": coherent}
+    fast = predict(bnn, x, Categorical(), **options)
+    without_prefix(monkeypatch)
+    plain = predict(bnn, x, Categorical(), **options)
+    torch.testing.assert_close(fast.mean, plain.mean, rtol=1e-10, atol=1e-12)
+    assert float(plain.epistemic.max()) > 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "agrees"),
+    [(name, name not in ("rows", "own noise")) for name in CASES if name != "an ensemble"],
+)
+def test_only_nets_that_it_cannot_follow_go_without(name: str, agrees: bool) -> None:
+    bnn, x = made(name)
+    predict(bnn, x, Categorical(), samples=3, seed=0)
+    assert list(bnn._agreements.values()) == [agrees]
+
+
+class Counts(TorchDispatchMode):
+    """Rows that went through each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if "convolution" in str(func):
+            self.rows[f"{tuple(args[1].shape)}"] += args[0].shape[0]
+        return func(*args, **(kwargs or {}))
+
+
+def test_certain_layers_see_every_row_once() -> None:
+    bnn, x = made("a block")
+    predict(bnn, x, Categorical(), samples=2, seed=0)  # the comparison
+    with Counts() as counts:
+        predict(bnn, x, Categorical(), samples=50, chunk=8, batch_size=4, seed=0)
+    stem, side, block = (6, 3, 3, 3), (6, 3, 1, 1), (6, 6, 3, 3)
+    assert counts.rows == {str(stem): 9, str(side): 9, str(block): 2 * 9}  # of the random layer, mean and variance
+
+
+def test_a_random_layer_draws_for_every_row() -> None:
+    bnn, x = made("a block, dropout")
+    predict(bnn, x, Categorical(), samples=2, seed=0)
+    with Counts() as counts:
+        predict(bnn, x, Categorical(), samples=50, chunk=8, batch_size=4, seed=0)
+    assert counts.rows[str((6, 6, 3, 3))] == 50 * 9
+
+
+def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.passes = nn.Linear(6, 8), nn.Linear(8, 4), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            h = self.first(x)
+            return self.second(h.tanh() if self.passes < 8 else h)
+
+    def net() -> Any:
+        torch.manual_seed(0)
+        return bayesify(Moody().double().eval(), {"second": MeanField()})
+
+    bnn = net()
+    predict(bnn, TABLE, Categorical(), samples=1, seed=0)
+    assert bnn.net.passes == 5  # four of the comparison
+    fast = predict(bnn, TABLE, Categorical(), samples=6, chunk=2, seed=1)
+    without_prefix(monkeypatch)
+    other = net()
+    other.net.passes = 5
+    plain = predict(other, TABLE, Categorical(), samples=6, chunk=2, seed=1)
+    assert fast.mean.shape == plain.mean.shape
+    assert bool(fast.mean.isfinite().all())
+    assert bnn.drawing.watch is None
+
+
+def test_inputs_and_random_state_are_left_alone() -> None:
+    bnn, x = made("a block")
+    before = torch.get_rng_state()
+    predict(bnn, x, Categorical(), samples=3, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not [name for name in vars(x) if name.startswith("bayesify")]
+
+
+def test_no_kl_is_computed_while_predicting(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn, x = made("all")
+
+    def refuse(self: Any) -> Tensor:
+        raise AssertionError("nobody asked for the KL")
+
+    monkeypatch.setattr(type(bnn), "kl", refuse)
+    predict(bnn, x, Categorical(), samples=3, seed=0)
+    with pytest.raises(AssertionError, match="KL"):
+        bnn(x)
+
+
+def test_training_mode_has_no_prefix() -> None:
+    bnn, x = made("a block")
+    with bnn.train().predicting((x,), {}, False, lambda seed: None):
+        assert bnn.drawing.watch is None
