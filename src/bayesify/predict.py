@@ -154,8 +154,8 @@ class _Part:
             return
         leaf, device = tree_leaves(self.batch)[0], next(self.bnn.parameters(), torch.zeros(())).device
         args, kwargs = _arguments(tree_map(lambda x: x.to(device), self.batch))
-        once = isinstance(self.bnn, Bayesian)
-        with self.bnn.predicting(args, kwargs, self.coherent, self.reseed) if once else contextlib.nullcontext():
+        bnn, whole = self.bnn, contextlib.nullcontext()
+        with bnn.predicting(args, kwargs, self.coherent, self.reseed) if isinstance(bnn, Bayesian) else whole:
             while self.samples < samples:
                 # Coherent draws depend on the seed and their place among the draws alone: every batch meets the same functions.
                 state = random.Random(f"{self.seed} {self.samples} {0 if self.coherent else self.number}").getrandbits(62)
@@ -175,7 +175,7 @@ class _Part:
         """The largest standard error of the mean prediction, from the spread of the chunks' own means."""
         if len(self.means) < _FEWEST_CHUNKS:
             return math.inf
-        spread = sum(draws * (mean - self.predictive.mean).square() for draws, mean in self.means)
+        spread = torch.stack([draws * (mean - self.predictive.mean).square() for draws, mean in self.means]).sum(0)
         return float((spread / ((len(self.means) - 1) * self.samples)).max().sqrt())
 
 
