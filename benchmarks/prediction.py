@@ -2,17 +2,21 @@
 
     python -m benchmarks.prediction [--nets ResNet18 ...] [--methods VIFO ...] [--samples 100] [--rounds 10]
 
-Writes benchmarks/results/prediction.json: milliseconds and ratios to the one pass, interleaved in one process.
+"Last layer" means that this one alone is random: what lies before it is computed once. Behind a wrapper `predict` cannot know that,
+and takes a pass per draw, as a loop would. Writes benchmarks/results/prediction.json: milliseconds and ratios to the one pass,
+interleaved in one process.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import nn
 
-from bayesify import VIFO, DeepEnsemble, Deterministic, MCDropout, Method, bayesify, predict
+from bayesify import EMP, VIFO, Bayesian, DeepEnsemble, Deterministic, Draws, MCDropout, MeanField, Method, bayesify, predict
 from bayesify.likelihoods import Categorical
 from benchmarks.measure import interleave, machine, write
 from benchmarks.nets import WORKLOADS, Workload
@@ -24,8 +28,24 @@ METHODS: dict[str, Method] = {
     "DeepEnsemble of 5 VIFO": DeepEnsemble(members=5, method=VIFO()),
     "Deterministic": Deterministic(),
     "MCDropout": MCDropout(),
+    "MCDropout, last layer": MCDropout(),
+    "MeanField": MeanField(),
+    "MeanField, last layer": MeanField(),
+    "MeanField, last layer, wrapped": MeanField(),
+    "EMP": EMP(),
 }
 CLASSIFIERS = [name for name in WORKLOADS if name != "MLP 13-50-1"]
+
+
+class Wrapper(nn.Module):
+    """Hides the root of a Bayesian network."""
+
+    def __init__(self, bnn: Bayesian) -> None:
+        super().__init__()
+        self.bnn = bnn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Draws:
+        return self.bnn(*args, **kwargs)
 
 
 def candidates(workload: Workload, methods: list[str], samples: int) -> dict[str, Callable[[], object]]:
@@ -36,11 +56,14 @@ def candidates(workload: Workload, methods: list[str], samples: int) -> dict[str
         with torch.no_grad():
             net(x)
 
-    def prediction(method: Method) -> Callable[[], object]:
-        bnn = bayesify(workload.net().eval(), method)
-        return lambda: predict(bnn, x, Categorical(), samples=samples, seed=0, progress=False)
+    def prediction(name: str) -> Callable[[], object]:
+        net = workload.net().eval()
+        last = [part for part, module in net.named_modules() if isinstance(module, nn.Linear)][-1]
+        bnn = bayesify(net, {last: METHODS[name]} if "last layer" in name else METHODS[name])
+        root = Wrapper(bnn) if "wrapped" in name else bnn
+        return lambda: predict(root, x, Categorical(), samples=samples, seed=0, progress=False)
 
-    return {"one pass": one_pass, **{name: prediction(METHODS[name]) for name in methods}}
+    return {"one pass": one_pass, **{name: prediction(name) for name in methods}}
 
 
 def main() -> None:
