@@ -1,10 +1,11 @@
 """Every method in the registry, on every layer type, through the whole contract."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, Normal
 
@@ -149,21 +150,29 @@ ROOTS: list[tuple[str, Method, References]] = [
 ]
 
 
-def _identify(value: object) -> str:
+def _identify(method: Method) -> str:
     """The fields that differ from the defaults."""
-    if not isinstance(value, Method):
-        return ""
-    default = type(value)()
+    default = type(method)()
     fields = [
-        f"{f.name}={getattr(value, f.name)}"
-        for f in dataclasses.fields(value)
-        if getattr(value, f.name) != getattr(default, f.name)
+        f"{f.name}={getattr(method, f.name)}"
+        for f in dataclasses.fields(method)
+        if getattr(method, f.name) != getattr(default, f.name)
     ]
-    return f"{type(value).__name__}({', '.join(fields)})"
+    return f"{type(method).__name__}({', '.join(fields)})"
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize(("method", "references"), METHODS, ids=_identify)
+def _cases() -> Iterator[ParameterSet]:
+    """The first setting of every method meets all layers; with the others, most layers are slow tests."""
+    seen: set[type[Method]] = set()
+    for method, references in METHODS:
+        for layer in LAYERS:
+            quick = type(method) not in seen or layer in ("Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "Embedding")
+            marks = () if quick else pytest.mark.slow
+            yield pytest.param(method, references, layer, marks=marks, id=f"{_identify(method)}-{layer}")
+        seen.add(type(method))
+
+
+@pytest.mark.parametrize(("method", "references", "layer"), _cases())
 def test_contract(method: Method, references: References, layer: str) -> None:
     contracts = "Norm" not in layer and layer != "Embedding"
     if contracts or isinstance(method, MeanField | Deterministic | EMP):
