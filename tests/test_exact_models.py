@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from bayesify import Bayesian, Draws, MeanField, Site, bayesify, elbo
+from bayesify.core import posterior
 from bayesify.methods import mean_field
 
 NOISE_STD, PRIOR_STD = 0.6, 0.8
@@ -165,16 +166,19 @@ def test_posteriors_and_predictions_are_calibrated(noise: str) -> None:
     assert min(_calibration(noise)) > 1e-3
 
 
+_HOMES = {"gaussian_kl_sum": mean_field, "local_reparameterization": posterior}
+
+
 def _scaled(name: str, factor: float) -> Callable[..., Tensor]:
-    original = getattr(mean_field, name)
+    original = getattr(_HOMES[name], name)
     if name == "gaussian_kl_sum":
         return lambda *args: factor * original(*args)
     return lambda mean, variance: original(mean, factor * variance)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-@pytest.mark.parametrize("name", ["gaussian_kl_sum", "local_reparameterization"])
+@pytest.mark.parametrize("name", _HOMES)
 def test_a_factor_of_two_is_found_out(name: str, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calibration test itself: it rejects a KL, or a variance of the outputs, that is off by a factor of two."""
-    monkeypatch.setattr(mean_field, name, _scaled(name, factor))
+    monkeypatch.setattr(_HOMES[name], name, _scaled(name, factor))
     assert _calibration("local")[0] < 1e-6
