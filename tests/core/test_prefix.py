@@ -1,6 +1,8 @@
 """What lies before the first random layer is computed once per batch, with the numbers of ordinary passes."""
 
 import copy
+import random
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -218,3 +220,66 @@ def test_training_mode_has_no_prefix() -> None:
     bnn, x = made("a block")
     with bnn.train().predicting((x,), {}, False, lambda seed: None):
         assert bnn.drawing.watch is None
+
+
+def test_nothing_but_what_random_layers_need_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deep(nn.Module):
+        """Ten wide layers that nobody needs once the last of them is known, changed in place."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.ModuleList(nn.Linear(64, 64) for _ in range(10))
+            self.head = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.wide:
+                x = F.relu_(layer(x))
+            alive.append(sum(ref() is not None for ref in refs))
+            return self.head(x)
+
+    refs: list[Any] = []
+    alive: list[int] = []
+    linear = F.linear
+
+    def watched(*args: Any) -> Tensor:
+        y = linear(*args)
+        refs.append(weakref.ref(y))
+        return y
+
+    bnn = bayesify(Deep().double().eval(), {"head": MCDropout(p=0.5)})
+    predict(bnn, torch.randn(5, 64, dtype=F64), Categorical(), samples=2, seed=0)  # the comparison
+    refs.clear()
+    alive.clear()
+    monkeypatch.setattr(F, "linear", watched)
+    with torch.no_grad(), bnn.predicting((x := torch.randn(5, 64, dtype=F64),), {}, False, torch.manual_seed):
+        bnn(x, samples=3)
+        assert alive == [1], "the last one, which is in use"
+        assert bnn.drawing.watch is not None
+
+
+def test_a_tensor_used_after_it_was_changed_in_place() -> None:
+    class Inplace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            h.relu_()  # the result is left alone
+            return self.second(h)
+
+    torch.manual_seed(0)
+    bnn = bayesify(Inplace().double().eval(), {"second": MCDropout(p=0.5)})
+    fast = predict(bnn, TABLE, Categorical(), samples=6, chunk=2, seed=1)
+    assert list(bnn._agreements.values()) == [False]
+    outputs = torch.cat([draw.outputs for draw in _chunks(bnn, TABLE, seed=1)])
+    torch.testing.assert_close(fast.mean, outputs.softmax(-1).mean(0).detach())
+
+
+def _chunks(bnn: Any, x: Tensor, seed: int) -> list[Any]:
+    """The draws of `predict(samples=6, chunk=2)`."""
+    draws = []
+    for start in range(0, 6, 2):
+        torch.manual_seed(random.Random(f"{seed} {start} 0").getrandbits(62))
+        draws.append(bnn(x, samples=2))
+    return draws

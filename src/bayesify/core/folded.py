@@ -32,7 +32,7 @@ class Folded(Bayesian):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        # Whether a prefix agrees with ordinary passes, by the layout of the inputs.
+        # Whether a prefix agrees with ordinary passes, by the kind of the inputs.
         self._agreements: dict[object, bool] = {}
         # Whether a folded pass has shown that its random layers are given rows of all draws.
         self._rows_arrive = False
@@ -115,7 +115,7 @@ class Folded(Bayesian):
         """Whether passes with a prefix give what ordinary ones do, for a few of the rows and equal noise."""
         named = {**self._named(inputs), **kwargs}
         batch = self._batch_size(named)
-        key = (coherent, self.fold, str(tree_map(lambda x: (x.shape[1:], x.dtype) if isinstance(x, Tensor) else type(x), named)))
+        key = (coherent, self.fold, str(tree_map(lambda x: (x.dim(), x.dtype) if isinstance(x, Tensor) else type(x), named)))
         if key not in self._agreements:
             few = min(batch, 3)
             cut = tree_map(lambda x: self._rows(x, batch, few), named)

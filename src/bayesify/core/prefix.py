@@ -14,13 +14,14 @@ Shapes: S draws, B batch.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from bayesify.core.tracking import mark, mark_of, tensors_in
 from bayesify.functional import local_reparameterization
@@ -35,13 +36,13 @@ class PrefixError(RuntimeError):
     """The net did not do the same again, so what it did before cannot be replayed."""
 
 
+@dataclasses.dataclass
 class _Call:
-    """A certain result, and the function it came from."""
+    """A certain result: the function it came from and its leaves, of which tensors are stand-ins until a random one needs them."""
 
-    def __init__(self, function: object) -> None:
-        self.function = function
-        self.result: Any = None
-        self.needed = False  # whether a random result was made of it
+    function: object
+    leaves: list[Any]
+    spec: TreeSpec
 
 
 class Prefix(TorchFunctionMode):
@@ -63,10 +64,6 @@ class Prefix(TorchFunctionMode):
 
     def begin(self, samples: int) -> None:
         """A pass with so many draws starts."""
-        if self.passes == 1:
-            for call in self.calls:
-                if not call.needed:
-                    call.result = tree_map_only(Tensor, _stand_in, call.result)
         self.samples, self.place, self.passes = samples if self.fold else 1, 0, self.passes + 1
 
     def certain(self, x: Any) -> Any:
@@ -111,14 +108,16 @@ class Prefix(TorchFunctionMode):
         if self.passes > 1:
             if place >= len(self.calls) or self.calls[place].function != function:
                 raise PrefixError("the net calls other functions of its inputs than before")
-            return self.calls[place].result
-        call = _Call(function)
-        call.result, call.needed = compute(), needed
-        for y in tensors_in(call.result):
-            mark(y, True)
-            cast(Any, y).bayesify_call = call
-        self.calls.append(call)
-        return call.result
+            return tree_unflatten(self.calls[place].leaves, self.calls[place].spec)
+        result = compute()
+        leaves, spec = tree_flatten(result)
+        for number, y in enumerate(leaves):
+            if isinstance(y, Tensor):
+                mark(y, True)
+                cast(Any, y).bayesify_place = (place, number)
+        # Nothing holds on to what only the pass under way needs, and no tensor to what holds it.
+        self.calls.append(_Call(function, leaves if needed else [_stand_in(y) for y in leaves], spec))
+        return result
 
     def _met(self, x: Tensor, changes: bool) -> Tensor:
         """A tensor that meets random ones."""
@@ -129,11 +128,11 @@ class Prefix(TorchFunctionMode):
 
     def _repeat(self, x: Tensor) -> Tensor:
         """(B, ...) to (S*B, ...), all rows of draw 0 first; tensors without rows stay as they are."""
-        call = getattr(x, "bayesify_call", None)
-        if call is not None:
-            if self.passes > 1 and not call.needed:
-                raise PrefixError("a random layer uses a part of the net that it did not use before")
-            call.needed = True
+        place: tuple[int, int] | None = getattr(x, "bayesify_place", _INPUT)
+        if place is None:
+            raise PrefixError("a random layer uses a part of the net that it did not use before")
+        if place != _INPUT:
+            self.calls[place[0]].leaves[place[1]] = x
         if self.samples == 1 or x.dim() == 0 or x.shape[0] != self.batch:
             return x
         return x.expand(self.samples, *x.shape).flatten(0, 1)
@@ -145,6 +144,13 @@ def _changes_its_argument(function: Callable[..., Any]) -> bool:
     return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
-def _stand_in(x: Tensor) -> Tensor:
-    """A certain tensor of the same shape that holds a single number; nothing is computed with it."""
-    return mark(torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape), True)
+_INPUT = (-1, -1)  # the place of what no call has returned
+
+
+def _stand_in(x: Any) -> Any:
+    """For a tensor, a certain one of the same shape that holds a single number and is never computed with."""
+    if not isinstance(x, Tensor):
+        return x
+    empty = mark(torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape), True)
+    cast(Any, empty).bayesify_place = None
+    return empty
