@@ -6,6 +6,7 @@ Shapes: S draws, N rows (examples).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import operator
 import random
@@ -114,46 +115,55 @@ def predict(
                 rows = tree_leaves(batch)[0].shape[dim]
                 chunk = samples if root is not None and root.one_pass else max(1, _ROWS_PER_CALL // rows)
                 chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
-            part = _Part(bnn, likelihood, batch, number, -(-chunk // members) * members, f"{seed}", coherent, reseed)
-            part.draw(needed)
+            x = tree_map(lambda leaf: leaf.to(tensors[0].device) if tensors else leaf, batch)
+            part = _Part(
+                bnn, likelihood, x, number, -(-chunk // members) * members, seed, coherent, reseed,
+                home=tree_leaves(batch)[0].device, settles=tolerance is not None,
+            )  # fmt: skip
+            part.draw(needed, lambda draws: bar.advance(draws / samples))
             while tolerance is not None and part.samples < samples and part.standard_error() > tolerance:
-                part.draw(min(samples, 2 * part.samples))
+                part.draw(min(samples, 2 * part.samples), lambda draws: bar.advance(draws / samples))
+            bar.advance(1 - part.samples / samples)
             needed = max(needed, part.samples)
             if tolerance is None:
-                part.batch = None  # it has served
+                part.inputs = None  # they have served
             parts.append(part)
-            bar.advance(1)
-        for part in parts:
-            part.draw(needed)
+        for part in parts:  # all rows get as many draws as those that needed most
+            part.draw(needed, lambda draws: None)
     if not parts:
         raise ValueError("inputs hold no rows: the iterable has no batches (a generator serves only once)")
     return parts[0].predictive.cat(*(part.predictive for part in parts[1:]))
 
 
+@dataclasses.dataclass
 class _Part:
     """What is believed about the rows of one batch, from the draws so far."""
 
-    def __init__(
-        self, bnn: nn.Module, likelihood: Likelihood, batch: Any, number: int, chunk: int, seed: str, coherent: bool,
-        reseed: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        self.bnn, self.likelihood, self.batch, self.number = bnn, likelihood, batch, number
-        self.chunk, self.seed, self.coherent, self.reseed = chunk, seed, coherent, reseed
-        self.samples = 0
-        self.mixture: Predictive | None = None
-        self.means: list[tuple[int, Tensor]] = []
+    bnn: nn.Module
+    likelihood: Likelihood
+    inputs: Any
+    number: int
+    chunk: int
+    seed: int
+    coherent: bool
+    reseed: Callable[[int], None]
+    home: torch.device
+    settles: bool
+    samples: int = 0
+    chunks: int = 0
+    mixture: Predictive | None = None
+    squares: Tensor | float = 0.0  # of the chunks' own means, weighted by their draws
 
     @property
     def predictive(self) -> Predictive:
         assert self.mixture is not None, "at least one draw is made"
         return self.mixture
 
-    def draw(self, samples: int) -> None:
+    def draw(self, samples: int, advance: Callable[[int], None]) -> None:
         """Go on until there are so many draws."""
         if self.samples >= samples:
             return
-        leaf, device = tree_leaves(self.batch)[0], next(self.bnn.parameters(), torch.zeros(())).device
-        args, kwargs = _arguments(tree_map(lambda x: x.to(device), self.batch))
+        args, kwargs = _arguments(self.inputs)
         bnn, whole = self.bnn, contextlib.nullcontext()
         with bnn.predicting(args, kwargs, self.coherent, self.reseed) if isinstance(bnn, Bayesian) else whole:
             while self.samples < samples:
@@ -162,21 +172,23 @@ class _Part:
                 draws = min(self.chunk, samples - self.samples)
                 try:
                     outputs = _pass(self.bnn, args, kwargs, draws, self.coherent, partial(self.reseed, state))
-                    more = self.likelihood.predictive(outputs).to(leaf.device)
+                    more = self.likelihood.predictive(outputs).to(self.home)
                 except ValueError as error:
                     last = self.samples + draws - 1
                     error.add_note(f"while predicting batch {self.number} with draws {self.samples} to {last}")
                     raise
-                self.means.append((draws, more.mean))
+                if self.settles:
+                    self.squares = self.squares + draws * more.mean.double().square()
                 self.mixture = more if self.mixture is None else self.mixture.mix(more)
-                self.samples += draws
+                self.samples, self.chunks = self.samples + draws, self.chunks + 1
+                advance(draws)
 
     def standard_error(self) -> float:
         """The largest standard error of the mean prediction, from the spread of the chunks' own means."""
-        if len(self.means) < _FEWEST_CHUNKS:
+        if self.chunks < _FEWEST_CHUNKS:
             return math.inf
-        spread = torch.stack([draws * (mean - self.predictive.mean).square() for draws, mean in self.means]).sum(0)
-        return float((spread / ((len(self.means) - 1) * self.samples)).max().sqrt())
+        spread = self.squares - self.samples * self.predictive.mean.double().square()
+        return float((spread / ((self.chunks - 1) * self.samples)).max().clamp_min(0).sqrt())
 
 
 def _batches(inputs: Any, batch_size: int, dim: int) -> tuple[Iterable[Any], int | None]:
