@@ -15,6 +15,7 @@ from bayesify.functional.householder import householder, induced_regularizer, st
 from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
 from bayesify.functional.kl import (
     at_least_float32,
+    dropout_kl,
     gaussian_kl,
     gaussian_kl_sum,
     log_uniform_kl,
@@ -39,6 +40,7 @@ __all__ = [
     "bernoulli_mask",
     "bounded_exp",
     "bounded_gaussian_nll",
+    "dropout_kl",
     "fwht",
     "gaussian_kl",
     "gaussian_kl_sum",

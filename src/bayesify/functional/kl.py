@@ -1,7 +1,7 @@
-"""Kullback-Leibler divergences, elementwise and in nats.
+"""Kullback-Leibler divergences in nats.
 
-Every function returns a tensor of the broadcast shape of its arguments; summing is the caller's business, because a KL is a sum
-over parameters, never a mean.
+Those of single numbers come elementwise, in the broadcast shape of their arguments; summing is the caller's business, because a KL
+is a sum over parameters, never a mean. Those that say so are sums.
 """
 
 import math
@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_float32", "gaussian_kl", "gaussian_kl_sum", "log_uniform_kl", "log_uniform_kl_cubic", "log_uniform_kl_sigmoid"]
+__all__ = [
+    "at_least_float32",
+    "dropout_kl",
+    "gaussian_kl",
+    "gaussian_kl_sum",
+    "log_uniform_kl",
+    "log_uniform_kl_cubic",
+    "log_uniform_kl_sigmoid",
+]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -62,6 +70,37 @@ def gaussian_kl_sum(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 
     shift = mean - prior_mean if isinstance(prior_mean, Tensor) or prior_mean else mean
     squares = torch.exp(2 * log_std).sum() + shift.square().sum()
     return squares / (2 * prior_std**2) - log_std.sum() + mean.numel() * (math.log(prior_std) - 0.5)
+
+
+def dropout_kl(weight: Tensor, bias: Tensor | None, p: float, prior_std: float | None) -> Tensor:
+    r"""KL of Bernoulli dropout from a normal prior, up to a constant in the weights: weight decay.
+
+    $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr) + \mathrm{const},$$
+
+    as a kept weight is scaled by $1 / (1 - p)$, which makes the second moment of a weight $W_{ij}^2 / (1 - p)$.
+
+    Args:
+        weight: W, any shape.
+        bias: b, without noise, or None.
+        p: the probability of a zero, in [0, 1).
+        prior_std: s, a standard deviation; None for a flat prior.
+
+    Returns:
+        Nats, summed: a scalar of at least float32, zero for a flat prior.
+
+    Source: Gal & Ghahramani, *Dropout as a Bayesian approximation* (2016), appendix, proposition 1.
+
+    Example:
+        >>> dropout_kl(torch.ones(3), torch.ones(1), p=0.5, prior_std=1.0)
+        tensor(3.5000)
+    """
+    weight = at_least_float32(weight)
+    if prior_std is None:
+        return weight.new_zeros(())
+    total = weight.square().sum() / (1 - p)
+    if bias is not None:
+        total = total + at_least_float32(bias).square().sum()
+    return total / (2 * prior_std**2)
 
 
 def log_uniform_kl(log_alpha: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from bayesify.core.checks import check_fraction, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import at_least_float32, bernoulli_mask
+from bayesify.functional import bernoulli_mask, dropout_kl
 
 __all__ = ["MCDropout"]
 
@@ -67,13 +67,7 @@ class DropoutPosterior(Posterior):
         return weight * layer.over_weight(mask), None if bias is None else bias.expand(samples, *bias.shape)
 
     def kl(self, layer: Site) -> Tensor:
-        weight, bias = self.mean(layer)
-        if self.prior_std is None:
-            return at_least_float32(weight.new_zeros(()))
-        penalty = at_least_float32(weight).square().sum() / (1 - self.p)
-        if bias is not None:
-            penalty = penalty + at_least_float32(bias).square().sum()
-        return penalty / (2 * self.prior_std**2)
+        return dropout_kl(*self.mean(layer), self.p, self.prior_std)
 
     def forward(self, layer: Site, x: Tensor) -> Tensor:
         mask = bernoulli_mask((x.shape[0], layer.input_channels), self.p, like=x)
