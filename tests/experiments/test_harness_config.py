@@ -1,5 +1,6 @@
 """Tables as files: what a configuration says, and what is wrong with it."""
 
+import experiments.protocols  # noqa: F401 # fills the registry
 import pytest
 import toy_protocol
 from experiments.harness.config import UsageError, find_tables, jobs_of, overlay, read_table, table_names

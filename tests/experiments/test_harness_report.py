@@ -4,6 +4,7 @@ import io
 import math
 import time
 
+import experiments.protocols  # noqa: F401 # fills the registry
 import numpy as np
 import pytest
 from experiments.harness.config import ROOT, jobs_of, read_table, table_names
