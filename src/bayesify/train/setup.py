@@ -79,7 +79,7 @@ def _without_subnormals() -> Iterator[None]:
     """Take numbers below the smallest normal one (1e-38 in float32) for zero.
 
     A prior draws the weights of inputs that are always zero, such as the border of an image, below it, and so does Adam with their
-    moments. There arithmetic on a CPU takes many times as long: an epoch on MNIST took five times as long.
+    moments. There arithmetic on a CPU takes many times as long: an epoch on MNIST took eight times as long.
     """
     before = bool(torch.tensor(1e-310, dtype=torch.float64) * 1.0 == 0)  # there is nothing to ask for it
     torch.set_flush_denormal(True)
