@@ -28,6 +28,7 @@ from bayesify.progress import ProgressBar
 __all__ = ["predict"]
 
 _ROWS_PER_CALL = 2048
+_BYTES_PER_CALL = 1_600_000  # of inputs on a processor: more, and what convolutions make of them leaves its caches
 _FIRST_DRAWS, _FEWEST_CHUNKS = 32, 8  # before a tolerance is believed to be met
 
 
@@ -38,7 +39,7 @@ def predict(
     samples: int = 100,
     *,
     chunk: int | None = None,
-    batch_size: int = 1024,
+    batch_size: int | None = None,
     seed: int | None = None,
     coherent: bool = False,
     tolerance: float | None = None,
@@ -59,8 +60,9 @@ def predict(
             tuple is arguments when given whole, and x first when it comes from an iterable.
         likelihood: what the outputs mean.
         samples: S, the number of draws; of an ensemble, rounded up so that all members make equally many.
-        chunk: draws per call of the network; by default as many as make about 2,048 rows, or all where that takes one pass.
-        batch_size: rows per batch, for tensors.
+        chunk: draws per call of the network; by default as many as make about 2,048 rows (fewer of large rows on a processor: 512
+            images of MNIST, 130 of CIFAR), or all where that takes one pass.
+        batch_size: rows per batch, for tensors; by default as many as make one call, at most 1,024.
         seed: equal seed, `chunk` and batches give equal numbers, and the global random state is left as it was. None takes a seed
             from the global generator. Where draws differ between examples (the default of some methods), other batches give other
             draws of the same distribution; with `coherent=True` the draws do not depend on the batches.
@@ -89,9 +91,9 @@ def predict(
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Likelihood such as Categorical() or Gaussian(std=0.1), got {likelihood!r}")
     check_integer("samples", samples)
-    check_integer("batch_size", batch_size)
-    if chunk is not None:
-        check_integer("chunk", chunk)
+    for name, number in (("batch_size", batch_size), ("chunk", chunk)):
+        if number is not None:
+            check_integer(name, number)
     if tolerance is not None:
         check_positive("tolerance", tolerance)
     if seed is not None:
@@ -101,8 +103,9 @@ def predict(
     dim = 0 if root is None else root.batch_dim
     members = 1 if root is None else max(1, len(root.members))
     samples = -(-samples // members) * members
-    batches, length = _batches(inputs, batch_size, dim)
     tensors = [*bnn.parameters(), *bnn.buffers()]
+    device = tensors[0].device if tensors else None
+    batches, length = _batches(inputs, batch_size, dim, device)
     if seed is None:
         seed = int(torch.randint(2**62, (), device="cpu"))
 
@@ -113,9 +116,9 @@ def predict(
         for number, batch in enumerate(batches):
             if chunk is None:
                 rows = tree_leaves(batch)[0].shape[dim]
-                chunk = samples if root is not None and root.one_pass else max(1, _ROWS_PER_CALL // rows)
+                chunk = samples if root is not None and root.one_pass else max(1, _rows_per_call(batch, dim, device) // rows)
                 chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
-            x = tree_map(lambda leaf: leaf.to(tensors[0].device) if tensors else leaf, batch)
+            x = tree_map(lambda leaf: leaf if device is None else leaf.to(device), batch)
             part = _Part(
                 bnn, likelihood, x, number, -(-chunk // members) * members, seed, coherent, reseed,
                 home=tree_leaves(batch)[0].device, settles=tolerance is not None,
@@ -191,7 +194,15 @@ class _Part:
         return float((spread / ((self.chunks - 1) * self.samples)).max().clamp_min(0).sqrt())
 
 
-def _batches(inputs: Any, batch_size: int, dim: int) -> tuple[Iterable[Any], int | None]:
+def _rows_per_call(x: Any, dim: int, device: torch.device | None) -> int:
+    """How many rows a call should have, by the size of these and where the network is."""
+    if device is not None and device.type != "cpu":
+        return _ROWS_PER_CALL
+    size = sum(leaf.nbytes / leaf.shape[dim] for leaf in tree_leaves(x))
+    return max(64, min(_ROWS_PER_CALL, int(_BYTES_PER_CALL / max(1, size))))
+
+
+def _batches(inputs: Any, batch_size: int | None, dim: int, device: torch.device | None) -> tuple[Iterable[Any], int | None]:
     """Batches as the network takes them, checked, and how many there are where that is known."""
     if isinstance(inputs, Tensor | tuple | Mapping):
         x = _checked(inputs, dim, "inputs")
@@ -202,6 +213,8 @@ def _batches(inputs: Any, batch_size: int, dim: int) -> tuple[Iterable[Any], int
                 "iterable of ready batches, as in predict(bnn, [((x, shared),)], ...)"
             )
         (rows,) = sizes
+        if batch_size is None:
+            batch_size = min(1024, _rows_per_call(x, dim, device))
         starts = range(0, rows, batch_size)
         return (tree_map(lambda t, i=i: t.narrow(dim, i, min(batch_size, rows - i)), x) for i in starts), len(starts)
     if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes):

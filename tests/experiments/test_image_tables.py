@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from experiments.harness.config import jobs_of, protocol_of, read_table
 from experiments.protocols.images.picture import draw_scores
-from experiments.protocols.images.tables import published_of, rows_of, write_tables
+from experiments.protocols.images.rows import published_of, rows_of
+from experiments.protocols.images.tables import write_tables
 
 OOD = ("fashion-mnist", "kmnist")
 METHODS = ("MAP", "MeanField", "MC dropout", "VD", "VSD")
@@ -113,6 +114,32 @@ def test_unfamiliar_images_ensembles_and_cost():
     ]  # fmt: skip
 
 
+def test_corruptions_stand_beside_the_first_method():
+    _, jobs, results = made_up()
+    random = np.random.default_rng(3)
+    shares = {"MAP": [], "VSD": []}
+    for method, found in shares.items():
+        for unit in (unit for name, unit in results[jobs[method].key].items() if name.isdigit()):
+            found.append((random.uniform(5, 60, (2, 5)), random.uniform(1, 5)))
+            unit["corrupted"] = {"none": {"error": found[-1][1]}} | {
+                name: {str(v): {"error": e, "nll": 1.0, "ece": 0.1} for v, e in enumerate(line, start=1)}
+                for name, line in zip(("brightness", "contrast"), found[-1][0].tolist(), strict=True)
+            }
+            unit["by_draws"] = {count: {"error": 2.0, "nll": 1.0, "ece": 0.1} for count in ("200", "20")}
+    text = write_tables(list(jobs.values()), {jobs[name].key: results[jobs[name].key] for name in shares}, {})
+    header, lines = section(text, "Corrupted images")
+    assert header == ["method", "error (%)", "NLL", "ECE", "mCE (%)", "rmCE (%)"]
+    base, clean = (np.mean([pair[i] for pair in shares["MAP"]], axis=0) for i in (0, 1))
+    ce = [100 * (e.sum(1) / base.sum(1)).mean() for e, _ in shares["VSD"]]
+    rce = [100 * ((e - c).sum(1) / (base - clean).sum(1)).mean() for e, c in shares["VSD"]]
+    found = next(line for line in lines if line[0] == "VSD")
+    assert numbers(found[4])[0] == pytest.approx(np.mean(ce), rel=0.02)
+    assert numbers(found[5])[0] == pytest.approx(np.mean(rce), rel=0.02)
+    assert numbers(found[1])[0] == pytest.approx(np.mean([e.mean() for e, _ in shares["VSD"]]), rel=0.02)
+    _, lines = section(text, "Number of draws")
+    assert [line[:2] for line in lines] == [["MAP", "20"], ["MAP", "200"], ["VSD", "20"], ["VSD", "200"]]
+
+
 def test_notes_of_image_sets_stand_with_the_numbers():
     table, jobs, results = made_up()
     for unit in results[jobs["VSD"].key].values():
@@ -157,7 +184,7 @@ def test_trials_alone_make_a_report():
     [
         ({"mnist": 3}, "published.mnist must be a table"),
         ({"mnist": {"400x2": {"MAP": 3}}}, "published.mnist.400x2.MAP must be a table"),
-        ({"mnist": {"400x2": {"MAP": {"rmse": 3}}}}, "published.mnist.400x2.MAP must be a table of ece, error, nll"),
+        ({"mnist": {"400x2": {"MAP": {"rmse": 3}}}}, "published.mnist.400x2.MAP must be a table of ece, error, mce, nll"),
         ({"mnist": {"400x2": {"MAP": {"nll": [1, 2, 3]}}}}, r"MAP.nll must be a mean or \[mean, standard error\]"),
     ],
 )

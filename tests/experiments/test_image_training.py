@@ -35,6 +35,8 @@ def test_scores_against_numpy():
     which = np.floor(p.max(1) * 7).astype(int)
     gaps = [abs(np.sum((p.argmax(1) == y)[which == b]) - np.sum(p.max(1)[which == b])) for b in range(7)]
     assert unit["ece"] == pytest.approx(sum(gaps) / 80)
+    counts = np.bincount(which, minlength=7)
+    assert unit["mce"] == pytest.approx(max(gap / count for gap, count in zip(gaps, counts, strict=True) if count >= 6))
     entropies = {part: stats.entropy(probs[part], axis=1) for part in ("test", "kmnist")}
     assert unit["entropy"] == pytest.approx(entropies["test"].mean())
     assert unit["ood"]["kmnist"]["entropy"] == pytest.approx(entropies["kmnist"].mean())
@@ -42,6 +44,25 @@ def test_scores_against_numpy():
     assert unit["ood"]["kmnist"]["auroc"] == pytest.approx(wins, abs=1e-6)
     assert unit["validation_error"] == pytest.approx(100 * np.mean(probs["validation"].argmax(1) != labels["validation"]))
     assert entropy(torch.tensor([[0.0, -math.inf]])).item() == 0.0
+
+
+def test_corrupted_images_and_numbers_of_draws_are_judged_by_the_first_test_images():
+    random = np.random.default_rng(2)
+    names = ["contrast/1", "contrast/5", "draws/20"]
+    probs = {name: random.dirichlet(np.ones(3), 10) for name in names} | {"test": random.dirichlet(np.ones(3), 30)}
+    y = random.integers(0, 3, 30)
+    beliefs = {name: torch.from_numpy(np.log(p)) for name, p in {**probs, "validation": probs["test"]}.items()}
+    unit = judge(beliefs, torch.from_numpy(y), torch.from_numpy(y), bins=5)
+
+    def error(p):
+        return pytest.approx(100 * np.mean(p[:10].argmax(1) != y[:10]))
+
+    assert unit["corrupted"]["contrast"]["5"]["error"] == error(probs["contrast/5"])
+    assert unit["corrupted"]["none"]["error"] == error(probs["test"])
+    assert set(unit["corrupted"]) == {"contrast", "none"}
+    assert set(unit["corrupted"]["contrast"]) == {"1", "5"}
+    assert unit["by_draws"]["20"]["error"] == error(probs["draws/20"])
+    assert unit["ood"] == {}
 
 
 # --- training

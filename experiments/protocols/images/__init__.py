@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bayesify.core.checks import check_choice, check_integer
 from experiments.harness.protocol import Context, Job, Protocol, Table, Unit
 from experiments.protocols.images.picture import draw_scores
+from experiments.protocols.images.rows import published_of
 from experiments.protocols.images.setup import Setup
-from experiments.protocols.images.tables import published_of, write_tables
+from experiments.protocols.images.tables import write_tables
 from experiments.protocols.images.work import Work, total_epochs, unit_names
 
 if TYPE_CHECKING:

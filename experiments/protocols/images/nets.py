@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_integer
@@ -100,7 +101,11 @@ def _preresnet(shape: Shape, classes: int, depth: int, width: int) -> nn.Module:
             channels = factor * width
     layers.update(norm=nn.BatchNorm2d(channels), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
     layers["fc"] = nn.Linear(channels, classes)
-    return nn.Sequential(layers)
+    net = nn.Sequential(layers)
+    for parameter in net.parameters():
+        if parameter.dim() == 4:  # a third less time on a processor
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return net
 
 
 class _PreActivationBlock(nn.Module):

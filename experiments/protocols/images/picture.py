@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from experiments.harness.numbers import Estimate
 from experiments.harness.protocol import Job, Unit
-from experiments.protocols.images.tables import METRICS, Metric, Published, Row, rows_of
+from experiments.protocols.images.rows import Metric, Published, Row, metrics_of, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,11 +29,11 @@ def draw_scores(jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]], 
 
     from bayesify.plots.style import INK
 
-    most = max(map(len, groups.values()))
-    figure = Figure(figsize=(2.0 + 2.3 * len(METRICS), (0.9 + 0.4 * most) * len(groups) + 0.3), layout="constrained")
-    grid = figure.subplots(len(groups), len(METRICS), squeeze=False)
+    metrics, most = metrics_of(rows), max(map(len, groups.values()))
+    figure = Figure(figsize=(2.0 + 2.3 * len(metrics), (0.9 + 0.4 * most) * len(groups) + 0.3), layout="constrained")
+    grid = figure.subplots(len(groups), len(metrics), squeeze=False)
     for line, ((dataset, net), group) in zip(grid, groups.items(), strict=True):
-        for ax, metric in zip(line, METRICS, strict=True):
+        for ax, metric in zip(line, metrics, strict=True):
             _draw(ax, group, metric, published)
         line[0].set_yticks(range(len(group)), [row.place[2] for row in group], color=INK, fontsize=8.5)
         line[0].set_ylabel(f"{dataset}, {net}", color=INK, fontsize=8.5)
@@ -57,7 +57,7 @@ def _draw(ax: Axes, group: Sequence[Row], metric: Metric, published: Published) 
     ax.set_yticks(range(len(group)), [""] * len(group))
     ax.locator_params(axis="x", nbins=4)
     ax.tick_params(labelsize=7.5)
-    short = {"nll": "NLL (nats)", "error": "error (%)", "ece": "calibration error"}
+    short = {"nll": "NLL (nats)", "error": "error (%)", "ece": "calibration error", "mce": "maximum cal. error"}
     ax.set_xlabel(short[metric.key], color=MUTED, fontsize=8.5)
 
 

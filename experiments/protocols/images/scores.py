@@ -17,7 +17,10 @@ from experiments.harness.protocol import Unit
 __all__ = ["Beliefs", "average", "entropy", "judge", "scores"]
 
 Beliefs = Mapping[str, Tensor]
-"""Log probabilities (N, K) of "validation", "test" and, by the names of their sets, images of other things."""
+"""Log probabilities (N, K) of "validation", "test" and, by the names of their sets, images of other things; then of the first test
+images, as "CORRUPTION/SEVERITY" corrupted, and by so many draws as "draws/S"."""
+
+_LEAST = 6  # rows of a bin for the maximum calibration error, as in Chang et al. (2019)
 
 
 def judge(beliefs: Beliefs, validation: Tensor, test: Tensor, bins: int) -> Unit:
@@ -29,31 +32,50 @@ def judge(beliefs: Beliefs, validation: Tensor, test: Tensor, bins: int) -> Unit
         bins: of the calibration error.
 
     Returns:
-        error (%), nll (nats per image), ece and entropy (mean over images, nats) on the test part; validation_error and
-        validation_nll; ood, by set, entropy and auroc, of the entropy as the score that tells these images from test images.
+        error (%), nll (nats per image), ece, mce and entropy (mean over images, nats) on the test part; validation_error and
+        validation_nll; ood, by set, entropy and auroc, of the entropy as the score that tells these images from test images;
+        by_draws and corrupted, by numbers of draws, or by corruptions and severities, error, nll, ece and mce of these first test
+        images, whose scores without corruption are corrupted's "none".
     """
     held_out = scores(beliefs["validation"], validation, bins)
     familiar = entropy(beliefs["test"])
     ood: dict[str, dict[str, float]] = {}
-    for name in beliefs.keys() - {"validation", "test"}:
-        unfamiliar = entropy(beliefs[name])
-        ood[name] = {"entropy": float(unfamiliar.mean()), "auroc": metrics.ood_metrics(familiar, unfamiliar)["auroc"]}
+    parts: dict[str, dict[str, dict[str, float]]] = {}
+    for name in sorted(beliefs.keys() - {"validation", "test"}):
+        kind, _, which = name.partition("/")
+        if which:
+            parts.setdefault(kind, {})[which] = scores(beliefs[name], test[: len(beliefs[name])], bins)
+        else:
+            unfamiliar = entropy(beliefs[name])
+            ood[name] = {"entropy": float(unfamiliar.mean()), "auroc": metrics.ood_metrics(familiar, unfamiliar)["auroc"]}
+    by_draws = parts.pop("draws", {})
+    corrupted: dict[str, object] = dict(parts)
+    if parts:
+        rows = next(len(log_probs) for name, log_probs in beliefs.items() if name.partition("/")[0] in parts)
+        corrupted["none"] = scores(beliefs["test"][:rows], test[:rows], bins)
     return {
         **scores(beliefs["test"], test, bins),
         "entropy": float(familiar.mean()),
         "validation_error": held_out["error"],
         "validation_nll": held_out["nll"],
-        "ood": dict(sorted(ood.items())),
+        "ood": ood,
+        **({"by_draws": by_draws} if by_draws else {}),
+        **({"corrupted": corrupted} if corrupted else {}),
     }
 
 
 def scores(log_probs: Tensor, y: Tensor, bins: int) -> dict[str, float]:
-    """Error (%), nll (nats per image) and expected calibration error, for log probabilities (N, K) and labels (N,)."""
+    """Error (%), nll (nats per image), expected and maximum calibration error, for log probabilities (N, K) and labels (N,).
+
+    The maximum is over bins of at least 6 images; of few images, over those of at least as many as the bins hold in the mean.
+    """
     log_probs = log_probs.double()
+    probs = log_probs.exp()
     return {
         "error": 100 * float((log_probs.argmax(1) != y).double().mean()),
         "nll": -float(log_probs.gather(1, y.unsqueeze(1)).mean()),
-        "ece": float(metrics.expected_calibration_error(log_probs.exp(), y, bins=bins)),
+        "ece": float(metrics.expected_calibration_error(probs, y, bins=bins)),
+        "mce": float(metrics.maximum_calibration_error(probs, y, bins=bins, least=min(_LEAST, -(-len(y) // bins)))),
     }
 
 

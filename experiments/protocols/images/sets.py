@@ -5,17 +5,19 @@ Shapes: N rows, C channels, H height, W width.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bayesify.data import load_images
+from bayesify.data import SEVERITIES, corrupt, load_images
 from experiments.protocols.images.setup import Setup
 
-__all__ = ["Part", "Scaling", "TestParts", "TrainParts", "load_test", "load_train"]
+__all__ = ["Part", "Scaling", "TestParts", "TrainParts", "corrupted", "load_test", "load_train"]
 
 Part = tuple[Tensor, Tensor]
 """Pixels (N, C, H, W) as the net sees them, and labels (N,)."""
@@ -83,6 +85,15 @@ def load_test(setup: Setup, scaling: Scaling, data_dir: Path | None) -> TestPart
             raise ValueError(f"ood must name sets with images of the same shape, but those of {name} have {shapes}")
     ood = {name: scaling(images.scaled()[: setup.ood_rows]) for name, images in others.items()}
     return TestParts((scaling(test.scaled()), test.y), ood, test.note)
+
+
+def corrupted(setup: Setup, scaling: Scaling, data_dir: Path | None) -> Iterator[tuple[str, Tensor]]:
+    """The first `setup.subset` test images in every corruption, scaled as the training images, as "CORRUPTION/SEVERITY"."""
+    images = load_images(setup.dataset, "test", data_dir)
+    for name in setup.corruptions:
+        for severity in SEVERITIES:
+            changed = dataclasses.replace(images, X=corrupt(images.X[: setup.subset], name, severity))
+            yield f"{name}/{severity}", scaling(changed.scaled())
 
 
 def _scaling(pixels: Tensor) -> Scaling:

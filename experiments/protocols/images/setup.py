@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from bayesify import Method
 from bayesify.core.checks import check_choice, check_integer, check_positive
-from bayesify.data import dataset_names
+from bayesify.data import CORRUPTIONS, dataset_names
 from experiments.protocols.images.nets import check_net
 
 __all__ = ["Setup"]
@@ -41,6 +41,9 @@ class Setup:
         samples: S, draws of the predictive distribution.
         validation_samples: the same for the validation part; None for as many.
         ood_rows: only so many images of every set of `ood`, the first ones; None for all.
+        corruptions: names from `bayesify.data.CORRUPTIONS`: test images are corrupted like this, at all five severities.
+        sample_counts: further S to judge every net by, to see what more draws are worth.
+        subset: so many test images, the first ones, for `corruptions` and `sample_counts`; None for all.
         bins: of the calibration error.
     """
 
@@ -65,6 +68,9 @@ class Setup:
     validation_samples: int | None = None
     ood: list[str] = dataclasses.field(default_factory=list)
     ood_rows: int | None = None
+    corruptions: list[str] = dataclasses.field(default_factory=list)
+    sample_counts: list[int] = dataclasses.field(default_factory=list)
+    subset: int | None = None
     bins: int = 15
 
     def __post_init__(self) -> None:
@@ -73,9 +79,13 @@ class Setup:
         check_net(self.net)
         for name in ("epochs", "batch_size", "validation", "samples", "train_samples", "bins"):
             check_integer(name, getattr(self, name))
-        for name in ("decay_every", "choice_epochs", "train_rows", "validation_samples", "ood_rows"):
+        for name in ("decay_every", "choice_epochs", "train_rows", "validation_samples", "ood_rows", "subset"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
+        for name in self.corruptions:
+            check_choice("corruptions", name, CORRUPTIONS)
+        for number in self.sample_counts:
+            check_integer("sample_counts", number)
         for name in ("learning_rate", "decay"):
             check_positive(name, getattr(self, name))
         weights = {name: getattr(self, name) for name in ("beta", "local_beta", "weight_decay")}

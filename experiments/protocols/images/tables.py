@@ -3,83 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
-from experiments.harness.numbers import Estimate, difference, estimate, markdown
-from experiments.harness.protocol import Job, Unit
+from experiments.harness.numbers import difference, estimate
+from experiments.harness.protocol import Job
+from experiments.protocols.images.corruptions import write_corruptions
+from experiments.protocols.images.rows import METRICS, Metric, Published, Results, Row, metrics_of, rows_of, table_of
 from experiments.protocols.images.setup import Setup
 from experiments.protocols.images.work import chosen
 
-__all__ = ["METRICS", "Metric", "Published", "Row", "published_of", "rows_of", "write_tables"]
+__all__ = ["write_tables"]
 
-Results = Mapping[str, Mapping[str, Unit]]
-Published = Mapping[tuple[str, str, str], Mapping[str, Estimate]]
-"""The paper's numbers by (data set, net, method) and metric."""
-
-
-class Metric(NamedTuple):
-    """A number that methods are compared by; less is better."""
-
-    key: str
-    title: str
-    unit: str
-
-
-METRICS = (
-    Metric("nll", "Negative log-likelihood", "nats per test image"),
-    Metric("error", "Error", "% of the test images"),
-    Metric("ece", "Calibration error", "expected calibration error on the test images, equal-width bins"),
-)
-
-
-class Row(NamedTuple):
-    """The results of a job: those of single nets, apart from trials and ensemble."""
-
-    job: Job
-    nets: list[Unit]
-    units: Mapping[str, Unit]
-
-    @property
-    def place(self) -> tuple[str, str, str]:
-        """Data set, net and method."""
-        settings = self.job.settings
-        return settings["dataset"], settings["net"], settings["method"]
-
-    def of(self, key: str) -> Estimate:
-        """Mean and standard error over nets."""
-        return estimate(unit[key] for unit in self.nets)
-
-
-def published_of(published: Mapping[str, Any]) -> Published:
-    """The sections `[published.DATASET.NET]`: by method, metrics as a mean or as [mean, standard error].
-
-    Raises:
-        ValueError: an entry that is neither.
-    """
-    known = {metric.key for metric in METRICS}
-    result: dict[tuple[str, str, str], dict[str, Estimate]] = {}
-    for dataset, nets in published.items():
-        for net, methods in _table(f"published.{dataset}", nets).items():
-            for method, values in _table(f"published.{dataset}.{net}", methods).items():
-                name = f"published.{dataset}.{net}.{method}"
-                if not set(_table(name, values)) <= known:
-                    raise ValueError(f"{name} must be a table of {', '.join(sorted(known))}, got {values!r}")
-                for key, value in values.items():
-                    numbers = value if isinstance(value, list) else [value]
-                    if len(numbers) not in (1, 2) or not all(type(number) in (int, float) for number in numbers):
-                        raise ValueError(f"{name}.{key} must be a mean or [mean, standard error], got {value!r}")
-                    result.setdefault((dataset, net, method), {})[key] = Estimate(*numbers)
-    return result
-
-
-def rows_of(jobs: Sequence[Job], results: Results) -> list[Row]:
-    """The jobs that have results, in the order of the configuration."""
-    rows = []
-    for job in jobs:
-        units = results.get(job.key, {})
-        rows.append(Row(job, [unit for name, unit in units.items() if name.isdigit()], units))
-    return [row for row in rows if row.units]
+_HELD_OUT = ("nll", "error")  # what is known of validation images, too
 
 
 def write_tables(jobs: Sequence[Job], results: Results, published: Published) -> str:
@@ -93,12 +28,16 @@ def write_tables(jobs: Sequence[Job], results: Results, published: Published) ->
         intro += " The difference is ours minus the paper's, in brackets in units of their combined standard error (s.e.)."
     text = [intro, *(f"Note: {note}." for note in dict.fromkeys(u["note"] for r in nets for u in r.nets if "note" in u))]
     if nets:
-        text += [f"## {metric.title}\n\n{metric.unit}\n\n{_compare(nets, metric, published)}" for metric in METRICS]
+        text += [f"## {metric.title}\n\n{metric.unit}\n\n{_compare(nets, metric, published)}" for metric in metrics_of(nets)]
     if any("ensemble" in name for row in rows for name in row.units):
         text.append(f"## Ensembles\n\nthe probabilities of so many nets, averaged\n\n{_ensembles(rows)}")
     if any(unit["ood"] for row in nets for unit in row.nets):
         how = "mean entropy of the predicted probabilities (nats), and how well it tells these images from test images (AUROC)"
         text.append(f"## Unfamiliar images\n\n{how}\n\n{_unfamiliar(nets)}")
+    if judged := [row for row in nets if all("corrupted" in unit for unit in row.nets)]:
+        text.append(write_corruptions(judged))
+    if judged := [row for row in nets if all("by_draws" in unit for unit in row.nets)]:
+        text.append(f"## Number of draws\n\nthe same nets, on the first test images\n\n{_draws(judged)}")
     if choices := _choices(rows):
         how = (
             "every candidate was trained once, with the epochs given, and the lowest validation NLL (nats per image) chosen (bold)"
@@ -108,21 +47,6 @@ def write_tables(jobs: Sequence[Job], results: Results, published: Published) ->
         how = "with ratios to the first method of the same data set and net, which may have shared the machine with others"
         text.append(f"## Cost and training\n\nseconds per epoch, {how}\n\n{_cost(nets)}")
     return "\n\n".join(text)
-
-
-def _table(name: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name} must be a table, got {value!r}")
-    return value
-
-
-def _lines(header: Sequence[str], rows: Iterable[tuple[tuple[str, str, str], Sequence[str]]]) -> str:
-    """A table whose first columns are data set, net and method; the first two only where they differ."""
-    rows = list(rows)
-    shown = [column for column in range(3) if column == 2 or len({place[column] for place, _ in rows}) > 1]
-    names = ("data set", "net", "method")
-    lines = [[*(place[column] for column in shown), *cells] for place, cells in rows]
-    return markdown([*(names[column] for column in shown), *header], lines, left=len(shown))
 
 
 def _count(row: Row) -> str:
@@ -136,13 +60,13 @@ def _compare(rows: Sequence[Row], metric: Metric, published: Published) -> str:
     for row in rows:
         ours, paper = row.of(metric.key), published.get(row.place, {}).get(metric.key)
         text = f"{ours}{_count(row)}"
-        held_out = [str(row.of(f"validation_{metric.key}"))] if metric.key != "ece" else []
+        held_out = [str(row.of(f"validation_{metric.key}"))] if metric.key in _HELD_OUT else []
         cells = [f"**{text}**" if row.place in best else text, *held_out]
         if published:
             cells = ["-" if paper is None else str(paper), cells[0], "-" if paper is None else difference(ours, paper), *held_out]
         lines.append((row.place, cells))
     header = ["paper", "ours", "difference"] if published else ["ours"]
-    return _lines([*header, *(["validation"] if metric.key != "ece" else [])], lines)
+    return table_of([*header, *(["validation"] if metric.key in _HELD_OUT else [])], lines)
 
 
 def _best(rows: Sequence[Row], value: Callable[[Row], float]) -> set[tuple[str, str, str]]:
@@ -158,9 +82,9 @@ def _ensembles(rows: Sequence[Row]) -> str:
     for row in rows:
         for unit in (unit for name, unit in row.units.items() if "members" in unit):
             ood = "; ".join(f"{name} {found['entropy']:.4g}, {found['auroc']:.4f}" for name, found in unit["ood"].items())
-            numbers = [f"{unit[metric.key]:.4g}" for metric in METRICS]
+            numbers = [f"{unit[metric.key]:.4g}" for metric in METRICS[:3]]
             lines.append((row.place, [str(unit["members"]), *numbers, f"{unit['entropy']:.4g}", ood or "-"]))
-    return _lines(["nets", "NLL", "error (%)", "ECE", "entropy", "unfamiliar images: entropy, AUROC"], lines)
+    return table_of(["nets", "NLL", "error (%)", "ECE", "entropy", "unfamiliar images: entropy, AUROC"], lines)
 
 
 def _unfamiliar(rows: Sequence[Row]) -> str:
@@ -172,7 +96,16 @@ def _unfamiliar(rows: Sequence[Row]) -> str:
             found = [unit["ood"][name] for unit in row.nets if name in unit["ood"]]
             cells += [str(estimate(f[key] for f in found)) if found else "-" for key in ("entropy", "auroc")]
         lines.append((row.place, cells))
-    return _lines(["test images", *(cell for name in names for cell in (f"{name}: entropy", "AUROC"))], lines)
+    return table_of(["test images", *(cell for name in names for cell in (f"{name}: entropy", "AUROC"))], lines)
+
+
+def _draws(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        for draws in sorted(row.nets[0]["by_draws"], key=int):
+            cells = [str(estimate(unit["by_draws"][draws][key] for unit in row.nets)) for key in ("error", "nll", "ece")]
+            lines.append((row.place, [draws, *cells]))
+    return table_of(["draws", "error (%)", "NLL", "ECE"], lines)
 
 
 def _choices(rows: Sequence[Row]) -> str:
@@ -191,7 +124,7 @@ def _choices(rows: Sequence[Row]) -> str:
             )
             mark = "**" if trial is best else ""
             lines.append((row.place, [f"{mark}{fields}{mark}", str(trial["epochs"]), *cells]))
-    return _lines(["candidate", "epochs", "NLL", "error (%)"], lines) if lines else ""
+    return table_of(["candidate", "epochs", "NLL", "error (%)"], lines) if lines else ""
 
 
 def _cost(rows: Sequence[Row]) -> str:
@@ -204,4 +137,4 @@ def _cost(rows: Sequence[Row]) -> str:
         loss, kl = row.of("train_loss"), row.of("kl")
         parameters = f"{row.nets[0]['parameters']:,}"
         lines.append((row.place, [f"{seconds:.2f}", ratio, parameters, str(loss), str(kl) if not math.isnan(kl.mean) else "-"]))
-    return _lines(["seconds", "ratio", "parameters", "training loss at the end", "KL at the end"], lines)
+    return table_of(["seconds", "ratio", "parameters", "training loss at the end", "KL at the end"], lines)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from experiments.harness.protocol import Context, Job, Unit, UnitError
 from experiments.protocols.images.scores import Beliefs, average, judge, scores
-from experiments.protocols.images.sets import TestParts, load_test, load_train
+from experiments.protocols.images.sets import TestParts, corrupted, load_test, load_train
 from experiments.protocols.images.setup import Setup
 from experiments.protocols.images.training import beliefs, train
 
@@ -138,6 +138,10 @@ class Work:
             self.done += setup.epochs
         images = {"test": self.test_parts.test[0], **self.test_parts.ood}
         found = {part: beliefs(trained.bnn, x, setup.samples, number) for part, x in images.items()}
+        for part, x in corrupted(setup, parts.scaling, self.context.data_dir):
+            found[part] = beliefs(trained.bnn, x, setup.samples, number)
+        for draws in setup.sample_counts:
+            found[f"draws/{draws}"] = beliefs(trained.bnn, images["test"][: setup.subset], draws, number)
         held_out = beliefs(trained.bnn, parts.validation[0], setup.validation_samples or setup.samples, number)
         self._store(seed, {"validation": held_out, **found})
         history = trained.history

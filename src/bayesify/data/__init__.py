@@ -2,6 +2,7 @@
 
 from bayesify.data.benchmarks import (
     CORRUPTIONS,
+    SEVERITIES,
     UCI,
     Images,
     checksum,
@@ -18,6 +19,7 @@ from bayesify.data.tables import check_target, infer_task, read_table, split_tar
 
 __all__ = [
     "CORRUPTIONS",
+    "SEVERITIES",
     "UCI",
     "Column",
     "Images",

@@ -18,9 +18,11 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from bayesify.core.checks import check_choice, check_integer
+from bayesify.core.checks import check_choice
 
-__all__ = ["CORRUPTIONS", "corrupt"]
+__all__ = ["CORRUPTIONS", "SEVERITIES", "corrupt"]
+
+SEVERITIES: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 
 def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0) -> Tensor:
@@ -51,8 +53,7 @@ def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0) ->
     if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[2:]) < 8:
         raise ValueError(f"images must be (N, 1 or 3, H, W) of at least 8 x 8 pixels, got {tuple(images.shape)}")
     check_choice("corruption", corruption, CORRUPTIONS)
-    check_integer("severity", severity)
-    if severity > 5:
+    if severity not in SEVERITIES:
         raise ValueError(f"severity must be a whole number from 1 to 5, got {severity!r}")
     change, settings = _CORRUPTIONS[corruption]
     x = images.cpu().numpy().astype(np.float64) / 255
