@@ -1,16 +1,21 @@
-"""A Gaussian process by random Fourier features, its weights inferred by WHVI, mean field and exactly (WHVI paper, section D.4).
+"""A Gaussian process by random Fourier features, its weights inferred by WHVI and mean field (WHVI paper, section D.4).
 
-    python examples/random_feature_gp.py
+    python examples/random_feature_gp.py  # with `pip install gpytorch` beside a sparse Gaussian process, too
 
 f(x) = phi(x) w with w ~ N(0, I) and n features phi is a Gaussian process with (nearly) a squared exponential kernel; its
 posterior is known exactly, and so is that of the process itself. WHVI describes the n weights, reshaped into a square, by O(sqrt
-n) numbers; mean field has 2 n, and mean field on as many features as WHVI has numbers is the fair comparison.
+n) numbers; mean field has 2 n, and mean field on as many features as WHVI has numbers is the fair comparison. With the defaults,
+the 128 numbers of WHVI do nearly as well as the 2,048 of mean field, and far better than a sparse process or mean field of as few;
+a sparse process with 2,400 comes close to the exact one.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,11 +75,52 @@ def variational(method: Method, n: int, data: tuple[Tensor, Tensor], at: Tensor,
     return p.mean, p.epistemic, sum(q.numel() for q in bnn.parameters())
 
 
+def sparse_gp(x: Tensor, y: Tensor, at: Tensor, length: float, noise: float, inducing: int, steps: int) -> tuple:
+    """Mean and variance at new inputs of gpytorch's stochastic variational process, and the number of its parameters.
+
+    The kernel and the noise are those of the others; inducing inputs and the distribution of their values are learned.
+    """
+    gp: Any = importlib.import_module("gpytorch")
+    torch.manual_seed(1)
+    kernel = gp.kernels.RBFKernel()
+    kernel.lengthscale = length
+    kernel.requires_grad_(False)
+    values = gp.variational.CholeskyVariationalDistribution(inducing)
+
+    class Process(gp.models.ApproximateGP):
+        def __init__(self) -> None:
+            places = x[torch.randperm(len(x))[:inducing]].clone()
+            super().__init__(gp.variational.VariationalStrategy(self, places, values, learn_inducing_locations=True))
+
+        def forward(self, x: Tensor) -> Any:
+            return gp.distributions.MultivariateNormal(x.new_zeros(len(x)), kernel(x))
+
+    model, likelihood = Process(), gp.likelihoods.GaussianLikelihood()
+    likelihood.noise = noise**2
+    elbo = gp.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows = torch.randint(len(x), (256,))
+        optimizer.zero_grad()
+        (-elbo(model(x[rows]), y[rows])).backward()
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    with torch.no_grad():
+        belief = model(at)
+    # of the covariance's Cholesky factor, the lower triangle is learned
+    count = inducing * x.shape[1] + inducing + inducing * (inducing + 1) // 2
+    return belief.mean, belief.variance, count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--features", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--inducing", type=int, nargs="*", default=[8, 64], help="numbers of inducing points of the sparse process")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     noise, length = 0.1, 0.7
@@ -93,6 +139,10 @@ def main() -> None:
         ("mean field, fewer features", MeanField(), few),
     ):
         rows[name] = variational(method, n, (x, y), at, length, noise, arguments.steps)
+    if importlib.util.find_spec("gpytorch") is not None:
+        for inducing in arguments.inducing:
+            name = f"sparse GP, {inducing} inducing points"
+            rows[name] = sparse_gp(x, y, at, length, noise, inducing, arguments.steps)
     print(f"{'weights':28} {'parameters':>10} {'RMSE':>8} {'log-likelihood':>15}")
     for name, (mean, variance, count) in rows.items():
         total = variance.double().clamp_min(0) + noise**2
