@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bayesify import Bayesian, MCDropout, MeanField, VariationalDropout, bayesify, unbayesify
+from bayesify import ECMP, EMP, VSD, Bayesian, MCDropout, MeanField, VariationalDropout, bayesify, unbayesify
 
 
 def _mlp() -> nn.Sequential:
@@ -109,6 +110,44 @@ def test_compile_follows_samples_and_coherent():
             torch.testing.assert_close(found.outputs, expected.outputs)
             torch.testing.assert_close(found.kl, expected.kl)
     torch.compiler.reset()
+
+
+# One of each kind of layer and noise: how a pass is laid out is the matter of the core, not of the method.
+@pytest.mark.parametrize("method", [MeanField(), EMP(), VSD(hierarchical=True)])
+@pytest.mark.parametrize("train", [False, True])
+def test_compiled_passes_are_compiled_once_more_for_other_samples_and_once_for_other_batches(method, train):
+    torch.compiler.reset()
+    net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6) if train else nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(bayesify(net, method).train(train), backend=counter, fullgraph=True)
+    frames = []
+    with torch.set_grad_enabled(train):
+        for samples, rows in ((2, 8), (4, 8), (7, 8), (5, 16), (3, 24), (6, 10)):
+            outputs = compiled(torch.randn(rows, 4), samples=samples).outputs
+            assert outputs.shape == (samples, rows, 2)
+            if train:
+                outputs.sum().backward()
+            frames.append(counter.frame_count)
+    assert frames[1] == frames[2] <= 2
+    assert frames[-1] == frames[3] <= 3
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("method", [EMP(), ECMP(), MeanField(noise="shared", initial_std=0.5)])
+def test_draws_of_batch_normalisation_agree_with_passes_of_their_own(method):
+    """In eval mode scale, shift and statistics become one scale and one shift per draw."""
+    bnn = bayesify(nn.Sequential(nn.BatchNorm2d(3)).double(), method)
+    bnn(2 + 3 * torch.randn(20, 3, 4, 4, dtype=torch.double))
+    x = torch.randn(5, 3, 4, 4, dtype=torch.double).contiguous(memory_format=torch.channels_last)
+    bnn.eval()
+    site = bnn.net[0]
+    bnn.drawing.samples, bnn.drawing.drawn = 4, {}
+    weight, bias = site.draw()
+    outputs = bnn.net(x.expand(4, *x.shape).flatten(0, 1)).unflatten(0, (4, 5))
+    bnn.drawing.drawn = None
+    for s in range(4):
+        alone = nn.functional.batch_norm(x, site.running_mean, site.running_var, weight[s], bias[s], False, 0.0, site.eps)
+        torch.testing.assert_close(outputs[s], alone)
 
 
 class Positions(nn.Module):

@@ -54,12 +54,16 @@ class Folded(Bayesian):
 
     def _folded(self, samples: int, batch: int, named: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None] | None:
         """The outputs (S, B, ...) of one pass and its score; None if it turns out that one cannot serve all draws."""
-        watched = self._rows_arrive or self.drawing.watch is not None or torch.compiler.is_compiling()
+        compiling = (
+            torch.compiler.is_compiling()
+        )  # asked first: what a compiled pass reads, it is compiled again for when it changes
+        watched = compiling or self._rows_arrive or self.drawing.watch is not None
         if not watched:
             self.drawing.watch = Rows(samples * batch)
         try:
             outputs, score = self._run(samples, batch, named, kwargs)
-            self._rows_arrive = True
+            if not compiling:
+                self._rows_arrive = True
         except RowsError:
             self.fold = False
             return None

@@ -44,8 +44,9 @@ class _Normalization(Site):
 
     def apply_weights(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.unflatten(0, (weight.shape[0], -1))
-        y = rows * self.per_channel(weight.unsqueeze(1), x)
-        return (y if bias is None else y + self.per_channel(bias.unsqueeze(1), x)).flatten(0, 1)
+        weight = self.per_channel(weight.unsqueeze(1), x)
+        y = rows * weight if bias is None else torch.addcmul(self.per_channel(bias.unsqueeze(1), x), rows, weight)
+        return y.flatten(0, 1)
 
     def per_channel(self, v: Tensor, x: Tensor) -> Tensor:
         """Shape v (..., C) to act on the channels of x (..., C, *positions)."""
@@ -58,15 +59,24 @@ class _BatchNormalization(_Normalization, _BatchNorm):
     def act(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if weight.dim() == 1 or weight.shape[0] == 1:
             return super().act(x, weight, bias)
+        if not self._uses_batch and self.running_mean is not None and self.running_var is not None:
+            scale = weight * torch.rsqrt(self.running_var + self.eps)
+            shift = -self.running_mean * scale
+            return self.op(x, scale, shift if bias is None else bias + shift).to(x.dtype)
         biases = [None] * weight.shape[0] if bias is None else bias
         rows = x.unflatten(0, (weight.shape[0], -1))
         return torch.cat([self.normalize(rows[s], weight[s], biases[s]) for s in range(weight.shape[0])])
 
     def prepare(self, x: Tensor) -> Tensor:
         samples = self.drawing.samples
-        if samples == 1 or not (self.training or self.running_mean is None):
+        if samples == 1 or not self._uses_batch:
             return self.normalize(x, None, None)
         return torch.cat([self.normalize(rows, None, None) for rows in x.unflatten(0, (samples, -1))])
+
+    @property
+    def _uses_batch(self) -> bool:
+        """Whether it normalises by the batch, and not by running statistics."""
+        return self.training or self.running_mean is None
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         self._check_input_dim(x)
@@ -76,9 +86,8 @@ class _BatchNormalization(_Normalization, _BatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        use_batch = self.training or self.running_mean is None
-        mean, var = (self.running_mean, self.running_var) if update or not use_batch else (None, None)
-        return F.batch_norm(x, mean, var, weight, bias, use_batch, momentum, self.eps)
+        mean, var = (self.running_mean, self.running_var) if update or not self._uses_batch else (None, None)
+        return F.batch_norm(x, mean, var, weight, bias, self._uses_batch, momentum, self.eps)
 
 
 class BayesBatchNorm1d(_BatchNormalization, nn.BatchNorm1d):
