@@ -73,6 +73,7 @@ def _run(table, data, monkeypatch, units=None, saved=None):
         ({"beta": -1.0}, "beta must be a finite number of at least 0"),
         ({"warmup": 2.0}, r"warmup must be a share of training in \[0, 1\]"),
         ({"noise": {"learned": 0.3, "fixed": 1.0}}, r"noise must be \{learned = 0.3\} or \{fixed = 2.5\}"),
+        ({"noise": {"learned": 0.3, "training": 1.0}}, r"noise must be \{learned = 0.3\} or \{fixed = 2.5\}"),
         ({"noise": {"fixed": 0.0}}, "noise.fixed must be a finite number above 0"),
         ({"choose": {"among": {}}}, "choose.among must name at least one field"),
         ({"choose": {"amongst": {}}}, "unknown setting of choose 'amongst'"),
@@ -210,6 +211,18 @@ def test_scores_are_those_of_the_targets_own_unit():
     assert result["parameters"] == 2 * 4
     assert (result["kl"], result["nll"], result["seed"], result["train_seconds"]) == (4.0, 0.5, 7, 1.5)
     assert (result["n_train"], result["n_test"], result["epochs"]) == (54, 6, 1)
+
+
+def test_training_may_have_another_noise_than_prediction(tmp_path, monkeypatch):
+    """With far more noise than the targets vary, nothing would be learned against the prior."""
+    data = _data()
+    alone, both = (
+        _run(_table(tmp_path, noise=noise, beta=0.05, epochs=200), data, monkeypatch)
+        for noise in ({"fixed": 1e4}, {"fixed": 1e4, "training": 0.5})
+    )
+    for split in alone:
+        assert alone[split]["noise_std"] == both[split]["noise_std"] == pytest.approx(1e4)
+        assert both[split]["rmse"] < 0.8 * alone[split]["rmse"]
 
 
 @pytest.mark.parametrize("noise", [{"learned": 0.3}, {"fixed": 3.0}])

@@ -82,7 +82,8 @@ class Setup:
         samples: S, draws in prediction.
         sample_counts: further S to judge every model by, to see what more draws are worth.
         noise: {learned: standard deviation to start from, in standard deviations of the targets} or {fixed: standard deviation in
-            the targets' own unit}.
+            the targets' own unit}, the latter perhaps with {training: another one that is trained with, in standard deviations of
+            the targets; 0.7071 makes the loss the squared error}.
         seed: of split 0; split i has seed + i.
         choose: what is chosen per split on a validation part; None for nothing.
     """
@@ -138,9 +139,10 @@ class Setup:
             raise ValueError(f"warmup must be a share of training in [0, 1], got {self.warmup!r}")
         if self.clip_norm is not None:
             check_positive("clip_norm", self.clip_norm)
-        if not isinstance(self.noise, Mapping) or len(self.noise) != 1 or not set(self.noise) <= set(_NOISE):
-            raise ValueError(f"noise must be {{learned = 0.3}} or {{fixed = 2.5}}, got {self.noise!r}")
-        check_positive(f"noise.{next(iter(self.noise))}", next(iter(self.noise.values())))
+        if not isinstance(self.noise, Mapping) or set(self.noise) not in ({"learned"}, {"fixed"}, {"fixed", "training"}):
+            raise ValueError(f"noise must be {{learned = 0.3}} or {{fixed = 2.5}}, perhaps with training = 0.7, got {self.noise!r}")
+        for name, std in self.noise.items():
+            check_positive(f"noise.{name}", std)
         if self.choose is not None:
             if self.weight_decay and "learning_rate" in self.choose.among:
                 raise ValueError(f"learning_rate cannot be chosen with weight_decay={self.weight_decay!r}")

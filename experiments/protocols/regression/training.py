@@ -17,6 +17,7 @@ from torch import nn
 
 from bayesify import Bayesian, Gaussian, bayesify
 from bayesify.estimators.network import mlp
+from bayesify.likelihoods import Likelihood
 from bayesify.predict import predict
 from bayesify.predictive import GaussianPredictive
 from bayesify.train import History, Training, fit_many
@@ -77,13 +78,11 @@ def train(
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             bnn = bayesify(_network(split.X.shape[1], setup), setup.methods())
-        learned = setup.noise.get("learned")
-        likelihood = Gaussian(std=setup.noise["fixed"] / split.std) if learned is None else Gaussian(std=learned, learn=True)
         trainings.append(
             Training(
                 bnn=bnn,
                 data=(split.X, split.y),
-                likelihood=likelihood,
+                likelihood=_likelihood(setup, split),
                 seed=seed,
                 beta=setup.kl_weight(),
                 local_beta=setup.local_beta,
@@ -116,9 +115,22 @@ def train(
         )
     seconds = (time.perf_counter() - started) / len(trainings)
     return [
-        Model(t.bnn, t.likelihood, split, history, seconds, setup, t.seed)
+        Model(t.bnn, _judged(t.likelihood, setup, split), split, history, seconds, setup, t.seed)
         for t, split, history, setup in zip(trainings, splits, histories, setups, strict=True)
     ]
+
+
+def _likelihood(setup: Setup, split: Split) -> Gaussian:
+    """To train with."""
+    if "learned" in setup.noise:
+        return Gaussian(std=setup.noise["learned"], learn=True)
+    return Gaussian(std=setup.noise.get("training", setup.noise["fixed"] / split.std))
+
+
+def _judged(trained: Likelihood, setup: Setup, split: Split) -> Gaussian:
+    """To predict with."""
+    assert isinstance(trained, Gaussian)
+    return Gaussian(std=setup.noise["fixed"] / split.std) if "training" in setup.noise else trained
 
 
 def _network(in_features: int, setup: Setup) -> nn.Sequential:
