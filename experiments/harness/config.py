@@ -44,7 +44,7 @@ def find_tables(patterns: Sequence[str], root: Path = ROOT, quick: bool = False)
 
 
 def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
-    """One table. Title, source and protocol are words, `[published]` holds the paper's numbers, all the rest are settings.
+    """One table. Title, source, protocol and remarks are words, `[published]` holds the paper's numbers, the rest are settings.
 
     Args:
         name: "PAPER/TABLE".
@@ -62,6 +62,8 @@ def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
     for key in _WORDS:
         if not isinstance(content.get(key), str) or not content[key].strip():
             raise UsageError(f"{path}: {key} must be a text, got {content.get(key)!r}")
+    if not isinstance(content.get("remarks", ""), str):
+        raise UsageError(f"{path}: remarks must be a text, got {content['remarks']!r}")
     for key in ("published", "quick"):
         if not isinstance(content.get(key, {}), dict):
             raise UsageError(f"{path}: {key} must be a table, [{key}], got {content[key]!r}")
@@ -70,7 +72,7 @@ def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
         raise UsageError(f"{path}: protocol {content['protocol']!r} is unknown; there are {known}")
     if quick and "quick" not in content:
         raise UsageError(f"{path}: a quick run needs a section [quick] with settings that end in seconds; it may be empty")
-    settings = {key: value for key, value in content.items() if key not in (*_WORDS, "published", "quick")}
+    settings = {key: value for key, value in content.items() if key not in (*_WORDS, "remarks", "published", "quick")}
     return Table(
         name=name,
         title=content["title"],
@@ -80,6 +82,7 @@ def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
         published=content.get("published", {}),
         folder=root / QUICK / name if quick else root / name,
         quick=quick,
+        remarks="" if quick else content.get("remarks", "").strip(),
     )
 
 

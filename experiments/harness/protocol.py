@@ -40,6 +40,7 @@ class Table:
         published: the paper's numbers, as the protocol's report reads them.
         folder: where config, results and report lie.
         quick: whether this is a smoke run.
+        remarks: what the results show, in words (Markdown); the report begins with them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Table:
     published: Mapping[str, Any]
     folder: Path
     quick: bool = False
+    remarks: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

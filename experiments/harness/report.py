@@ -78,6 +78,8 @@ def render(table: Table) -> tuple[str, Figure | None]:
     parts.append(f"Made by this command, with the settings in `experiments/{table.name}/config.toml`:\n\n```bash\n{command}\n```")
     parts.append(_origin(progress))
     parts.extend(_gaps(progress))
+    if table.remarks:
+        parts.append(f"## What it shows\n\n{table.remarks}")
     figure = None
     if any(results.values()):
         protocol = protocol_of(table)

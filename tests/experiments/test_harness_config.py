@@ -53,6 +53,7 @@ def test_tables_are_found_by_name_and_pattern(tmp_path):
         ('title = 3\nsource = "y"\nprotocol = "toy"', r"config.toml: title must be a text, got 3"),
         ('title = "x"\nsource = " "\nprotocol = "toy"', r"source must be a text"),
         ('title = "x"\nsource = "y"\nprotocol = "magic"', r"config.toml: protocol 'magic' is unknown; there are .*toy"),
+        ('title = "x"\nsource = "y"\nprotocol = "toy"\nremarks = 1', "remarks must be a text, got 1"),
         ('title = "x"\nsource = "y"\nprotocol = "toy"\nquick = 1', r"quick must be a table, \[quick\], got 1"),
     ],
 )

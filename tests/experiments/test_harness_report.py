@@ -87,6 +87,15 @@ def test_a_report_says_what_it_is_and_what_is_missing(tmp_path):
     assert "**Out of date, left out:** a, b." in text
 
 
+def test_remarks_come_first_and_do_not_make_results_stale(tmp_path):
+    _results(tmp_path)
+    path = tmp_path / "paper" / "toys" / "config.toml"
+    path.write_text('remarks = """\nToys are fun.\n"""\n' + path.read_text())
+    text, _ = render(read_table("paper/toys", tmp_path))
+    assert text.index("## What it shows\n\nToys are fun.\n") < text.index("\na: 3.0\n")
+    assert "Out of date" not in text
+
+
 def test_the_figure_is_written_and_removed(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
