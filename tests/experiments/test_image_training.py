@@ -10,6 +10,8 @@ from experiments.protocols.images.setup import Setup
 from experiments.protocols.images.training import Augmented, train
 from scipy import stats
 
+from bayesify import VIFO
+
 # --- scores
 
 
@@ -97,6 +99,15 @@ def test_weight_decay_is_for_the_nets_own_parameters():
     )
     for name in first:
         assert torch.equal(first[name], second[name]) == (".posterior." in name), name
+
+
+def test_the_weight_of_the_per_example_kl_is_the_methods_own_unless_set():
+    own, same, other = (
+        train(setup_of(epochs=1, posterior={"method": "VIFO"}, local_beta=beta), data_of(), 10, 0, lambda share: None).history.loss
+        for beta in (None, VIFO().eta, 1.0)
+    )
+    assert own == same
+    assert own != other
 
 
 def test_images_are_moved_about_by_the_seed(monkeypatch):
