@@ -36,7 +36,7 @@ def made_up():
         jobs["MAP"].key: {str(seed): net(2.0) for seed in range(5)} | {"ensemble-5": scores() | {"members": 5}},
         jobs["MC dropout"].key: {"trial-0": trial(0, 0.3)},
         jobs["VD"].key: {str(seed): net(3.0) for seed in range(2)},
-        jobs["VSD"].key: {f"trial-{i}": trial(i, nll) for i, nll in enumerate((0.3, 0.1, 0.2, *5 * [0.4]))}
+        jobs["VSD"].key: {f"trial-{i}": trial(i, nll) for i, nll in enumerate((0.3, 0.1, 0.2, 0.4))}
         | {str(seed): net(5.0) for seed in range(5)},
     }
     results[jobs["VSD"].key]["trial-2"] = {"fields": {"beta": 0.01}, "epochs": 30, "failure": "the loss became nan"}
@@ -91,7 +91,7 @@ def test_the_chosen_candidate_is_bold_where_all_have_been_tried():
         ["VSD", "beta 1", "30", "0.3000", "2.50"],
         ["VSD", "**beta 0.1**", "30", "0.1000", "2.50"],
         ["VSD", "beta 0.01", "30", "failed", "-"],
-        *(["VSD", f"beta {10.0**-i:.4g}", "30", "0.4000", "2.50"] for i in range(3, 8)),
+        ["VSD", "beta 0.001", "30", "0.4000", "2.50"],
     ]
 
 
@@ -201,6 +201,6 @@ def test_the_table_is_that_of_the_paper():
     for job in jobs:
         setup = job.settings["setup"]
         assert (setup["epochs"], setup["validation"], setup["net"]["hidden"]) == (100, 10_000, [400, 400])
-        assert sum(unit.startswith("trial") for unit in job.units) in (4, 8)
+        assert sum(unit.startswith("trial") for unit in job.units) == 4
         assert job.data == ("mnist", "fashion-mnist", "kmnist")
     assert all(job.settings["setup"]["epochs"] <= 2 and job.cost < 10 for job in jobs_of(read_table("vsd/mnist", quick=True)))

@@ -1,0 +1,198 @@
+"""The same work by bayesify and by other libraries: a training step, and a prediction from 100 draws, beside the plain network.
+
+    pip install bayesian-torch blitz-bayesian-pytorch torchbnn
+    python -m benchmarks.peers [--nets LeNet5 ...] [--rounds 15] [--samples 100]
+
+Mean-field inference everywhere, for all of them have it: "local" draws outputs (local reparameterisation), "Flipout" draws weights
+and flips signs per example, the others draw weights once per batch. Peers predict by a loop over draws, as they document; libraries
+that are not installed are left out. Writes benchmarks/results/peers.json and peers.png: milliseconds, ratios to the plain network,
+interleaved in one process, and the peak memory that each needs in a process of its own, over that of the plain network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesify import Categorical, MeanField, Method, bayesify, predict
+from benchmarks.measure import interleave, machine, write
+from benchmarks.nets import WORKLOADS, Workload
+from benchmarks.training_step import bayesian_step, plain_step
+
+OURS: dict[str, Method] = {
+    "bayesify, local": MeanField(),
+    "bayesify, weights": MeanField(noise="shared"),
+}
+PEERS = {
+    "bayesian-torch, weights": "bayesian_torch",
+    "bayesian-torch, Flipout": "bayesian_torch",
+    "blitz, weights": "blitz",
+    "torchbnn, weights": "torchbnn",
+}
+NETS = ("MLP 784-400-400-10", "LeNet5")
+_ROWS = 50_000  # of the training set that the KL is weighed against
+
+
+def peer(name: str, net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The network as a peer makes it random, and its KL."""
+    if name.startswith("bayesian-torch"):
+        module: Any = importlib.import_module("bayesian_torch.models.dnn_to_bnn")
+        kind = "Flipout" if "Flipout" in name else "Reparameterization"
+        settings = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
+        module.dnn_to_bnn(net, {**settings, "type": kind, "moped_enable": False})
+        return net, lambda: module.get_kl_loss(net)
+    if name.startswith("blitz"):
+        modules: Any = importlib.import_module("blitz.modules")
+        kl: Any = importlib.import_module("blitz.losses")
+        made = _replaced(
+            net,
+            lambda old: modules.BayesianLinear(old.in_features, old.out_features),
+            lambda old: modules.BayesianConv2d(
+                old.in_channels, old.out_channels, old.kernel_size, padding=old.padding, stride=old.stride
+            ),
+        )
+        return made, lambda: kl.kl_divergence_from_nn(made)
+    torchbnn: Any = importlib.import_module("torchbnn")
+    made = _replaced(
+        net,
+        lambda old: torchbnn.BayesLinear(0.0, 0.1, old.in_features, old.out_features),
+        lambda old: torchbnn.BayesConv2d(
+            0.0, 0.1, old.in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
+        ),
+    )  # fmt: skip
+    divergence = torchbnn.BKLLoss(reduction="sum")
+    return made, lambda: divergence(made)
+
+
+def _replaced(net: nn.Module, linear: Callable[[Any], nn.Module], conv: Callable[[Any], nn.Module]) -> nn.Module:
+    makers = {nn.Linear: linear, nn.Conv2d: conv}
+    for name, layer in list(net.named_children()):
+        setattr(net, name, makers[type(layer)](layer) if type(layer) in makers else layer)
+    return net
+
+
+def training(name: str, workload: Workload, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """A training step."""
+    if name == "plain":
+        return plain_step(workload, x, y)
+    if name in OURS:
+        return bayesian_step(workload, OURS[name], x, y)
+    net, kl = peer(name, workload.net().train())
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (F.cross_entropy(net(x), y) + kl() / _ROWS).backward()
+        optimizer.step()
+
+    return step
+
+
+def prediction(name: str, workload: Workload, x: Tensor, samples: int) -> Callable[[], object]:
+    """The mean probabilities over so many draws; of the plain network, one pass."""
+    if name in OURS:
+        bnn = bayesify(workload.net().eval(), OURS[name])
+        return lambda: predict(bnn, x, Categorical(), samples=samples, progress=False)
+    net = workload.net() if name == "plain" else peer(name, workload.net())[0]
+    net.eval()
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            return sum((net(x).softmax(-1) for _ in range(1 if name == "plain" else samples)), torch.zeros(())) / samples
+
+    return run
+
+
+def memory(name: str, net: str, what: str, samples: int) -> float:
+    """Peak memory in MB of a process that does this alone."""
+    command = [sys.executable, "-m", "benchmarks.peers", "--alone", name, "--nets", net, "--what", what, "--samples", str(samples)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def work(name: str, net: str, what: str, samples: int) -> Callable[[], object]:
+    """One of the things that are timed."""
+    torch.manual_seed(0)
+    workload = WORKLOADS[net]
+    x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
+    return training(name, workload, x, y) if what == "training" else prediction(name, workload, x, samples)
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Bars of the ratios, one picture per net and kind of work."""
+    from matplotlib.figure import Figure
+
+    from bayesify.plots.style import BLUE, INK, MUTED, axes
+
+    figure = Figure(figsize=(10, 1.6 + 2.0 * len(results)), layout="constrained")
+    grid = figure.subplots(len(results), 2, squeeze=False)
+    for line, (net, kinds) in zip(grid, results.items(), strict=True):
+        for ax, (what, rows) in zip(line, kinds.items(), strict=True):
+            axes(ax)
+            names = [name for name in rows if name != "plain"]
+            ratios = [rows[name]["ratio"] for name in names]
+            ax.barh(range(len(names)), ratios, color=[BLUE if name in OURS else MUTED for name in names])
+            for place, ratio in enumerate(ratios):
+                ax.text(ratio, place, f" {ratio:.3g}", va="center", fontsize=8, color=INK)
+            ax.set_yticks(range(len(names)), names, fontsize=8)
+            ax.set_ylim(len(names) - 0.5, -0.5)
+            ax.margins(x=0.15)
+            ax.set_title(f"{net}: {what}, times the plain network", fontsize=9, color=INK)
+    figure.savefig(path, dpi=110, facecolor="white", metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", nargs="*", default=list(NETS), choices=NETS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    parser.add_argument("--what", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.alone:
+        run = work(args.alone, args.nets[0], args.what, args.samples)
+        for _ in range(3):
+            run()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    names = ["plain", *OURS, *(name for name, package in PEERS.items() if importlib.util.find_spec(package) is not None)]
+    results: dict[str, Any] = {}
+    for net in args.nets:
+        for what in ("training", "prediction"):
+            timed: dict[str, Any] = interleave({name: work(name, net, what, args.samples) for name in names}, args.rounds)
+            base = memory("plain", net, what, args.samples)
+            print(f"{net}, {what}")
+            for name, row in timed.items():
+                row["extra_megabytes"] = round(memory(name, net, what, args.samples) - base) if name != "plain" else 0
+                print(
+                    f"  {name:26s} {row['milliseconds']:9.3f} ms  x{row['ratio']:.3f}  {row['extra_megabytes']:+d} MB", flush=True
+                )
+            results.setdefault(net, {})[what] = timed
+    if not args.dry:
+        versions = {name: _version(name) for name in ("bayesian-torch", "blitz-bayesian-pytorch", "torchbnn")}
+        settings = {"rounds": args.rounds, "samples": args.samples, "versions": versions}
+        path = write("peers", {"machine": machine(), **settings, "nets": results})
+        draw(results, path.with_suffix(".png"))
+        print(path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main()
