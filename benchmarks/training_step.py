@@ -14,7 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify import ECMP, EMP, VIFO, VSD, Deterministic, MCDropout, MeanField, Method, VariationalDropout, bayesify, elbo
+from bayesify import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    WHVI,
+    Deterministic,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    Method,
+    TensorFactorised,
+    VariationalDropout,
+    bayesify,
+    elbo,
+)
 from benchmarks.measure import interleave, machine, write
 from benchmarks.nets import WORKLOADS, Workload
 
@@ -26,6 +41,9 @@ METHODS: dict[str, Method] = {
     "VSD, T = 1": VSD(transforms=1),
     "VSD, T = 2": VSD(transforms=2),
     "VSD, T = 2, full rank": VSD(transforms=2, rank=None),
+    "DropConnect": DropConnect(),
+    "WHVI": WHVI(),
+    "TensorFactorised": TensorFactorised(),
     "EMP": EMP(),
     "ECMP": ECMP(),
     "VIFO": VIFO(),
