@@ -34,7 +34,8 @@ class Setup:
             method's own `local_beta`, VIFO's `eta`.
         weight_decay: of Adam, for the net's own parameters; those that a method adds have none.
         decay, decay_every: the learning rate is multiplied by `decay` every so many epochs; None leaves it.
-        choice_epochs: passes over the data of every candidate; None for `epochs`. The learning rate falls as much, in fewer steps.
+        choice_epochs: passes over the data of every candidate, at most `epochs`; None for as many. The learning rate falls as much,
+            in fewer steps.
         validation: so many rows at the end of the published training set, to choose by.
         train_rows: only so many rows to train on, the first ones; None for all but the validation part.
         augment: shift and mirror the training images at random.
@@ -151,8 +152,9 @@ class Setup:
         """This setup with the shorter training of a candidate."""
         if self.choice_epochs is None:
             return self
-        every = self.decay_every and max(1, round(self.decay_every * self.choice_epochs / self.epochs))
-        return dataclasses.replace(self, epochs=self.choice_epochs, decay_every=every, choice_epochs=None)
+        epochs = min(self.choice_epochs, self.epochs)
+        every = self.decay_every and max(1, round(self.decay_every * epochs / self.epochs))
+        return dataclasses.replace(self, epochs=epochs, decay_every=every, choice_epochs=None)
 
     def milestones(self) -> list[int]:
         """The epochs after which the learning rate falls.
