@@ -172,8 +172,7 @@ def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15, binning
 def maximum_calibration_error(probs: Tensor, y: Tensor, bins: int = 15, binning: str = "width", least: int = 1) -> Tensor:
     r"""The largest gap between confidence and accuracy, $\max_b |\mathrm{acc}_b - \mathrm{conf}_b|$; see `reliability`.
 
-    Bins of fewer than `least` rows are left out, for a handful can make it anything (Chang et al., 2019, use 6); if that leaves no
-    bin, it is a ValueError.
+    Bins of fewer than `least` rows, which can make it anything, are left out (Chang et al., 2019, use 6); ValueError if all are.
 
     Source: Guo, Pleiss, Sun & Weinberger (2017), equation (5).
 

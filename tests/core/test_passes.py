@@ -134,11 +134,12 @@ def test_compiled_passes_are_compiled_once_more_for_other_samples_and_once_for_o
 
 
 @pytest.mark.parametrize("method", [EMP(), ECMP(), MeanField(noise="shared", initial_std=0.5)])
-def test_draws_of_batch_normalisation_agree_with_passes_of_their_own(method):
-    """In eval mode scale, shift and statistics become one scale and one shift per draw."""
-    bnn = bayesify(nn.Sequential(nn.BatchNorm2d(3)).double(), method)
-    bnn(2 + 3 * torch.randn(20, 3, 4, 4, dtype=torch.double))
-    x = torch.randn(5, 3, 4, 4, dtype=torch.double).contiguous(memory_format=torch.channels_last)
+@pytest.mark.parametrize("dtype", [torch.double, torch.bfloat16])
+def test_draws_of_batch_normalisation_agree_with_passes_of_their_own(method, dtype):
+    """In eval mode scale, shift and statistics become one scale and one shift per draw; nothing is rounded on the way."""
+    bnn = bayesify(nn.Sequential(nn.BatchNorm2d(3)).to(dtype), method)
+    bnn(30 + 3 * torch.randn(20, 3, 4, 4, dtype=dtype))
+    x = (30 + torch.randn(5, 3, 4, 4, dtype=dtype)).contiguous(memory_format=torch.channels_last)
     bnn.eval()
     site = bnn.net[0]
     bnn.drawing.samples, bnn.drawing.drawn = 4, {}

@@ -82,7 +82,7 @@ def _ensembles(rows: Sequence[Row]) -> str:
     for row in rows:
         for unit in (unit for name, unit in row.units.items() if "members" in unit):
             ood = "; ".join(f"{name} {found['entropy']:.4g}, {found['auroc']:.4f}" for name, found in unit["ood"].items())
-            numbers = [f"{unit[metric.key]:.4g}" for metric in METRICS[:3]]
+            numbers = [f"{unit[metric.key]:.4g}" for metric in METRICS if metric.key != "mce"]
             lines.append((row.place, [str(unit["members"]), *numbers, f"{unit['entropy']:.4g}", ood or "-"]))
     return table_of(["nets", "NLL", "error (%)", "ECE", "entropy", "unfamiliar images: entropy, AUROC"], lines)
 

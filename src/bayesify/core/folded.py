@@ -54,9 +54,8 @@ class Folded(Bayesian):
 
     def _folded(self, samples: int, batch: int, named: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None] | None:
         """The outputs (S, B, ...) of one pass and its score; None if it turns out that one cannot serve all draws."""
-        compiling = (
-            torch.compiler.is_compiling()
-        )  # asked first: what a compiled pass reads, it is compiled again for when it changes
+        # Asked first: a compiled pass is compiled anew when an attribute that it has read changes.
+        compiling = torch.compiler.is_compiling()
         watched = compiling or self._rows_arrive or self.drawing.watch is not None
         if not watched:
             self.drawing.watch = Rows(samples * batch)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.core.sites.base import Site
+from bayesify.functional import at_least_float32
 
 __all__ = [
     "BayesBatchNorm1d",
@@ -60,7 +61,7 @@ class _BatchNormalization(_Normalization, _BatchNorm):
         if weight.dim() == 1 or weight.shape[0] == 1:
             return super().act(x, weight, bias)
         if not self._uses_batch and self.running_mean is not None and self.running_var is not None:
-            scale = weight * torch.rsqrt(self.running_var + self.eps)
+            scale = at_least_float32(weight) * torch.rsqrt(at_least_float32(self.running_var) + self.eps)
             shift = -self.running_mean * scale
             return self.op(x, scale, shift if bias is None else bias + shift).to(x.dtype)
         biases = [None] * weight.shape[0] if bias is None else bias
