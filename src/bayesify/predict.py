@@ -103,6 +103,8 @@ def predict(
     dim = 0 if root is None else root.batch_dim
     members = 1 if root is None else max(1, len(root.members))
     samples = -(-samples // members) * members
+    # Behind a single random layer, most often the last, the inputs' size says nothing of what a draw has to go through.
+    few = root is not None and sum(site.posterior.log_ensemble_size(site) != 0 for _, site in root.sites()) == 1
     tensors = [*bnn.parameters(), *bnn.buffers()]
     device = tensors[0].device if tensors else None
     batches, length = _batches(inputs, batch_size, dim, device)
@@ -116,7 +118,11 @@ def predict(
         for number, batch in enumerate(batches):
             if chunk is None:
                 rows = tree_leaves(batch)[0].shape[dim]
-                chunk = samples if root is not None and root.one_pass else max(1, _rows_per_call(batch, dim, device) // rows)
+                chunk = (
+                    samples
+                    if root is not None and root.one_pass
+                    else max(1, (_ROWS_PER_CALL if few else _rows_per_call(batch, dim, device)) // rows)
+                )
                 chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
             x = tree_map(lambda leaf: leaf if device is None else leaf.to(device), batch)
             part = _Part(
