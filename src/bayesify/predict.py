@@ -118,11 +118,8 @@ def predict(
         for number, batch in enumerate(batches):
             if chunk is None:
                 rows = tree_leaves(batch)[0].shape[dim]
-                chunk = (
-                    samples
-                    if root is not None and root.one_pass
-                    else max(1, (_ROWS_PER_CALL if few else _rows_per_call(batch, dim, device)) // rows)
-                )
+                per_call = _ROWS_PER_CALL if few else _rows_per_call(batch, dim, device)
+                chunk = samples if root is not None and root.one_pass else max(1, per_call // rows)
                 chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
             x = tree_map(lambda leaf: leaf if device is None else leaf.to(device), batch)
             part = _Part(
