@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WORKLOADS", "Workload"]
+__all__ = ["WORKLOADS", "Workload", "resnet50", "transformer"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,59 @@ def resnet18(width: int = 64) -> nn.Module:
         layers += [Block(channels, n_out, 1 if stage == 0 else 2), Block(n_out, n_out, 1)]
         channels = n_out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+class Bottleneck(nn.Module):
+    """The residual block of the deeper nets: 1 x 1, 3 x 3, 1 x 1."""
+
+    def __init__(self, n_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        n_out = 4 * width
+        self.branch = nn.Sequential(
+            *(nn.Conv2d(n_in, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, n_out, 1, bias=False), nn.BatchNorm2d(n_out)),
+        )
+        same = stride == 1 and n_in == n_out
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.branch(x) + self.shortcut(x))
+
+
+def resnet50() -> nn.Module:
+    """ResNet-50 for 224 x 224 images and 1,000 classes."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for block in range(blocks):
+            layers.append(Bottleneck(channels, 64 * 2**stage, 2 if stage and not block else 1))
+            channels = 4 * 64 * 2**stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention and a feed-forward net of four times the width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention_in, self.attention_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.heads = width // 128
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.attention_in(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attention_out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+def transformer(blocks: int, width: int) -> nn.Module:
+    """The blocks of a language model, without its table of tokens."""
+    return nn.Sequential(*(TransformerBlock(width) for _ in range(blocks)))
 
 
 WORKLOADS: dict[str, Workload] = {

@@ -166,13 +166,18 @@ def test_posteriors_and_predictions_are_calibrated(noise: str) -> None:
     assert min(_calibration(noise)) > 1e-3
 
 
-_HOMES = {"gaussian_kl_sum": mean_field, "local_reparameterization": posterior}
+_HOMES = {"gaussian_kl_and_spread": mean_field, "local_reparameterization": posterior}
 
 
-def _scaled(name: str, factor: float) -> Callable[..., Tensor]:
+def _scaled(name: str, factor: float) -> Callable[..., object]:
     original = getattr(_HOMES[name], name)
-    if name == "gaussian_kl_sum":
-        return lambda *args: factor * original(*args)
+    if name == "gaussian_kl_and_spread":
+
+        def scaled(*args: object) -> tuple[Tensor, ...]:
+            kl, *spread = original(*args)
+            return factor * kl, *spread
+
+        return scaled
     return lambda mean, variance: original(mean, factor * variance)
 
 

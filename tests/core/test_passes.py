@@ -98,6 +98,46 @@ def test_activation_checkpointing_repeats_the_pass(method, coherent):
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", [MeanField(), MeanField(noise="shared"), VSD(), VSD(hierarchical=True)])
+def test_the_kl_found_in_a_pass_has_the_gradients_of_the_definition(method, reentrant):
+    """Layers compute it on the way where they can; also where they are called again in the backward, or without gradients."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.saving = nn.Linear(4, 8), nn.Linear(8, 2), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = checkpoint(self.a, x, use_reentrant=reentrant) if self.saving else self.a(x)
+            return self.b(torch.tanh(h))
+
+    bnn, x = bayesify(Net(), method), torch.randn(5, 4, requires_grad=True)
+    parameters = list(bnn.parameters())
+    expected = torch.autograd.grad(bnn.kl(), parameters, allow_unused=True, materialize_grads=True)
+    for bnn.net.saving in (False, True):
+        bnn.zero_grad()
+        draws = bnn(x, samples=2)
+        (draws.outputs.sum() * 0 + draws.kl).backward()
+        torch.testing.assert_close(draws.kl, bnn.kl())
+        torch.testing.assert_close([p.grad for p in parameters], list(expected))
+
+
+@pytest.mark.parametrize("method", [MeanField(), MeanField(noise="shared"), VSD()])
+def test_no_kl_outlives_its_pass(method):
+    bnn, x = bayesify(_mlp(), method), torch.randn(5, 4)
+    before = bnn(x).kl
+    with torch.no_grad():
+        bnn(x)
+        for parameter in bnn.parameters():
+            parameter.mul_(1.5)
+    after = bnn.kl()
+    assert after != before
+    torch.testing.assert_close(bnn(x).kl, after)
+    bnn.net[0](x)
+    assert bnn.drawing.kls is None, "a layer on its own is not asked for it"
+
+
 def test_compile_follows_samples_and_coherent():
     torch.compiler.reset()
     nets = [bayesify(_mlp(), MeanField(noise=noise)) for noise in ("local", "shared")]

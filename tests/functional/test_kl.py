@@ -12,6 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from bayesify.functional import (
     at_least_float32,
     gaussian_kl,
+    gaussian_kl_and_spread,
     gaussian_kl_sum,
     log_uniform_kl,
     log_uniform_kl_cubic,
@@ -87,6 +88,41 @@ def test_gaussian_kl_gradients() -> None:
     assert torch.autograd.gradcheck(gaussian_kl, arguments)
     assert torch.autograd.gradgradcheck(gaussian_kl, arguments)
     assert torch.autograd.gradcheck(lambda *a: gaussian_kl_sum(*a, prior_std=0.7), arguments[:3])
+    assert torch.autograd.gradgradcheck(lambda *a: gaussian_kl_sum(*a, prior_std=0.7), arguments[:3])
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_gaussian_kl_and_spread_in_every_combination(wanted: tuple[int, ...]) -> None:
+    """One node of the graph makes all three; whichever of them are used, gradients are those of the plain formulas."""
+    mean, log_std, centre = (torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    weights = torch.randn(3, 3, 2, dtype=torch.float64)
+
+    def used(outputs: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack([(outputs[i] * weights[i]).sum() for i in wanted]).sum()
+
+    law, prior = Normal(mean, log_std.exp()), Normal(centre, 0.7)
+    expected = used((kl_divergence(law, prior).sum(), law.stddev, law.variance))
+    found = used(gaussian_kl_and_spread(mean, log_std, centre, 0.7))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    inputs = (mean, log_std, centre)
+    for a, b in zip(
+        *(torch.autograd.grad(y, inputs, allow_unused=True, materialize_grads=True) for y in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradgradcheck(lambda *a: used(gaussian_kl_and_spread(*a, 0.7)), inputs)
+
+
+def test_gaussian_kl_and_spread_of_many_models_at_once() -> None:
+    mean, log_std = torch.randn(2, 5, 3, dtype=torch.float64)
+
+    def value(mean: Tensor, log_std: Tensor) -> Tensor:
+        kl, _, variance = gaussian_kl_and_spread(mean, log_std)
+        return kl + variance.sin().sum()
+
+    together = torch.func.vmap(torch.func.grad(value, argnums=(0, 1)))(mean, log_std)
+    for i in range(5):
+        for a, b in zip(together, torch.func.grad(value, argnums=(0, 1))(mean[i], log_std[i]), strict=True):
+            torch.testing.assert_close(a[i], b)
 
 
 def test_log_uniform_kl_agrees_with_quadrature_of_the_definition() -> None:

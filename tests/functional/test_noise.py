@@ -157,3 +157,15 @@ def test_at_most_lets_adam_out_and_back() -> None:
     assert at_most(parameter, 1.0) == 1.0
     run(target=-1.0, steps=300)
     assert parameter.item() == pytest.approx(-1.0, abs=0.01)
+
+
+def test_local_reparameterization_can_be_differentiated_twice() -> None:
+    mean, variance = torch.randn(4, dtype=torch.float64, requires_grad=True), torch.rand(4, dtype=torch.float64) + 0.1
+    variance.requires_grad_()
+
+    def draw(mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return local_reparameterization(mean, variance).sin()
+
+    assert torch.autograd.gradcheck(draw, (mean, variance))
+    assert torch.autograd.gradgradcheck(draw, (mean, variance))

@@ -115,7 +115,7 @@ def test_without_reflections_it_is_gaussian_dropout() -> None:
     alpha = site.posterior.log_alpha.detach().exp()
     assert bnn.kl().item() == pytest.approx(5 / 2 * torch.log1p(1 / alpha).sum().item(), rel=1e-9)
     with torch.no_grad():
-        _assert_normal(site.posterior.noise(DRAWS), torch.ones(3).double(), torch.diag(alpha))
+        _assert_normal(site.posterior.noise(site, DRAWS), torch.ones(3).double(), torch.diag(alpha))
         kl = bnn.kl()
         site.weight.mul_(3.0)
     assert bnn.kl() == kl, "the KL does not depend on the weight"
@@ -219,7 +219,7 @@ def test_alpha_starts_at_the_odds_of_the_rate_and_has_no_bound(p: float, alpha: 
 def test_autocast_leaves_the_noise_in_the_precision_of_the_kl() -> None:
     bnn = bayesify(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2)), VSD(hierarchical=True))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        noise = {site.posterior.noise(2).dtype for _, site in bnn.sites()}
+        noise = {site.posterior.noise(site, 2).dtype for _, site in bnn.sites()}
         draws = bnn(torch.randn(3, 1, 4, 4), samples=2)
     assert noise == {torch.float32}
     assert draws.outputs.dtype == torch.bfloat16

@@ -42,6 +42,7 @@ class Folded(Bayesian):
         named = self._named(inputs)
         batch = self._batch_size({**named, **kwargs})
         self.drawing.coherent = coherent
+        self.drawing.kls = {} if self.pays_kl else None
         folded = None if samples == 1 or not self.fold else self._folded(samples, batch, named, kwargs)
         if folded is None:
             runs, scores = zip(*[self._run(1, batch, named, kwargs) for _ in range(samples)], strict=True)
@@ -50,6 +51,8 @@ class Folded(Bayesian):
         else:
             outputs, score = folded
         kl = self.kl_of_pass()
+        if self.drawing.kls:  # those of a pass end with it; that a backward which repeats layers finds the question is as before
+            self.drawing.kls = {}
         return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device), score)
 
     def _folded(self, samples: int, batch: int, named: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None] | None:

@@ -179,7 +179,7 @@ class Bayesian(nn.Module, ABC):
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
 
     def kl_of_pass(self) -> Tensor:
-        """`kl()`, or zero while predicting."""
+        """`kl()`, with what the layers of this pass have found of it already, or zero while predicting."""
         if self.pays_kl:
             return self.kl()
         return next((torch.zeros((), device=parameter.device) for parameter in self.net.parameters()), torch.zeros(()))
@@ -206,7 +206,9 @@ def _kl(site: Site) -> Tensor:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         shards = {name: p for name, p in site.named_parameters() if getattr(p, "full_tensor", None) is not None}
     if not shards:
-        return site.posterior.kl(site)
+        found = (site.drawing.kls or {}).get(site.posterior)
+        # of a pass without gradients (a reentrant checkpoint) it would be a mere number
+        return site.posterior.kl(site) if found is None or (torch.is_grad_enabled() and not found.requires_grad) else found
 
     def whole() -> Tensor:
         return functional_call(_KL(site), {f"site.{name}": cast(Any, p).full_tensor() for name, p in shards.items()}, ())

@@ -11,12 +11,20 @@ from bayesify.functional.hadamard_weights import (
     hadamard_product,
     hadamard_second_moments,
 )
-from bayesify.functional.householder import householder, induced_regularizer, structured_noise, vsd_kl
+from bayesify.functional.householder import (
+    CompactForm,
+    compact_form,
+    householder,
+    induced_regularizer,
+    structured_noise,
+    vsd_kl,
+)
 from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
 from bayesify.functional.kl import (
     at_least_float32,
     dropout_kl,
     gaussian_kl,
+    gaussian_kl_and_spread,
     gaussian_kl_sum,
     log_uniform_kl,
     log_uniform_kl_cubic,
@@ -34,15 +42,18 @@ from bayesify.functional.regularizers import (
 )
 
 __all__ = [
+    "CompactForm",
     "Structure",
     "at_least_float32",
     "at_most",
     "bernoulli_mask",
     "bounded_exp",
     "bounded_gaussian_nll",
+    "compact_form",
     "dropout_kl",
     "fwht",
     "gaussian_kl",
+    "gaussian_kl_and_spread",
     "gaussian_kl_sum",
     "hadamard_blocks",
     "hadamard_core",

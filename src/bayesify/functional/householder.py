@@ -10,21 +10,61 @@ $U = I - 2 W^\top R$, $R = (I + 2\,\mathrm{tril}(W W^\top, -1))^{-1} W$: two thi
 length zero reflects nothing, $H_t = I$.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from bayesify.functional.kl import at_least_float32
 
-__all__ = ["householder", "induced_regularizer", "structured_noise", "vsd_kl"]
+__all__ = ["CompactForm", "compact_form", "householder", "induced_regularizer", "structured_noise", "vsd_kl"]
 
 
-def householder(vectors: Tensor, x: Tensor) -> Tensor:
+class CompactForm(NamedTuple):
+    """$U = I - 2 W^\\top R$ of T reflections: W, their unit normals, and R, both (T, K) and at least float32."""
+
+    normals: Tensor
+    turned: Tensor
+
+
+def compact_form(vectors: Tensor) -> CompactForm:
+    """What `householder`, `structured_noise` and `vsd_kl` compute first, for a caller that needs several of them.
+
+    Args:
+        vectors: (T, K), see `householder`.
+
+    Raises:
+        ValueError: another shape.
+
+    Example:
+        >>> form = compact_form(torch.tensor([[3.0, 0.0]]))
+        >>> torch.eye(2) - 2 * form.normals.T @ form.turned
+        tensor([[-1.,  0.],
+                [ 0.,  1.]])
+    """
+    if vectors.dim() != 2:
+        raise ValueError(f"vectors must be (T, K), one row per reflection, got {tuple(vectors.shape)}")
+    vectors = at_least_float32(vectors)
+    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    # of shorter vectors the squares underflow, so that a quotient would not be of unit length
+    shortest = (torch.finfo(norm.dtype).tiny / torch.finfo(norm.dtype).eps) ** 0.5
+    w = vectors / norm.masked_fill(norm < shortest, torch.inf)
+    r = w
+    if len(vectors) > 1:
+        overlap = (w @ w.mT).tril(-1)
+        for _ in range(len(vectors) - 1):  # Horner's rule: the powers of a strictly triangular matrix end
+            r = torch.addmm(w, overlap, r, alpha=-2)
+    return CompactForm(w, r)
+
+
+def householder(vectors: Tensor | CompactForm, x: Tensor) -> Tensor:
     r"""Reflect x at T hyperplanes in turn: $U x$ with $U = H_T \cdots H_1$; $H_1$ acts first.
 
     `householder(vectors.flip(0), x)` is the inverse, $U^\top x$.
 
     Args:
-        vectors: (T, K), the normals of the hyperplanes; their lengths do not matter, and one of length zero is left out.
+        vectors: (T, K), the normals of the hyperplanes, or their `compact_form`; their lengths do not matter, and one of length
+            zero is left out.
         x: (..., K).
 
     Returns:
@@ -40,23 +80,21 @@ def householder(vectors: Tensor, x: Tensor) -> Tensor:
         >>> householder(torch.tensor([mirror, swap]), torch.tensor([1.0, 2.0]))  # (-1, 2), then (2, -1)
         tensor([ 2.0000, -1.0000])
     """
-    _check_vectors(vectors)
-    channels = vectors.shape[1]
-    if x.dim() == 0 or x.shape[-1] != channels:
-        raise ValueError(f"x must be (..., {channels}) to meet vectors {tuple(vectors.shape)}, got {tuple(x.shape)}")
-    w, r = _compact(at_least_float32(vectors))
+    w, r = _compact(vectors)
+    if x.dim() == 0 or x.shape[-1] != w.shape[1]:
+        raise ValueError(f"x must be (..., {w.shape[1]}) to meet vectors {tuple(w.shape)}, got {tuple(x.shape)}")
     wide = at_least_float32(x)
     return (wide - 2 * ((wide @ r.mT.to(wide.dtype)) @ w.to(wide.dtype))).to(x.dtype)
 
 
-def structured_noise(log_alpha: Tensor, vectors: Tensor, eps: Tensor) -> Tensor:
+def structured_noise(log_alpha: Tensor, vectors: Tensor | CompactForm, eps: Tensor) -> Tensor:
     r"""Multiplicative noise with dependent components.
 
     $$\xi = 1 + U (\sqrt\alpha \circ \epsilon) \sim N(1, U\,\mathrm{diag}(\alpha)\,U^\top)$$
 
     Args:
         log_alpha: (K,), $\log\alpha$, the variances along the directions U turns the axes into.
-        vectors: (T, K), see `householder`.
+        vectors: (T, K) or their `compact_form`, see `householder`.
         eps: (B, K), standard normal.
 
     Returns:
@@ -71,16 +109,15 @@ def structured_noise(log_alpha: Tensor, vectors: Tensor, eps: Tensor) -> Tensor:
         >>> structured_noise(torch.zeros(2), torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 0.0]]))  # the two axes change places
         tensor([[1.0000, 0.5000]])
     """
-    _check_vectors(vectors, log_alpha)
+    w, r = _compact(vectors, log_alpha)
     if eps.dim() != 2 or eps.shape[1] != len(log_alpha):
         raise ValueError(f"eps must be (B, {len(log_alpha)}) to meet log_alpha, got {tuple(eps.shape)}")
-    w, r = _compact(at_least_float32(vectors))
     std = torch.exp(0.5 * at_least_float32(log_alpha))
     eps = eps.to(std.dtype)
     return torch.addmm(torch.addcmul(std.new_ones(()), std, eps), eps @ (r * std).mT, w, alpha=-2)
 
 
-def vsd_kl(log_alpha: Tensor, vectors: Tensor, columns: int) -> Tensor:
+def vsd_kl(log_alpha: Tensor, vectors: Tensor | CompactForm, columns: int) -> Tensor:
     r"""KL of variational structured dropout, with the precisions of the prior at their optimum (empirical Bayes).
 
     For a weight matrix of K rows and Q columns, the prior $p(W_{ij}) = N(0, \beta_{ij}^{-1})$ and
@@ -94,7 +131,7 @@ def vsd_kl(log_alpha: Tensor, vectors: Tensor, columns: int) -> Tensor:
 
     Args:
         log_alpha: (K,), $\log\alpha$.
-        vectors: (T, K), see `householder`.
+        vectors: (T, K) or their `compact_form`, see `householder`.
         columns: Q, the number of weights that share one noise variable.
 
     Returns:
@@ -109,11 +146,10 @@ def vsd_kl(log_alpha: Tensor, vectors: Tensor, columns: int) -> Tensor:
         >>> vsd_kl(torch.zeros(3), torch.randn(2, 3), columns=2)  # equal variances: U does not matter; 3 log 2
         tensor(2.0794)
     """
-    _check_vectors(vectors, log_alpha)
+    w, r = _compact(vectors, log_alpha)
     if columns < 1:
         raise ValueError(f"columns must be at least 1, the number of weights per noise variable, got {columns!r}")
     log_alpha = at_least_float32(log_alpha)
-    w, r = _compact(at_least_float32(vectors))
     alpha = log_alpha.exp()
     scaled = r * alpha
     # diag(U A U') = a + 4 sum_t w_t (R A R' W - R A)_t; rounding must not make a variance negative
@@ -150,7 +186,7 @@ def induced_regularizer(log_alpha: Tensor, vectors: Tensor, inputs: Tensor, hess
         >>> induced_regularizer(torch.zeros(2), torch.ones(1, 2), h, hessian)  # alpha = 1: half the squared length of h
         tensor(2.5000)
     """
-    _check_vectors(vectors, log_alpha)
+    _compact(vectors, log_alpha)
     channels = len(log_alpha)
     if inputs.dim() == 0 or inputs.shape[-1] != channels or hessian.shape[-2:] != (channels, channels):
         raise ValueError(
@@ -163,23 +199,9 @@ def induced_regularizer(log_alpha: Tensor, vectors: Tensor, inputs: Tensor, hess
     return 0.5 * (log_alpha.exp() * turned.diagonal(dim1=-2, dim2=-1)).sum(-1)
 
 
-def _compact(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit rows W (T, K) and R (T, K) with U = I - 2 W' R."""
-    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    # of shorter vectors the squares underflow, so that a quotient would not be of unit length
-    shortest = (torch.finfo(norm.dtype).tiny / torch.finfo(norm.dtype).eps) ** 0.5
-    w = vectors / norm.masked_fill(norm < shortest, torch.inf)
-    r = w
-    if len(vectors) > 1:
-        overlap = (w @ w.mT).tril(-1)
-        for _ in range(len(vectors) - 1):  # Horner's rule: the powers of a strictly triangular matrix end
-            r = torch.addmm(w, overlap, r, alpha=-2)
-    return w, r
-
-
-def _check_vectors(vectors: Tensor, log_alpha: Tensor | None = None) -> None:
-    shape = tuple(vectors.shape)
-    if len(shape) != 2:
-        raise ValueError(f"vectors must be (T, K), one row per reflection, got {shape}")
+def _compact(vectors: Tensor | CompactForm, log_alpha: Tensor | None = None) -> CompactForm:
+    form = vectors if isinstance(vectors, CompactForm) else compact_form(vectors)
+    shape = tuple(form.normals.shape)
     if log_alpha is not None and log_alpha.shape != shape[1:]:
         raise ValueError(f"log_alpha must be ({shape[1]},) to meet vectors {shape}, got {tuple(log_alpha.shape)}")
+    return form

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.functional.householder import vsd_kl
+from bayesify.functional.householder import CompactForm, vsd_kl
 from bayesify.functional.kl import at_least_float32
 
 __all__ = ["kl_lognormal_gamma", "kl_lognormal_inverse_gamma", "vsd_hierarchical_kl"]
@@ -85,7 +85,7 @@ def kl_lognormal_gamma(mean: Tensor, variance: Tensor, concentration: Tensor | f
 
 def vsd_hierarchical_kl(
     log_alpha: Tensor,
-    vectors: Tensor,
+    vectors: Tensor | CompactForm,
     columns: int,
     mean: Tensor,
     variance: Tensor,
@@ -108,7 +108,7 @@ def vsd_hierarchical_kl(
 
     Args:
         log_alpha: (K,), $\log\alpha$.
-        vectors: (T, K), see `householder`.
+        vectors: (T, K) or their `compact_form`, see `householder`.
         columns: Q, the number of weights that share one noise variable.
         mean: g (K,), of log z.
         variance: d (K,) > 0, of log z.

@@ -14,6 +14,7 @@ __all__ = [
     "at_least_float32",
     "dropout_kl",
     "gaussian_kl",
+    "gaussian_kl_and_spread",
     "gaussian_kl_sum",
     "log_uniform_kl",
     "log_uniform_kl_cubic",
@@ -67,9 +68,62 @@ def gaussian_kl_sum(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 
         >>> gaussian_kl_sum(torch.ones(4), torch.zeros(4))
         tensor(2.)
     """
+    return gaussian_kl_and_spread(mean, log_std, prior_mean, prior_std)[0]
+
+
+def gaussian_kl_and_spread(
+    mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 0.0, prior_std: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""`gaussian_kl_sum`, with the standard deviations and variances that it meets on its way: a pass needs one of them too.
+
+    Args:
+        mean, log_std, prior_mean, prior_std: as there.
+
+    Returns:
+        The KL in nats, a scalar; $\sigma$ and $\sigma^2$ in the shape of `log_std`.
+
+    Example:
+        >>> gaussian_kl_and_spread(torch.ones(2), torch.zeros(2))
+        (tensor(1.), tensor([1., 1.]), tensor([1., 1.]))
+    """
     shift = mean - prior_mean if isinstance(prior_mean, Tensor) or prior_mean else mean
-    squares = torch.exp(2 * log_std).sum() + shift.square().sum()
-    return squares / (2 * prior_std**2) - log_std.sum() + mean.numel() * (math.log(prior_std) - 0.5)
+    return _GaussianKL.apply(shift, log_std, prior_std)
+
+
+class _GaussianKL(torch.autograd.Function):
+    """Value and gradient in as few passes over the weights as there can be: these are what takes the time in wide linear layers."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(shift: Tensor, log_std: Tensor, prior_std: float) -> tuple[Tensor, Tensor, Tensor]:
+        std = log_std.exp()
+        variance = std.square()
+        squares = variance.sum() + shift.square().sum()
+        kl = squares / (2 * prior_std**2) - log_std.sum() + shift.numel() * (math.log(prior_std) - 0.5)
+        return kl, std, variance
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        shift, _, ctx.prior_std = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(shift, *output[1:])
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, by_kl: Tensor | None, by_std: Tensor | None, by_variance: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        shift, std, variance = ctx.saved_tensors
+        by_shift = by_log = None
+        if by_kl is not None:
+            share = by_kl / ctx.prior_std**2
+            by_shift, by_log = share * shift, -by_kl
+            by_variance = 0.5 * share if by_variance is None else by_variance + 0.5 * share
+        if by_variance is not None:
+            by_log = torch.addcmul(std.new_zeros(()) if by_log is None else by_log, by_variance, variance, value=2)
+        if by_std is not None:
+            by_log = by_std * std if by_log is None else torch.addcmul(by_log, by_std, std)
+        return by_shift, by_log, None
 
 
 def dropout_kl(weight: Tensor, bias: Tensor | None, p: float, prior_std: float | None) -> Tensor:

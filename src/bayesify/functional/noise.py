@@ -75,12 +75,46 @@ def local_reparameterization(mean: Tensor, variance: Tensor, draws: int = 1) -> 
         >>> local_reparameterization(torch.ones(2), torch.zeros(2))
         tensor([1., 1.])
     """
-    wide = variance.float() if variance.dtype == torch.float16 else variance  # half precision has no small variances
-    std = wide.clamp_min(torch.finfo(wide.dtype).tiny).sqrt().to(mean.dtype)
+    least = torch.finfo(variance.dtype).tiny
+    if variance.dtype == torch.float16:  # which has no small variances, nor large gradients
+        least, variance = least * torch.finfo(torch.float16).eps, variance.float()
     noise = normal_like(mean, draws)
     if draws == 1:
-        return torch.addcmul(mean, std, noise)
-    return torch.addcmul(mean, std, noise.unflatten(0, (draws, -1))).flatten(0, 1)
+        return _Reparameterized.apply(mean, variance, noise, least)[0]
+    return torch.addcmul(mean, _root(variance, least).to(mean.dtype), noise.unflatten(0, (draws, -1))).flatten(0, 1)
+
+
+def _root(variance: Tensor, least: float) -> Tensor:
+    return variance.clamp_min(least).sqrt()
+
+
+class _Reparameterized(torch.autograd.Function):
+    """One node instead of three: activations are large, and every pass over them counts.
+
+    The slope at a variance below the least is that at the least: whatever made the variance as small makes it count for nothing.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor, noise: Tensor, least: float) -> tuple[Tensor, Tensor]:
+        std = _root(variance, least)
+        return torch.addcmul(mean, std.to(mean.dtype), noise), std
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        _, variance, noise, ctx.least = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(variance, noise, output[1])
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor, _: Tensor
+    ) -> tuple[Tensor, Tensor, None, None]:
+        variance, noise, std = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            std = _root(variance, ctx.least)
+        return grad, torch.addcdiv(std.new_zeros(()), grad * noise, std, value=0.5), None, None
 
 
 def at_most(x: Tensor, bound: float) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import at_least_float32, gaussian_kl_sum
+from bayesify.functional import at_least_float32, gaussian_kl_and_spread
 
 __all__ = ["MeanField"]
 
@@ -92,41 +92,61 @@ class GaussianPosterior(Posterior):
 
     def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
-        return (
-            _draw(weight, self.weight_log_std, samples),
-            None if bias is None else _draw(bias, self.bias_log_std, samples),
-        )
+        weight_std, bias_std = self._spread(layer, power=1)
+        drawn = _draw(weight, weight_std, samples)
+        return drawn, None if bias is None or bias_std is None else _draw(bias, bias_std, samples)
 
     def kl(self, layer: Site) -> Tensor:
-        weight, bias = self.mean(layer)
-        total = self._kl(weight, self.weight_log_std, self.weight_prior_mean)
-        return total if bias is None else total + self._kl(bias, self.bias_log_std, self.bias_prior_mean)
-
-    def _kl(self, mean: Tensor, log_std: Tensor, prior_mean: Tensor | None) -> Tensor:
-        mean, log_std = at_least_float32(mean), at_least_float32(log_std)
-        if self.method.prior == "scale-mixture":
-            return _scale_mixture_kl(mean, log_std, self.method)
-        return gaussian_kl_sum(mean, log_std, 0.0 if prior_mean is None else prior_mean, self.method.prior_std)
+        return self._kl_and_spread(layer, power=1)[0]
 
     def moments(self, layer: Site, x: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.method.noise == "shared":
             return None
         weight, bias = self.mean(layer)
         x = layer.prepare(x)
-        bias_variance = None if bias is None else torch.exp(2 * self.bias_log_std)
-        variance = layer.op(layer.square(x), torch.exp(2 * self.weight_log_std), bias_variance)
-        return layer.op(x, weight, bias), variance
+        return layer.op(x, weight, bias), layer.op(layer.square(x), *self._spread(layer, power=2))
+
+    def _spread(self, layer: Site, power: Literal[1, 2]) -> tuple[Tensor, Tensor | None]:
+        """Standard deviations (power 1) or variances (power 2) of weight and bias, None for a missing bias.
+
+        A pass that is to return the KL gets it from here, for it goes over the same numbers.
+        """
+        kls = layer.drawing.kls
+        if kls is None:
+            bias_spread = None if layer.bias is None else torch.exp(power * self.bias_log_std)
+            return torch.exp(power * self.weight_log_std), bias_spread
+        kls[self], weight_spread, bias_spread = self._kl_and_spread(layer, power)
+        return weight_spread, bias_spread
+
+    def _kl_and_spread(self, layer: Site, power: Literal[1, 2]) -> tuple[Tensor, Tensor, Tensor | None]:
+        weight, bias = self.mean(layer)
+        kl, weight_spread = self._of(weight, self.weight_log_std, self.weight_prior_mean, power)
+        if bias is None:
+            return kl, weight_spread, None
+        bias_kl, bias_spread = self._of(bias, self.bias_log_std, self.bias_prior_mean, power)
+        return kl + bias_kl, weight_spread, bias_spread
+
+    def _of(self, mean: Tensor, log_std: Tensor, prior_mean: Tensor | None, power: Literal[1, 2]) -> tuple[Tensor, Tensor]:
+        """KL and spread of one tensor of parameters, the spread in their own precision."""
+        wide = at_least_float32(log_std)
+        if self.method.prior == "scale-mixture":
+            return _scale_mixture_kl(at_least_float32(mean), wide, self.method), torch.exp(power * log_std)
+        centre = 0.0 if prior_mean is None else prior_mean
+        kl, *spread = gaussian_kl_and_spread(at_least_float32(mean), wide, centre, self.method.prior_std)
+        return kl, spread[power - 1].to(log_std.dtype)
 
 
-def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:
-    eps = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device)
-    return mean + log_std.exp() * eps
+def _draw(mean: Tensor, std: Tensor, samples: int) -> Tensor:
+    """(S, *shape of mean); with a single draw nothing is broadcast, whose gradient would be a sum."""
+    shape = mean.shape if samples == 1 else (samples, *mean.shape)
+    drawn = mean + std * torch.randn(shape, dtype=mean.dtype, device=mean.device)
+    return drawn.unsqueeze(0) if samples == 1 else drawn
 
 
 def _scale_mixture_kl(mean: Tensor, log_std: Tensor, method: MeanField) -> Tensor:
     """Unbiased: the entropy of q exactly, the cross term with one draw."""
     negative_entropy = -(log_std + 0.5 * (1 + math.log(2 * math.pi))).sum()
-    w = _draw(mean, log_std, 1)[0]
+    w = _draw(mean, log_std.exp(), 1).squeeze(0)
     components = [
         math.log(share) - math.log(std) - 0.5 * math.log(2 * math.pi) - 0.5 * (w / std) ** 2
         for share, std in ((method.mixture_weight, method.prior_std), (1 - method.mixture_weight, method.mixture_std))

@@ -37,7 +37,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import at_least_float32, structured_noise, vsd_hierarchical_kl, vsd_kl
+from bayesify.functional import CompactForm, at_least_float32, compact_form, structured_noise, vsd_hierarchical_kl, vsd_kl
 
 __all__ = ["VSD"]
 
@@ -126,11 +126,17 @@ class StructuredDropoutPosterior(Posterior):
             vectors.append(connection(vectors[-1]))
         return torch.cat(vectors) if self.connections else self.first_vector
 
-    def noise(self, rows: int) -> Tensor:
-        """xi (rows, K), in the parameters' precision also under autocast, so that U here is the U of the KL."""
+    def noise(self, layer: Site, rows: int) -> Tensor:
+        """xi (rows, K), in the parameters' precision also under autocast, so that U here is the U of the KL.
+
+        A pass that is to return the KL gets it from here, where the reflections are at hand.
+        """
         eps = torch.randn(rows, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
         with _without_autocast(self.log_alpha.device):
-            return structured_noise(self.log_alpha, self.vectors(), eps)
+            form = compact_form(self.vectors())
+            if layer.drawing.kls is not None:
+                layer.drawing.kls[self] = self._kl(form)
+            return structured_noise(self.log_alpha, form, eps)
 
     def scale(self, samples: int) -> Tensor:
         """z (samples, K)."""
@@ -138,7 +144,7 @@ class StructuredDropoutPosterior(Posterior):
         return torch.exp(self.log_scale_mean + self.log_scale_log_std.exp() * eps)
 
     def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
-        factor = self.noise(samples).to(layer.weight.dtype)
+        factor = self.noise(layer, samples).to(layer.weight.dtype)
         if self.method.hierarchical:
             factor = factor * self.scale(samples)
         bias = None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
@@ -151,15 +157,17 @@ class StructuredDropoutPosterior(Posterior):
         return layer.weight * self._over_weight(factor, layer), layer.bias
 
     def kl(self, layer: Site) -> Tensor:
-        vectors = self.vectors()
+        return self._kl(compact_form(self.vectors()))
+
+    def _kl(self, form: CompactForm) -> Tensor:
         if not self.method.hierarchical:
-            return vsd_kl(self.log_alpha, vectors, self.columns)
+            return vsd_kl(self.log_alpha, form, self.columns)
         variance = torch.exp(2 * at_least_float32(self.log_scale_log_std))
         hyperprior = (self.method.concentration, self.method.rate, self.method.hyperprior)
-        return vsd_hierarchical_kl(self.log_alpha, vectors, self.columns, self.log_scale_mean, variance, *hyperprior)
+        return vsd_hierarchical_kl(self.log_alpha, form, self.columns, self.log_scale_mean, variance, *hyperprior)
 
     def forward(self, layer: Site, x: Tensor) -> Tensor:
-        factor = self.noise(x.shape[0])
+        factor = self.noise(layer, x.shape[0])
         if self.method.hierarchical:
             z = self._scale_of_pass(layer)
             factor = (factor.unflatten(0, (len(z), -1)) * z.unsqueeze(1)).flatten(0, 1)

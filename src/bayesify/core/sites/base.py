@@ -31,13 +31,15 @@ class Drawing:
     batch_dim: int = 0
     # The weights drawn so far in this pass, so that a module used twice in it is one function; None outside a pass.
     drawn: dict[nn.Module, tuple[Tensor, Tensor | None]] | None = None
+    # The KLs that layers found on their way through a pass that is to return them; None in other passes.
+    kls: dict[Posterior, Tensor] | None = None
     # What looks at the pass under way, and at its sites' inputs.
     watch: Watch | None = None
 
     def settle(self) -> None:
         """Forget the last pass where a layer is called on its own; a backward that recomputes layers (checkpointing) repeats it."""
         if self.drawn is None and torch._C._current_graph_task_id() == -1:
-            self.samples, self.coherent = 1, False
+            self.samples, self.coherent, self.kls = 1, False, None
 
     def choose(self, log_prob: Tensor) -> None:
         """Tell the pass under way the log probability (S,) of discrete choices made in it: see `Draws.score`."""
@@ -97,7 +99,7 @@ class Site(nn.Module):
         if weight.dim() == len(self.weight_shape):
             return self.apply_weight(x, weight, bias)
         if weight.shape[0] == 1:
-            return self.apply_weight(x, weight[0], None if bias is None else bias[0])
+            return self.apply_weight(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
         return self.apply_weights(x, weight, bias)
 
     def apply_weights(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
