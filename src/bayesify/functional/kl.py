@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.functional.nodes import signed
+
 __all__ = [
     "at_least_float32",
     "dropout_kl",
@@ -96,6 +98,7 @@ class _GaussianKL(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(shift: Tensor, log_std: Tensor, prior_std: float) -> tuple[Tensor, Tensor, Tensor]:
         std = log_std.exp()
         variance = std.square()
@@ -233,6 +236,7 @@ class _LogUniformKL(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
         return _value_and_slope(log_alpha)
 

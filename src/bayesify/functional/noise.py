@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.functional.nodes import signed
+
 __all__ = ["at_most", "bernoulli_mask", "local_reparameterization", "normal_like"]
 
 
@@ -97,6 +99,7 @@ class _Reparameterized(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(mean: Tensor, variance: Tensor, noise: Tensor, least: float) -> tuple[Tensor, Tensor]:
         std = _root(variance, least)
         return torch.addcmul(mean, std.to(mean.dtype), noise), std
@@ -143,6 +146,7 @@ class _AtMost(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(x: Tensor, bound: float) -> Tensor:
         return x.clamp(max=bound)
 

@@ -139,7 +139,7 @@ class GaussianPosterior(Posterior):
 def _draw(mean: Tensor, std: Tensor, samples: int) -> Tensor:
     """(S, *shape of mean); with a single draw nothing is broadcast, whose gradient would be a sum."""
     shape = mean.shape if samples == 1 else (samples, *mean.shape)
-    drawn = mean + std * torch.randn(shape, dtype=mean.dtype, device=mean.device)
+    drawn = torch.addcmul(mean, std, torch.randn(shape, dtype=mean.dtype, device=mean.device))
     return drawn.unsqueeze(0) if samples == 1 else drawn
 
 
