@@ -8,7 +8,7 @@ __all__ = ["signed"]
 
 
 def signed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the signature of a node's `forward`: PyTorch asks for it in every call, and finding it takes longer than small layers do.
+    """Keep the signature of a node's `forward`: PyTorch asks for it in every call, and finding it takes longer than a small layer.
 
     Example:
         >>> @signed
