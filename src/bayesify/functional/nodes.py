@@ -16,5 +16,5 @@ def signed(forward: Callable[..., Any]) -> Callable[..., Any]:
         >>> forward.__signature__
         <Signature (x, bound)>
     """
-    forward.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
+    forward.__signature__ = inspect.signature(forward)
     return forward
