@@ -29,6 +29,12 @@ LIKELIHOOD = Metric("Log-likelihood", "log_likelihood", 1, "nats per test row, i
 _CRPS = Metric("CRPS", "crps", -1, "in the targets' unit; lower is better")
 
 
+_WINS = (
+    "on so many data sets the method of the line is better than that of the column, by more than two standard errors of their "
+    "difference over splits (which are the same for both); last, the average of its ranks by mean, 1 the best"
+)
+
+
 def published_of(published: Mapping[str, Any]) -> Published:
     """The section `[published.METHOD]`: a source and, by data set, metrics as a mean or as [mean, standard error].
 
@@ -64,6 +70,10 @@ def write_tables(
     grid = Grid(jobs, results)
     for metric in (RMSE, LIKELIHOOD, _CRPS):
         text.append(f"## {metric.title}\n\n{metric.note}\n\n{_compare(grid, metric, published)}")
+    for metric in (RMSE, LIKELIHOOD):
+        if wins := _wins(grid, metric):
+            title = metric.title if metric is RMSE else metric.title.lower()
+            text.append(f"## Wins by {title}\n\n{_WINS}\n\n{wins}")
     share = "share of test rows in their 95 % interval (0.95 is ideal), and the mean width of these, in the targets' unit"
     text.append(f"## Coverage\n\n{share}\n\n{grid.table(_interval)}")
     time = "training per split: the time of the pass that trained all splits together, divided by their number"
@@ -88,6 +98,15 @@ class Grid:
     def units(self, dataset: str, method: str) -> list[Unit]:
         """What there is, by split."""
         return list(self.results.get(self.jobs[dataset, method].key, {}).values())
+
+    def better(self, dataset: str, one: str, other: str, metric: Metric) -> bool:
+        """Whether one method beats another by more than two standard errors of their difference over the splits of both."""
+        first, second = (self.results[self.jobs[dataset, method].key] for method in (one, other))
+        gaps = [metric.sign * (first[split][metric.key] - second[split][metric.key]) for split in first if split in second]
+        if len(gaps) < 2:
+            return False
+        gap = estimate(gaps)
+        return gap.mean > 2 * (gap.error or 0.0)
 
     def short(self, dataset: str, method: str) -> str:
         """How many splits there are, where some are missing."""
@@ -139,6 +158,24 @@ def _compare(grid: Grid, metric: Metric, published: Published) -> str:
                 row.append(text)
         rows.append(row)
     return markdown(header, rows)
+
+
+def _wins(grid: Grid, metric: Metric) -> str:
+    """Pairwise comparisons, over the data sets that all methods have results for."""
+    datasets = [d for d in grid.datasets if all(grid.units(d, method) for method in grid.methods)]
+    if len(grid.methods) < 3 or not datasets:
+        return ""
+    ranks = dict.fromkeys(grid.methods, 0.0)
+    for dataset in datasets:
+        scores = {method: metric.sign * mean_of(grid.units(dataset, method), metric.key).mean for method in grid.methods}
+        for method, score in scores.items():  # equal scores share their ranks
+            better, equal = (sum(compare(other, score) for other in scores.values()) for compare in (float.__gt__, float.__eq__))
+            ranks[method] += (better + (equal + 1) / 2) / len(datasets)
+    rows = []
+    for one in grid.methods:
+        beaten = [sum(grid.better(d, one, other, metric) for d in datasets) if one != other else None for other in grid.methods]
+        rows.append([one, *("" if count is None else str(count) for count in beaten), f"{ranks[one]:.1f}"])
+    return markdown([f"{len(datasets)} data sets", *grid.methods, "rank"], rows)
 
 
 def _by_samples(grid: Grid) -> str:
