@@ -60,6 +60,17 @@ def _training_step() -> str:
     return f"{_ratios(results['nets'])}\n\n{_where(results)}"
 
 
+def _breakdown() -> str:
+    results = _load("breakdown")
+    kinds = list(next(iter(next(iter(results["nets"].values())).values())))
+    rows = [
+        [net, _code(method), *(f"{row[kind]:.0f}" if kind == "operators" else f"{row[kind]:.1f}" for kind in kinds)]
+        for net, methods in results["nets"].items()
+        for method, row in methods.items()
+    ]
+    return f"{_table(['', '', *kinds], rows)}\n\nMilliseconds of processor time per step. {_where(results)}"
+
+
 def _prediction() -> str:
     results = _load("prediction")
     return f"{_ratios(results['nets'])}\n\n{results['samples']} draws. {_where(results)}"
@@ -117,6 +128,7 @@ def _predicted() -> str:
 
 _TABLES: dict[str, Callable[[], str]] = {
     "training step": _training_step,
+    "breakdown": _breakdown,
     "prediction": _prediction,
     "peers": _peers,
     "hadamard": _hadamard,

@@ -77,10 +77,10 @@ def _alpha_of_every_weight(site: Site, alpha_per: str) -> Tensor:
     return full
 
 
-@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("route", ["gradients wanted", "none wanted", "coherent"])
 @pytest.mark.parametrize("alpha_per", ["layer", "unit", "weight"])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_weight_noise_is_independent(layer: str, alpha_per: str, coherent: bool) -> None:
+def test_weight_noise_is_independent(layer: str, alpha_per: str, route: str) -> None:
     plain, x = LAYERS[layer]()
     bnn, site = _convert(copy.deepcopy(plain), VariationalDropout(noise="weight", alpha_per=alpha_per, p=0.3))
     _spread_rates(site)
@@ -94,10 +94,12 @@ def test_weight_noise_is_independent(layer: str, alpha_per: str, coherent: bool)
         slopes = torch.func.jacrev(act)(weight).flatten(1)
         variances = _alpha_of_every_weight(site, alpha_per) * weight**2
         covariance = slopes @ variances.flatten().diag() @ slopes.T
-        if not coherent:
+        if route == "gradients wanted" or (route == "none wanted" and layer == "linear"):
             # one draw per output element: its own variance, nothing in common with its neighbours
             covariance = covariance.diag().diag()
-        _assert_normal(bnn(x, samples=DRAWS, coherent=coherent).outputs.flatten(1), act(weight), covariance)
+        with torch.set_grad_enabled(route == "gradients wanted"):
+            drawn = bnn(x, samples=DRAWS, coherent=route == "coherent").outputs.detach()
+        _assert_normal(drawn.flatten(1), act(weight), covariance)
 
 
 @pytest.mark.parametrize("noise", ["input", "weight"])

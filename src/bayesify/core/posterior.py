@@ -49,7 +49,8 @@ class Posterior(nn.Module, ABC):
         Override, or override `moments`, for a cheaper or less noisy route with the same mean and variance of every output element
         (input noise, local reparameterisation); `coherent=True` bypasses both.
         """
-        moments = self.moments(layer, x)
+        rows = x.shape[0] // layer.drawing.samples
+        moments = None if layer.prefers_weights(x, rows) else self.moments(layer, x)
         return layer.act(x, *layer.draw()) if moments is None else local_reparameterization(*moments)
 
     def moments(self, layer: Site, x: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -81,7 +81,7 @@ class Prefix(TorchFunctionMode):
                 return mark(site.sampled(x), False)
             if site.posterior.log_ensemble_size(site) == 0:
                 return self._remember(site, lambda: site.act(x, *site.posterior.mean(site)))
-            if not site.drawing.coherent:
+            if not (site.drawing.coherent or site.prefers_weights(x, x.shape[0])):
                 moments = self._remember(site, lambda: site.posterior.moments(site, x), needed=True)
                 if moments is not None:
                     return mark(local_reparameterization(*moments, draws=self.samples), False)

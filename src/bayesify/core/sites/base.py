@@ -90,6 +90,13 @@ class Site(nn.Module):
             drawn[self] = self.posterior.sample(self, self.drawing.samples)
         return drawn[self]
 
+    def prefers_weights(self, x: Tensor, rows: int) -> bool:
+        """Whether to draw weights and not outputs for an input x of so many rows per draw, where a posterior can do both.
+
+        Outputs are drawn for gradients with less noise. Where none are wanted, the cheaper way is taken.
+        """
+        return False
+
     def act(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`op` of the prepared x, in one go where the layer has a kernel for both."""
         return self.op(self.prepare(x), weight, bias)

@@ -62,6 +62,12 @@ class _Convolution(Site, _ConvNd):
     def input_channels(self) -> int:
         return self.in_channels
 
+    def prefers_weights(self, x: Tensor, rows: int) -> bool:
+        # A second convolution and a number per output cost more than a number per weight, unless there are many more weights.
+        strides = math.prod(self.stride)
+        positions = math.prod(x.shape[2:]) * (strides if self.transposed else 1 / strides)
+        return not torch.is_grad_enabled() and math.prod(self.weight_shape) < 4 * rows * self.out_channels * positions
+
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(*v.shape, *[1] * (x.dim() - 2))
 
