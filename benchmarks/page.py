@@ -23,7 +23,7 @@ def filled(page: str) -> str:
     def replace(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{_TABLES[match[1]]()}\n<!-- end -->"
 
-    return re.sub(r"<!-- ([\w ]+) -->\n.*?\n<!-- end -->", replace, page, flags=re.DOTALL)
+    return re.sub(r"<!-- (?!end)([\w ]+) -->\n(?:.*?\n)??<!-- end -->", replace, page, flags=re.DOTALL)
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -42,7 +42,8 @@ def _code(name: str) -> str:
 def _where(results: Mapping[str, Any]) -> str:
     machine = results["machine"]
     changed = " with changes" if machine["dirty"] else ""
-    return f"{machine['cpu']}, {machine['threads']} threads, PyTorch {machine['torch']}, commit {machine['commit']}{changed}."
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+    return f"{machine['cpu']}, {threads}, PyTorch {machine['torch']}, commit {machine['commit']}{changed}."
 
 
 def _ratios(nets: Mapping[str, Mapping[str, Any]]) -> str:
@@ -68,7 +69,7 @@ def _breakdown() -> str:
         for net, methods in results["nets"].items()
         for method, row in methods.items()
     ]
-    return f"{_table(['', '', *kinds], rows)}\n\nMilliseconds of processor time per step. {_where(results)}"
+    return f"{_table(['', '', *kinds], rows)}\n\nMilliseconds per step. {_where(results)}"
 
 
 def _prediction() -> str:

@@ -158,6 +158,7 @@ def ceilings(rounds: int) -> dict[str, float]:
 def draw(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     """One panel per axis, with the growth of theory as a dashed line through the plain network's last point."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     from bayesify.plots.style import INK, MUTED, axes
 
@@ -178,6 +179,10 @@ def draw(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
         last = results[axis][str(places[-1])]["plain"]["milliseconds"]
         ax.plot(places, [last * (p / places[-1]) ** power for p in places], "--", color=MUTED, linewidth=0.8)
         ax.set(xscale="log", yscale="log")
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_xticks(places, [str(place) for place in places], fontsize=8)
+        ax.tick_params(axis="y", labelsize=8)
         ax.set_title(label, fontsize=9, color=INK)
         ax.set_ylabel("ms", fontsize=8)
         ax.legend(fontsize=6.5, frameon=False)

@@ -94,7 +94,11 @@ class Folded(Bayesian):
         try:
             with watch if isinstance(watch, TorchFunctionMode) else nullcontext():
                 outputs = self.net(*args, **keywords)
-            return outputs if prefix is None else prefix.end(outputs), self.drawing.score
+            if prefix is None:
+                return outputs, self.drawing.score
+            if prefix.idle and self.drawing.watch is prefix:  # all is random from the beginning: later passes do without
+                self.drawing.watch = None
+            return prefix.end(outputs), self.drawing.score
         finally:
             self.drawing.drawn = self.drawing.score = None
 

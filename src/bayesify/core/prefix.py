@@ -61,6 +61,7 @@ class Prefix(TorchFunctionMode):
         self.samples = 1
         self.calls: list[_Call] = []
         self.place = self.passes = 0
+        self.idle = True  # nothing that could be handed out again
 
     def begin(self, samples: int) -> None:
         """A pass with so many draws starts."""
@@ -113,6 +114,7 @@ class Prefix(TorchFunctionMode):
         leaves, spec = tree_flatten(result)
         for number, y in enumerate(leaves):
             if isinstance(y, Tensor):
+                self.idle = False
                 mark(y, True)
                 cast(Any, y).bayesify_place = (place, number)
         # Nothing holds on to what only the pass under way needs, and no tensor to what holds it.
