@@ -11,7 +11,7 @@ RMSE = {  # by data set and method, on four splits
 
 
 def _report() -> str:
-    others = {"coverage_95": 0.9, "width_95": 1.0, "train_seconds": 1.0}
+    others = {"coverage_95": 0.9, "width_95": 1.0, "train_seconds": 1.0, "parameters": 1502}
     jobs, results = [], {}
     for dataset, methods in RMSE.items():
         for method in "ABC":
@@ -37,3 +37,7 @@ def test_wins_are_counted_by_paired_differences_over_splits() -> None:
         assert _line(text, title, "B") == ["B", "0", "", "1", "1.8"]
         assert _line(text, title, "C") == ["C", "0", "0", "", "2.8"]
         assert "| 2 data sets |" in text
+
+
+def test_parameters_are_stated() -> None:
+    assert _line(_report(), "Parameters", "boston") == ["boston", "1,502", "1,502", "1,502"]

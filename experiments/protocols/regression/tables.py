@@ -78,6 +78,7 @@ def write_tables(
     text.append(f"## Coverage\n\n{share}\n\n{grid.table(_interval)}")
     time = "training per split: the time of the pass that trained all splits together, divided by their number"
     text.append(f"## Seconds\n\n{time}\n\n{grid.table(_seconds)}")
+    text.append(f"## Parameters\n\ntrained numbers of one net\n\n{grid.table(_parameters)}")
     if draws := _by_samples(grid):
         how = "the same nets, predicting with S draws: RMSE, log-likelihood, and share of test rows in the 95 % interval"
         text.append(f"## Number of draws\n\n{how}\n\n{draws}")
@@ -133,6 +134,10 @@ def _interval(units: Sequence[Unit]) -> str:
 
 def _seconds(units: Sequence[Unit]) -> str:
     return f"{mean_of(units, 'train_seconds').mean:.2f}"
+
+
+def _parameters(units: Sequence[Unit]) -> str:
+    return f"{mean_of(units, 'parameters').mean:,.0f}"
 
 
 def _compare(grid: Grid, metric: Metric, published: Published) -> str:
