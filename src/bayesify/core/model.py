@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from bayesify.core.posterior import Method
+from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Drawing, Site
 
 __all__ = ["Bayesian", "Draws", "LayerReport", "NormalOutputs"]
@@ -170,19 +170,22 @@ class Bayesian(nn.Module, ABC):
 
     def kl(self) -> Tensor:
         """KL(q || prior) of all random layers together: nats, summed, a scalar of at least float32."""
+        return self._kl({})
+
+    def kl_of_pass(self) -> Tensor:
+        """`kl()`, with what the layers have found of it in the pass just made, or zero while predicting."""
+        if self.pays_kl:
+            return self._kl(self.drawing.kls or {})
+        return next((torch.zeros((), device=parameter.device) for parameter in self.net.parameters()), torch.zeros(()))
+
+    def _kl(self, found: Mapping[Posterior, Tensor]) -> Tensor:
         parameter = next(self.net.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         # the meta device, for one, knows no autocast to switch off
         autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
         with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
-            terms = [_kl(site).to(device) for _, site in self.sites()]
+            terms = [_kl(site, found.get(site.posterior)).to(device) for _, site in self.sites()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
-
-    def kl_of_pass(self) -> Tensor:
-        """`kl()`, with what the layers of this pass have found of it already, or zero while predicting."""
-        if self.pays_kl:
-            return self.kl()
-        return next((torch.zeros((), device=parameter.device) for parameter in self.net.parameters()), torch.zeros(()))
 
     def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
         """The positional inputs by the name of the parameter they are bound to, or by position where no name matters."""
@@ -200,13 +203,15 @@ class Bayesian(nn.Module, ABC):
         raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
 
 
-def _kl(site: Site) -> Tensor:
-    """KL of one layer. FSDP leaves parameters in shards: they are put together here, and again in the backward (less memory)."""
+def _kl(site: Site, found: Tensor | None) -> Tensor:
+    """KL of one layer, perhaps found on the way through it.
+
+    FSDP leaves parameters in shards: they are put together here, and again in the backward, which takes less memory.
+    """
     shards = {}
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         shards = {name: p for name, p in site.named_parameters() if getattr(p, "full_tensor", None) is not None}
     if not shards:
-        found = (site.drawing.kls or {}).get(site.posterior)
         # of a pass without gradients (a reentrant checkpoint) it would be a mere number
         return site.posterior.kl(site) if found is None or (torch.is_grad_enabled() and not found.requires_grad) else found
 

@@ -8,7 +8,7 @@ Kingma, Salimans & Welling, 2015, section 2.3), which makes gradients less noisy
 $$y_j \sim N\Bigl(\sum_i x_i\mu_{ij} + \mu_j, \; \sum_i x_i^2\sigma_{ij}^2 + \sigma_j^2\Bigr)$$
 
 `noise="shared"` draws the weights once per sample for the whole batch (Bayes by Backprop; Blundell et al., 2015),
-which costs less per step. Without gradients, in predictions, convolutions draw their weights in either case: it takes half as long.
+which costs less per step. Without gradients, in predictions, convolutions draw their weights in either case, where that costs less.
 """
 
 from __future__ import annotations
