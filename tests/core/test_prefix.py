@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesify import EMP, VSD, Categorical, DeepEnsemble, MCDropout, MeanField, Method, VariationalDropout, bayesify, predict
 from bayesify.core.folded import Folded
+from bayesify.methods.mean_field import GaussianPosterior
 
 F64 = torch.float64
 
@@ -207,13 +208,15 @@ def test_inputs_and_random_state_are_left_alone() -> None:
 def test_no_kl_is_computed_while_predicting(monkeypatch: pytest.MonkeyPatch) -> None:
     bnn, x = made("all")
 
-    def refuse(self: Any) -> Tensor:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         raise AssertionError("nobody asked for the KL")
 
-    monkeypatch.setattr(type(bnn), "kl", refuse)
-    predict(bnn, x, Categorical(), samples=3, seed=0)
-    with pytest.raises(AssertionError, match="KL"):
-        bnn(x)
+    for owner, name in ((type(bnn), "_kl"), (GaussianPosterior, "_kl_and_spread")):  # afterwards, and on the way
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, refuse)
+            predict(bnn, x, Categorical(), samples=3, seed=0)
+            with pytest.raises(AssertionError, match="KL"):
+                bnn(x)
 
 
 def test_training_mode_has_no_prefix() -> None:

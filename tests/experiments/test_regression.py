@@ -148,7 +148,8 @@ def test_the_seven_sets_are_configured():
         **dict.fromkeys(("boston", "concrete", "kin8nm", "naval", "power-plant", "yacht"), 20),
         "protein": 5,
     }
-    assert {job.settings["method"] for job in jobs} == {"Deterministic", "MCDropout", "MeanField", "VariationalDropout"}
+    of_papers = {"VariationalDropout", "VSD", "WHVI", "EMP", "ECMP", "VIFO"}
+    assert {job.settings["method"] for job in jobs} == {"Deterministic", "MCDropout", "MeanField", "DeepEnsemble", *of_papers}
     assert set(table.published) <= {job.settings["method"] for job in jobs}
 
 

@@ -82,7 +82,7 @@ def test_models_are_judged_by_every_number_of_draws() -> None:
 
 def test_numbers_of_draws_are_set_side_by_side() -> None:
     job = Job("boston-EMP", {"dataset": "boston", "method": "EMP"}, ("0", "1"), ("boston",))
-    scores = {"rmse": 2.0, "log_likelihood": -3.0, "crps": 1.0, "coverage_95": 0.9, "width_95": 1.0}
+    scores = {"rmse": 2.0, "log_likelihood": -3.0, "crps": 1.0, "coverage_95": 0.9, "width_95": 1.0, "parameters": 9}
     by_samples = [{"1": {**scores, "rmse": rmse, "coverage_95": coverage}} for rmse, coverage in ((2.0, 0.8), (4.0, 0.7))]
     units = {str(i): {**scores, "train_seconds": 1.0, "by_samples": counts} for i, counts in enumerate(by_samples)}
     section = write_tables([job], {"boston-EMP": units}, {}, {}).split("## Number of draws")[1].split("##")[0]
