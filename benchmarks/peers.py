@@ -1,6 +1,6 @@
 """The same work by bayesify and by other libraries: a training step, and a prediction from 100 draws, beside the plain network.
 
-    pip install bayesian-torch blitz-bayesian-pytorch torchbnn
+    pip install bayesian-torch blitz-bayesian-pytorch torchbnn tyxe
     python -m benchmarks.peers [--nets LeNet5 ...] [--rounds 15] [--samples 100]
 
 Mean-field inference everywhere, for all of them have it: "local" draws outputs (local reparameterisation), "Flipout" draws weights
@@ -12,6 +12,8 @@ interleaved in one process, and the peak memory that each needs in a process of 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import subprocess
@@ -38,6 +40,8 @@ PEERS = {
     "bayesian-torch, Flipout": "bayesian_torch",
     "blitz, weights": "blitz",
     "torchbnn, weights": "torchbnn",
+    "TyXe, weights": "tyxe",
+    "TyXe, local": "tyxe",
 }
 NETS = ("MLP 784-400-400-10", "LeNet5")
 _ROWS = 50_000  # of the training set that the KL is weighed against
@@ -74,6 +78,25 @@ def peer(name: str, net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
     return made, lambda: divergence(made)
 
 
+def tyxe(net: nn.Module) -> tuple[Any, Any]:
+    """The network as TyXe makes it random, and Pyro's optimiser."""
+    modules = [importlib.import_module(name) for name in ("pyro", "pyro.distributions", "pyro.optim", "tyxe")]
+    pyro, distributions, optim, package = modules
+    # asked for by TyXe 0.0.2, gone from Pyro 1.9
+    pyro.util.deep_getattr = lambda module, name: functools.reduce(getattr, name.split("."), module)
+    pyro.clear_param_store()
+    guide = functools.partial(
+        package.guides.AutoNormal, init_scale=0.01, init_loc_fn=package.guides.PretrainedInitializer.from_net(net)
+    )
+    prior = package.priors.IIDPrior(distributions.Normal(0.0, 1.0))
+    return package.VariationalBNN(net, prior, package.likelihoods.Categorical(dataset_size=_ROWS), guide), optim.Adam({"lr": 1e-4})
+
+
+def _tyxe_noise(name: str) -> Any:
+    """The context in which TyXe draws outputs, or nothing."""
+    return importlib.import_module("tyxe.poutine").local_reparameterization() if "local" in name else contextlib.nullcontext()
+
+
 def _replaced(net: nn.Module, linear: Callable[[Any], nn.Module], conv: Callable[[Any], nn.Module]) -> nn.Module:
     makers = {nn.Linear: linear, nn.Conv2d: conv}
     for name, layer in list(net.named_children()):
@@ -87,6 +110,14 @@ def training(name: str, workload: Workload, x: Tensor, y: Tensor) -> Callable[[]
         return plain_step(workload, x, y)
     if name in OURS:
         return bayesian_step(workload, OURS[name], x, y)
+    if name.startswith("TyXe"):
+        bnn, adam = tyxe(workload.net())
+
+        def pyro_step() -> None:
+            with _tyxe_noise(name):
+                bnn.fit([(x, y)], adam, 1)
+
+        return pyro_step
     net, kl = peer(name, workload.net().train())
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
 
@@ -103,6 +134,15 @@ def prediction(name: str, workload: Workload, x: Tensor, samples: int) -> Callab
     if name in OURS:
         bnn = bayesify(workload.net().eval(), OURS[name])
         return lambda: predict(bnn, x, Categorical(), samples=samples, progress=False)
+    if name.startswith("TyXe"):
+        tyxe_bnn, adam = tyxe(workload.net())
+        tyxe_bnn.fit([(x, torch.zeros(len(x), dtype=torch.long))], adam, 1)  # it has no parameters before
+
+        def predictions() -> object:
+            with _tyxe_noise(name):
+                return tyxe_bnn.predict(x, num_predictions=samples)
+
+        return predictions
     net = workload.net() if name == "plain" else peer(name, workload.net())[0]
     net.eval()
 
@@ -181,7 +221,7 @@ def main() -> None:
                 )
             results.setdefault(net, {})[what] = timed
     if not args.dry:
-        versions = {name: _version(name) for name in ("bayesian-torch", "blitz-bayesian-pytorch", "torchbnn")}
+        versions = {name: _version(name) for name in ("bayesian-torch", "blitz-bayesian-pytorch", "torchbnn", "tyxe", "pyro-ppl")}
         settings = {"rounds": args.rounds, "samples": args.samples, "versions": versions}
         path = write("peers", {"machine": machine(), **settings, "nets": results})
         draw(results, path.with_suffix(".png"))
