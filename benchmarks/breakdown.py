@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.measure import machine, write
 from benchmarks.nets import WORKLOADS
-from benchmarks.training_step import METHODS, bayesian_step, plain_step
+from benchmarks.training_step import METHODS, steps
 
 NETS = ("MLP 784-400-400-10", "LeNet5", "AlexNet", "ResNet18")
 SHOWN = ("MeanField", "MeanField, shared noise", "VariationalDropout", "VSD, T = 2", "WHVI", "VIFO", "EMP")
@@ -42,19 +42,19 @@ def kind_of(operator: str) -> str:
     return next((kind for kind, parts in KINDS.items() if any(part in operator for part in parts)), OTHER)
 
 
-def breakdown(step: Callable[[], object], steps: int) -> dict[str, float]:
+def breakdown(step: Callable[[], object], count: int) -> dict[str, float]:
     """Milliseconds per step by kind, and the number of operators called by others than operators."""
     for _ in range(3):
         step()
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        for _ in range(steps):
+        for _ in range(count):
             step()
     times: Counter[str] = Counter()
     calls = 0
     for event in profiled.key_averages():
-        times[kind_of(event.key)] += event.self_cpu_time_total / steps / 1e3
+        times[kind_of(event.key)] += event.self_cpu_time_total / count / 1e3
         calls += event.count if event.key.startswith("aten::") else 0
-    return {**{kind: round(times[kind], 2) for kind in (*KINDS, OTHER)}, "operators": round(calls / steps)}
+    return {**{kind: round(times[kind], 2) for kind in (*KINDS, OTHER)}, "operators": round(calls / count)}
 
 
 def main() -> None:
@@ -67,10 +67,8 @@ def main() -> None:
     nets: dict[str, dict[str, dict[str, float]]] = {}
     for name in args.nets:
         torch.manual_seed(0)
-        workload = WORKLOADS[name]
-        x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
-        steps = {"plain": plain_step(workload, x, y)} | {m: bayesian_step(workload, METHODS[m], x, y) for m in args.methods}
-        nets[name] = {label: breakdown(step, args.steps) for label, step in steps.items()}
+        made = steps(WORKLOADS[name], {label: METHODS[label] for label in args.methods})
+        nets[name] = {label: breakdown(step, args.steps) for label, step in made.items()}
         for label, row in nets[name].items():
             print(name, label, row, flush=True)
     if not args.dry:

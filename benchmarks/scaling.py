@@ -35,7 +35,7 @@ from bayesify import (
 from bayesify.train import Training, fit_many
 from benchmarks.measure import interleave, machine, write
 from benchmarks.nets import Workload, mlp
-from benchmarks.training_step import bayesian_step, plain_step
+from benchmarks.training_step import steps
 
 WIDTHS, BATCHES, DRAWS = (128, 256, 512, 1024, 2048), (1, 8, 32, 128, 512, 2048), (1, 3, 10, 30, 100, 300)
 MODELS, DEPTHS = (1, 5, 20, 100), (1, 2, 4, 8, 16)
@@ -55,15 +55,6 @@ THEORY = {
     "models": ("M, models trained together", 1),
     "depth": ("L, hidden layers of 256", 1),
 }
-
-
-def steps(workload: Workload, methods: dict[str, Method]) -> dict[str, Callable[[], object]]:
-    """A training step of the plain network, and of every method."""
-    x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
-    return {
-        "plain": plain_step(workload, x, y),
-        **{name: bayesian_step(workload, method, x, y) for name, method in methods.items()},
-    }
 
 
 def widths() -> dict[int, dict[str, Callable[[], object]]]:

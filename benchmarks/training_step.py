@@ -8,7 +8,7 @@ Writes benchmarks/results/training_step.json: milliseconds and ratios to the pla
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +82,15 @@ def bayesian_step(workload: Workload, method: Method, x: Tensor, y: Tensor) -> C
     return step
 
 
+def steps(workload: Workload, methods: Mapping[str, Method]) -> dict[str, Callable[[], object]]:
+    """A step of the plain network, and of every method, all on the same data."""
+    x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
+    return {
+        "plain": plain_step(workload, x, y),
+        **{name: bayesian_step(workload, method, x, y) for name, method in methods.items()},
+    }
+
+
 def _only_contractions(net: nn.Module, method: Method) -> dict[str, Method]:
     """As in the papers' tables, normalisation layers stay deterministic, unless the method chooses its layers itself."""
     if type(method).assign is not Method.assign:
@@ -106,12 +115,10 @@ def main() -> None:
     for name in args.nets:
         torch.manual_seed(0)
         workload = WORKLOADS[name]
-        x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
-        steps = {"plain": plain_step(workload, x, y)}
-        steps |= {label: bayesian_step(workload, METHODS[label], x, y) for label in args.methods}
+        made = steps(workload, {label: METHODS[label] for label in args.methods})
         # a step of the smallest net lasts 0.1 ms: time a hundred at once
         repeats = 100 if workload.batch < 64 and len(workload.shape) == 1 else 1
-        timed = interleave({label: _repeat(step, repeats) for label, step in steps.items()}, args.rounds)
+        timed = interleave({label: _repeat(step, repeats) for label, step in made.items()}, args.rounds)
         results["nets"][name] = timed  # pyright: ignore[reportIndexIssue]
         print(f"{name} (batch {workload.batch})")
         for label, row in timed.items():
@@ -122,7 +129,7 @@ def main() -> None:
         print(write("training_step", results))
 
 
-def _repeat(step: Callable[[], None], times: int) -> Callable[[], None]:
+def _repeat(step: Callable[[], object], times: int) -> Callable[[], None]:
     def run() -> None:
         for _ in range(times):
             step()
