@@ -54,7 +54,10 @@ class Posterior(nn.Module, ABC):
         return layer.act(x, *layer.draw()) if moments is None else local_reparameterization(*moments)
 
     def moments(self, layer: Site, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and variance of the outputs where `forward` draws these, independently, and not weights."""
+        """Mean and variance of the outputs where `forward` draws these, independently, and not weights.
+
+        It is not asked where the layer prefers weights: convolutions do, while no gradient is wanted.
+        """
         return None
 
     def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:

@@ -26,10 +26,8 @@ from bayesify.functional.kl import (
     gaussian_kl,
     gaussian_kl_and_spread,
     gaussian_kl_sum,
-    log_uniform_kl,
-    log_uniform_kl_cubic,
-    log_uniform_kl_sigmoid,
 )
+from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
 from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
 from bayesify.functional.regularizers import (
     vifo_empirical_bayes,
