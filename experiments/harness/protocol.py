@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Context", "Job", "Protocol", "Table", "Unit", "UnitError"]
+__all__ = ["Context", "Job", "Protocol", "Table", "Unit", "UnitError", "plain"]
 
 Unit = dict[str, Any]
 """What one unit produced, ready for JSON: numbers by name, lists for curves. Numbers must be finite."""
+
+
+def plain(name: str) -> str:
+    """A name as part of a file's: "MC dropout (0.1)" as "MC-dropout-0.1"."""
+    return re.sub(r"[^\w+.,]+", "-", name).strip("-")
 
 
 class UnitError(Exception):
@@ -112,7 +118,8 @@ class Protocol(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Protocol.registry[cls.name] = cls
+        if "name" in vars(cls):  # what others build on has none
+            Protocol.registry[cls.name] = cls
 
     @abstractmethod
     def jobs(self, table: Table) -> list[Job]:

@@ -24,8 +24,14 @@ import bayesify
         ),
         # one more block per stage: twice the norm and the convolution of equal channels
         ({"kind": "preresnet", "depth": 14, "width": 4}, (3, 32, 32), 5166 + 2 * (8 + 144) + 2 * (16 + 576) + 2 * (32 + 2304)),
+        # 32 k and 64 k maps of 16 x 16 and 8 x 8, 128 k units
+        (
+            {"kind": "strided", "size": 2},
+            (3, 32, 32),
+            64 * (3 * 25 + 1) + 128 * (64 * 25 + 1) + 256 * (128 * 64 + 1) + 256 * 257 + 10 * 257,
+        ),
     ],
-    ids=["mlp-400x2", "linear", "lenet-grey", "lenet-colour", "preresnet-8", "preresnet-14"],
+    ids=["mlp-400x2", "linear", "lenet-grey", "lenet-colour", "preresnet-8", "preresnet-14", "strided"],
 )
 def test_shapes_and_parameters(fields, shape, parameters):
     net = make_net(fields, shape, classes=10)
@@ -69,7 +75,7 @@ def test_every_net_can_be_made_random_by_layer_names(fields):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "vgg"}, "kind of a net must be one of mlp, lenet, preresnet, got 'vgg'"),
+        ({"kind": "vgg"}, "kind of a net must be one of mlp, lenet, preresnet, strided, got 'vgg'"),
         ({"kind": "mlp"}, "a net of kind mlp has the settings kind, hidden, got kind"),
         ({"kind": "lenet", "width": 3}, "a net of kind lenet has the settings kind, got kind, width"),
         ({"kind": "mlp", "hidden": [0]}, "hidden must be a whole number"),

@@ -204,3 +204,18 @@ def test_the_table_is_that_of_the_paper():
         assert sum(unit.startswith("trial") for unit in job.units) == 4
         assert job.data == ("mnist", "fashion-mnist", "kmnist")
     assert all(job.settings["setup"]["epochs"] <= 2 and job.cost < 10 for job in jobs_of(read_table("vsd/mnist", quick=True)))
+
+
+def test_what_only_some_rows_know_is_shown_of_those():
+    table, jobs, results = made_up()
+    assert "## Last layer" not in write_tables(list(jobs.values()), results, published_of(table.published))
+    for seed in range(5):
+        unit = results[jobs["MAP"].key][str(seed)]
+        unit["last_layer"] = {"spectral_norm": 2.0 + seed, "stable_rank": 3.0}
+        for found in unit["ood"].values():
+            found.update(aupr_in=0.9, aupr_out=0.8, fpr95=0.1 * seed, detection_error=0.25)
+    text = write_tables(list(jobs.values()), results, published_of(table.published))
+    assert section(text, "Last layer")[1] == [["MAP", "4.00 ± 0.71", "3"]]
+    _, rows = section(text, "Detection of unfamiliar images")
+    assert [row[:2] for row in rows] == [["MAP", "fashion-mnist"], ["MAP", "kmnist"]]
+    assert rows[0][3:] == ["0.9", "0.8", "0.200 ± 0.071", "0.25"]

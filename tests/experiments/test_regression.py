@@ -8,12 +8,12 @@ import pytest
 import torch
 from experiments.harness.config import jobs_of, read_table
 from experiments.harness.protocol import Context, Table, UnitError
-from experiments.protocols import regression
-from experiments.protocols.regression import Regression, judge
-from experiments.protocols.regression import training as training_module
-from experiments.protocols.regression.setup import Choose, Setup
-from experiments.protocols.regression.splits import hold_out, make_split
-from experiments.protocols.regression.training import Model
+from experiments.protocols import tabular
+from experiments.protocols.tabular import Regression, judge
+from experiments.protocols.tabular import training as training_module
+from experiments.protocols.tabular.setup import Choose, Setup
+from experiments.protocols.tabular.splits import hold_out, make_split
+from experiments.protocols.tabular.training import Model
 from scipy import special, stats
 
 from bayesify import Deterministic, Gaussian, MeanField, bayesify
@@ -40,7 +40,7 @@ def _data(noise=3.0, scale=20.0, shift=100.0):
 
 def _run(table, data, monkeypatch, units=None, saved=None):
     """Results of the table's only job."""
-    monkeypatch.setattr(regression, "load_uci", lambda name, data_dir: data)
+    monkeypatch.setattr(tabular, "load_uci", lambda name, data_dir: data)
     (job,) = jobs_of(table)
     shares = []
     context = Context(data_dir=None, progress=shares.append, save=(saved if saved is not None else {}).update)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from experiments.protocols.regression import choice as choice_module
-from experiments.protocols.regression.choice import choose, trials_of
-from experiments.protocols.regression.setup import Choose, Setup
+from experiments.protocols.tabular import choice as choice_module
+from experiments.protocols.tabular.choice import choose, trials_of
+from experiments.protocols.tabular.setup import Choose, Setup
 
 from bayesify.train import History
 

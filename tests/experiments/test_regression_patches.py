@@ -6,10 +6,10 @@ import pytest
 import torch
 from experiments.harness.config import jobs_of, read_table
 from experiments.harness.protocol import Job
-from experiments.protocols.regression import judge, training
-from experiments.protocols.regression.setup import Setup
-from experiments.protocols.regression.splits import make_split
-from experiments.protocols.regression.tables import write_tables
+from experiments.protocols.tabular import judge, training
+from experiments.protocols.tabular.setup import Setup
+from experiments.protocols.tabular.splits import make_split
+from experiments.protocols.tabular.tables import write_tables
 from torch import nn
 from torch.distributions import Normal
 
@@ -86,7 +86,7 @@ def test_numbers_of_draws_are_set_side_by_side() -> None:
     by_samples = [{"1": {**scores, "rmse": rmse, "coverage_95": coverage}} for rmse, coverage in ((2.0, 0.8), (4.0, 0.7))]
     units = {str(i): {**scores, "train_seconds": 1.0, "by_samples": counts} for i, counts in enumerate(by_samples)}
     section = write_tables([job], {"boston-EMP": units}, {}, {}).split("## Number of draws")[1].split("##")[0]
-    assert section.strip().splitlines()[-1] == "| boston | EMP | 1 | 3.0 ± 1.0 | -3 | 0.750 |"
+    assert section.strip().splitlines()[-1] == "| boston | EMP | 1 | 3.0 ± 1.0 | -3 | 0.750 ± 0.050 |"
 
 
 def test_members_of_the_explicit_ensemble_differ_and_are_mixed() -> None:

@@ -1,7 +1,7 @@
 """The tables of the regression protocol: which method beats which, and by what."""
 
 from experiments.harness.protocol import Job
-from experiments.protocols.regression.tables import write_tables
+from experiments.protocols.tabular.tables import write_tables
 
 RMSE = {  # by data set and method, on four splits
     "boston": {"A": [1.0, 2.0, 3.0, 4.0], "B": [1.5, 2.4, 3.6, 4.5], "C": [1.5, 2.4, 3.6, 4.5]},

@@ -215,3 +215,16 @@ def test_what_cannot_have_input_noise_stays_as_it_is() -> None:
 def test_errors(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VariationalDropout(**fields)
+
+
+@pytest.mark.parametrize("noise", ["input", "weight"])
+def test_a_prior_adds_minus_its_log_density_to_the_kl(noise: str) -> None:
+    plain, site = _convert(nn.Linear(3, 2), VariationalDropout(noise=noise))
+    priors, _ = _convert(nn.Linear(3, 2), VariationalDropout(noise=noise, prior_std=0.3))
+    priors.load_state_dict(plain.state_dict())
+    log_prob = stats.norm(scale=0.3).logpdf
+    weights = torch.cat([site.weight.detach().flatten(), site.bias.detach()]).numpy()
+    expected = float((log_prob(0.0) - log_prob(weights)).sum())
+    assert float(priors.kl().detach() - plain.kl().detach()) == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"prior_std must be a finite number above 0, got -1\.0"):
+        VariationalDropout(prior_std=-1.0)

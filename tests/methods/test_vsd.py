@@ -246,3 +246,38 @@ def test_autocast_leaves_the_noise_in_the_precision_of_the_kl() -> None:
 def test_errors(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VSD(**fields)
+
+
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_a_prior_adds_minus_its_log_density_to_the_kl(hierarchical: bool) -> None:
+    plain, site = _convert(nn.Linear(3, 2), VSD(hierarchical=hierarchical))
+    priors, _ = _convert(nn.Linear(3, 2), VSD(hierarchical=hierarchical, prior_std=0.3))
+    priors.load_state_dict(plain.state_dict())
+    prior = Normal(torch.zeros(()).double(), 0.3)
+    weights = torch.cat([site.weight.detach().flatten(), site.bias.detach()])
+    expected = prior.log_prob(torch.zeros(8).double()).sum() - prior.log_prob(weights).sum()
+    torch.testing.assert_close(priors.kl() - plain.kl(), expected)
+    found = priors(torch.ones(5, 3).double())
+    torch.testing.assert_close(found.kl, priors.kl())  # also where a pass finds it on its way
+
+
+def test_a_prior_keeps_the_weights_small() -> None:
+    sizes = []
+    for prior_std in (None, 0.05):
+        torch.manual_seed(0)
+        bnn, site = _convert(nn.Linear(2, 1, bias=False), VSD(transforms=1, p=0.01, prior_std=prior_std))
+        x = torch.randn(64, 2).double()
+        optimizer = torch.optim.Adam(bnn.parameters(), lr=0.05)
+        for _ in range(200):
+            outputs = bnn(x)
+            loss = (outputs.outputs[0] - x.sum(1, keepdim=True)).square().mean() + outputs.kl / 64
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        sizes.append(float(site.weight.detach().norm()))
+    assert sizes[1] < 0.5 * sizes[0]
+
+
+def test_a_prior_std_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"prior_std must be a finite number above 0, got 0\.0"):
+        VSD(prior_std=0.0)

@@ -6,12 +6,11 @@ are looked at once, by the nets with the chosen values.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayesify.core.checks import check_choice, check_integer
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit
+from experiments.harness.protocol import Context, Job, Protocol, Table, Unit, plain
 from experiments.protocols.images.picture import draw_scores
 from experiments.protocols.images.rows import published_of
 from experiments.protocols.images.setup import Setup
@@ -60,7 +59,7 @@ class ImageClassification(Protocol):
                     units = unit_names(setup, seeds, ensemble)
                     jobs.append(
                         Job(
-                            key=f"{dataset}-{net}-{_plain(name)}",
+                            key=f"{dataset}-{net}-{plain(name)}",
                             settings={"dataset": dataset, "method": name, "net": net, "setup": setup.to_dict()},
                             units=units,
                             data=tuple(dict.fromkeys((dataset, *setup.ood))),
@@ -77,11 +76,6 @@ class ImageClassification(Protocol):
 
     def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
         return draw_scores(self.jobs(table), results, published_of(table.published))
-
-
-def _plain(name: str) -> str:
-    """A name as part of a file's: "MC dropout" as "MC-dropout"."""
-    return re.sub(r"[^\w+.,]+", "-", name)
 
 
 def _list_of(name: str, value: object, kind: type) -> list[Any]:

@@ -26,7 +26,8 @@ def make_net(fields: Mapping[str, Any], shape: Shape, classes: int) -> nn.Module
 
     Args:
         fields: `kind`, one of `NETS`, and what that one takes: "mlp" `hidden`, a list of widths; "lenet" nothing; "preresnet"
-            `depth`, 6 n + 2 for n blocks in each of three stages, and `width`, the channels of the first stage.
+            `depth`, 6 n + 2 for n blocks in each of three stages, and `width`, the channels of the first stage; "strided" `size`, a
+            factor of all its widths.
         shape: (C, H, W) of the images.
         classes: K.
 
@@ -89,6 +90,20 @@ def _lenet(shape: Shape, classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def _strided(shape: Shape, classes: int, size: int) -> nn.Module:
+    """The net of Kingma, Salimans & Welling (2015), figure 1b; its kernels, of which they do not say the size, are 5 x 5."""
+    channels, height, width = shape
+    after = -(-height // 4) * -(-width // 4)
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, 32 * size, 5, stride=2, padding=2), softplus1=nn.Softplus(),
+            conv2=nn.Conv2d(32 * size, 64 * size, 5, stride=2, padding=2), softplus2=nn.Softplus(), flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * size * after, 128 * size), softplus3=nn.Softplus(),
+            fc2=nn.Linear(128 * size, 128 * size), softplus4=nn.Softplus(), fc3=nn.Linear(128 * size, classes),
+        )
+    )  # fmt: skip
+
+
 def _preresnet(shape: Shape, classes: int, depth: int, width: int) -> nn.Module:
     """Residual net with activations before the weights (He et al., *Identity mappings in deep residual networks*, 2016)."""
     blocks = (depth - 2) // 6
@@ -133,4 +148,5 @@ NETS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "mlp": (_mlp, ("hidden",)),
     "lenet": (_lenet, ()),
     "preresnet": (_preresnet, ("depth", "width")),
+    "strided": (_strided, ("size",)),
 }

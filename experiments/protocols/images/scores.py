@@ -33,7 +33,7 @@ def judge(beliefs: Beliefs, validation: Tensor, test: Tensor, bins: int) -> Unit
 
     Returns:
         error (%), nll (nats per image), ece, mce and entropy (mean over images, nats) on the test part; validation_error and
-        validation_nll; ood, by set, entropy and auroc, of the entropy as the score that tells these images from test images;
+        validation_nll; ood, by set, entropy and `ood_metrics` of the entropy as the score of being unfamiliar;
         by_draws and corrupted, by numbers of draws, or by corruptions and severities, error, nll, ece and mce of these first test
         images, whose scores without corruption are corrupted's "none".
     """
@@ -47,7 +47,7 @@ def judge(beliefs: Beliefs, validation: Tensor, test: Tensor, bins: int) -> Unit
             parts.setdefault(kind, {})[which] = scores(beliefs[name], test[: len(beliefs[name])], bins)
         else:
             unfamiliar = entropy(beliefs[name])
-            ood[name] = {"entropy": float(unfamiliar.mean()), "auroc": metrics.ood_metrics(familiar, unfamiliar)["auroc"]}
+            ood[name] = {"entropy": float(unfamiliar.mean()), **metrics.ood_metrics(familiar, unfamiliar)}
     by_draws = parts.pop("draws", {})
     corrupted: dict[str, object] = dict(parts)
     if parts:

@@ -26,7 +26,8 @@ class Setup:
     Args:
         dataset, ood: names as for `load_images`: of the set, and of sets with images of the same shape but of other things.
         net: as for `make_net`.
-        posterior: fields as for `Method.from_dict`, or patterns of layer names, each with such fields.
+        posterior: fields as for `Method.from_dict`, or patterns of layer names, each with such fields; "none" is None, which toml
+            cannot write.
         choices: lists of values to choose from on the validation part, for "beta", "local_beta", "learning_rate", "weight_decay" or
             a field of the method. A field is set in every method of `posterior` that has it and gives it no value itself.
         epochs, batch_size, learning_rate: of training, by Adam.
@@ -170,7 +171,11 @@ class Setup:
 
     def methods(self) -> Method | dict[str, Method]:
         """What `bayesify` takes."""
-        methods = {pattern: Method.from_dict(dict(table)) for pattern, table in self._tables().items()}
+        tables = {
+            pattern: {name: None if value == "none" else value for name, value in table.items()}
+            for pattern, table in self._tables().items()
+        }
+        methods = {pattern: Method.from_dict(table) for pattern, table in tables.items()}
         return methods["*"] if "method" in self.posterior else methods
 
     def _tables(self) -> dict[str, Mapping[str, Any]]:

@@ -34,6 +34,15 @@ def write_tables(jobs: Sequence[Job], results: Results, published: Published) ->
     if any(unit["ood"] for row in nets for unit in row.nets):
         how = "mean entropy of the predicted probabilities (nats), and how well it tells these images from test images (AUROC)"
         text.append(f"## Unfamiliar images\n\n{how}\n\n{_unfamiliar(nets)}")
+    if detection := _detection(nets):
+        how = (
+            "by the entropy: areas under the ROC curve and under the precision-recall curves with test or with unfamiliar images "
+            "as positives; the share of unfamiliar images that pass where 95 % of the test images do; the least detection error"
+        )
+        text.append(f"## Detection of unfamiliar images\n\n{how}\n\n{detection}")
+    if judged := [row for row in nets if all(unit.get("last_layer") for unit in row.nets)]:
+        how = "of the mean weights: the largest singular value, and the sum of squares in units of its square"
+        text.append(f"## Last layer\n\n{how}\n\n{_last_layer(judged)}")
     if judged := [row for row in nets if all("corrupted" in unit for unit in row.nets)]:
         text.append(write_corruptions(judged))
     if judged := [row for row in nets if all("by_draws" in unit for unit in row.nets)]:
@@ -97,6 +106,23 @@ def _unfamiliar(rows: Sequence[Row]) -> str:
             cells += [str(estimate(f[key] for f in found)) if found else "-" for key in ("entropy", "auroc")]
         lines.append((row.place, cells))
     return table_of(["test images", *(cell for name in names for cell in (f"{name}: entropy", "AUROC"))], lines)
+
+
+def _detection(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        for name in row.nets[0]["ood"]:
+            found = [unit["ood"][name] for unit in row.nets]
+            if all("fpr95" in f for f in found):
+                keys = ("auroc", "aupr_in", "aupr_out", "fpr95", "detection_error")
+                lines.append((row.place, [name, *(str(estimate(f[key] for f in found)) for key in keys)]))
+    return table_of(["images", "AUROC", "AUPR in", "AUPR out", "FPR at 95 %", "detection error"], lines) if lines else ""
+
+
+def _last_layer(rows: Sequence[Row]) -> str:
+    keys = ("spectral_norm", "stable_rank")
+    lines = [(row.place, [str(estimate(unit["last_layer"][key] for unit in row.nets)) for key in keys]) for row in rows]
+    return table_of(["spectral norm", "stable rank"], lines)
 
 
 def _draws(rows: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from experiments.harness.protocol import Context, Job, Unit, UnitError
 from experiments.protocols.images.scores import Beliefs, average, judge, scores
 from experiments.protocols.images.sets import TestParts, corrupted, load_test, load_train
 from experiments.protocols.images.setup import Setup
-from experiments.protocols.images.training import beliefs, train
+from experiments.protocols.images.training import beliefs, last_layer, train
 
 __all__ = ["Work", "chosen", "total_epochs", "unit_names"]
 
@@ -150,6 +150,7 @@ class Work:
             "train_loss": history.loss[-1],
             "train_nll": history.nll[-1],
             "kl": history.kl[-1],
+            "last_layer": last_layer(trained.bnn),
             "seconds_per_epoch": trained.seconds_per_epoch,
             "parameters": trained.parameters,
             "epochs": setup.epochs,

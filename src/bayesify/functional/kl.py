@@ -136,7 +136,7 @@ def dropout_kl(weight: Tensor, bias: Tensor | None, p: float, prior_std: float |
     Args:
         weight: W, any shape.
         bias: b, without noise, or None.
-        p: the probability of a zero, in [0, 1).
+        p: the probability of a zero, in [0, 1); with 0 this is the penalty of point estimates (MAP).
         prior_std: s, a standard deviation; None for a flat prior.
 
     Returns:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bayesify.core.checks import check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import at_least_float32
+from bayesify.functional import dropout_kl
 
 __all__ = ["Deterministic"]
 
@@ -57,13 +57,7 @@ class PointPosterior(Posterior):
         return weight.expand(samples, *weight.shape), None if bias is None else bias.expand(samples, *bias.shape)
 
     def kl(self, layer: Site) -> Tensor:
-        weight, bias = self.mean(layer)
-        if self.prior_std is None:
-            return at_least_float32(weight.new_zeros(()))
-        penalty = at_least_float32(weight).square().sum()
-        if bias is not None:
-            penalty = penalty + at_least_float32(bias).square().sum()
-        return penalty / (2 * self.prior_std**2)
+        return dropout_kl(*self.mean(layer), 0.0, self.prior_std)
 
     def forward(self, layer: Site, x: Tensor) -> Tensor:
         return layer.act(x, *self.mean(layer))

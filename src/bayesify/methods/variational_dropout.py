@@ -13,7 +13,8 @@ $$w_{ij} \sim N(\theta_{ij}, \alpha_{ij}\theta_{ij}^2), \qquad y_j \sim N\Bigl(\
   \sum_i \alpha_{ij} x_i^2\theta_{ij}^2\Bigr), \qquad \mathrm{KL} = \sum_{ij} \mathrm{KL}(\alpha_{ij}),$$
 
 with one term per weight, also where alpha is shared. The prior is log-uniform and its KL (`log_uniform_kl`) exact. theta and b are
-point estimates. What the paper leaves open: type A's posterior over weights is singular, and the log-uniform prior improper, so the
+point estimates; with `prior_std` they have a normal prior, and its negative log density (without the constant) joins the KL. What
+the paper leaves open: type A's posterior over weights is singular, and the log-uniform prior improper, so the
 KL is that of the noise, a principled penalty rather than a bound on an evidence (Hron et al., 2018).
 """
 
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import at_least_float32, at_most, log_uniform_kl
+from bayesify.functional import at_least_float32, at_most, dropout_kl, log_uniform_kl
 
 __all__ = ["VariationalDropout"]
 
@@ -45,6 +46,8 @@ class VariationalDropout(Method):
         p: initial dropout rate in (0, 1): alpha starts at p / (1 - p).
         learn: learn alpha; False keeps it, which is plain Gaussian dropout.
         max_alpha: upper bound of alpha, 1 in the paper (larger values are local optima that are hard to leave); None lifts it.
+        prior_std: standard deviation of a normal prior on theta and b, which their KL does not limit otherwise; None, as in the
+            paper, for a flat one.
 
     Example:
         >>> bnn = bayesify(torch.nn.Linear(2, 1), VariationalDropout(p=0.5, alpha_per="layer"))
@@ -57,6 +60,7 @@ class VariationalDropout(Method):
     p: float = 0.2
     learn: bool = True
     max_alpha: float | None = 1.0
+    prior_std: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, ("input", "weight"))
@@ -69,6 +73,8 @@ class VariationalDropout(Method):
             check_positive("max_alpha", self.max_alpha)
             if self.p / (1 - self.p) > self.max_alpha:
                 raise ValueError(f"p={self.p!r} starts alpha at {self.p / (1 - self.p):.3g}, above max_alpha={self.max_alpha!r}")
+        if self.prior_std is not None:
+            check_positive("prior_std", self.prior_std)
 
     def build(self, layer: Site) -> Posterior | None:
         if not layer.contracts:
@@ -84,6 +90,7 @@ class _GaussianDropoutPosterior(Posterior):
         shapes = {"layer": (), "unit": (layer.input_channels,), "weight": layer.weight_shape}
         log_alpha = torch.full(shapes[method.alpha_per], math.log(method.p) - math.log1p(-method.p))
         self.alpha_per = method.alpha_per
+        self.prior_std = method.prior_std
         self.log_bound = None if method.max_alpha is None else math.log(method.max_alpha)
         if method.learn:
             self.log_alpha = nn.Parameter(log_alpha)
@@ -102,7 +109,8 @@ class _GaussianDropoutPosterior(Posterior):
         # The KL falls with alpha, so beyond the bound its gradient only points outwards: `clamp` is `at_most` here, and cheaper.
         log_alpha = self.log_alpha if self.log_bound is None else self.log_alpha.clamp(max=self.log_bound)
         each = log_uniform_kl(at_least_float32(log_alpha))
-        return each.sum() * (self.terms(layer) // each.numel())
+        kl = each.sum() * (self.terms(layer) // each.numel())
+        return kl if self.prior_std is None else kl + dropout_kl(*self.mean(layer), 0.0, self.prior_std)
 
 
 class InputNoisePosterior(_GaussianDropoutPosterior):

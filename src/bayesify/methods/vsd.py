@@ -20,7 +20,9 @@ objective is no bound on the evidence of the original prior; nor is that prior f
 Bayes).
 
 The factor Q makes this KL large: Q times that of the noise itself, which is what ARD variational dropout pays (appendix F). The
-paper weighs it with 0.1 to 0.5 in classification and 1e-5 to 1e-2 in regression; `beta` of `elbo` and `fit` is that weight.
+paper weighs it with 0.1 to 0.5 in classification and 1e-5 to 1e-2 in regression; `beta` of `elbo` and `fit` is that weight. As it
+does not limit the size of Theta, few data are learned by heart together with their noise: `prior_std` gives Theta and b a normal
+prior, whose negative log density (without the constant) joins the KL.
 """
 
 from __future__ import annotations
@@ -37,7 +39,15 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.posterior import Method, Posterior
 from bayesify.core.sites import Site
-from bayesify.functional import CompactForm, at_least_float32, compact_form, structured_noise, vsd_hierarchical_kl, vsd_kl
+from bayesify.functional import (
+    CompactForm,
+    at_least_float32,
+    compact_form,
+    dropout_kl,
+    structured_noise,
+    vsd_hierarchical_kl,
+    vsd_kl,
+)
 
 __all__ = ["VSD"]
 
@@ -61,6 +71,7 @@ class VSD(Method):
             mean either.
         p: initial dropout rate in (0, 1): alpha starts at p / (1 - p). Unlike in variational dropout, it is not bounded.
         initial_scale_std: standard deviation of log z to start from; z starts around 1.
+        prior_std: standard deviation of a normal prior on Theta and b, which `beta` weighs, too; None (the paper) for none.
 
     The paper puts no noise on the input of a net with a single input (appendix G.3). Patterns leave layers out:
     `bayesify(net, {"2": VSD()})`.
@@ -82,6 +93,7 @@ class VSD(Method):
     conv_noise: Literal["kernel", "input"] = "kernel"
     p: float = 0.2
     initial_scale_std: float = 0.1
+    prior_std: float | None = None
 
     def __post_init__(self) -> None:
         check_integer("transforms", self.transforms)
@@ -93,6 +105,8 @@ class VSD(Method):
         check_choice("conv_noise", self.conv_noise, ("kernel", "input"))
         for name in ("concentration", "rate", "initial_scale_std"):
             check_positive(name, getattr(self, name))
+        if self.prior_std is not None:
+            check_positive("prior_std", self.prior_std)
         if not 0 < self.p < 1:
             raise ValueError(f"p must be in (0, 1), got {self.p!r}; without noise, use Deterministic()")
 
@@ -135,7 +149,7 @@ class StructuredDropoutPosterior(Posterior):
         with _without_autocast(self.log_alpha.device):
             form = compact_form(self.vectors())
             if layer.drawing.kls is not None:
-                layer.drawing.kls[self] = self._kl(form)
+                layer.drawing.kls[self] = self._kl(layer, form)
             return structured_noise(self.log_alpha, form, eps)
 
     def scale(self, samples: int) -> Tensor:
@@ -157,9 +171,15 @@ class StructuredDropoutPosterior(Posterior):
         return layer.weight * self._over_weight(factor, layer), layer.bias
 
     def kl(self, layer: Site) -> Tensor:
-        return self._kl(compact_form(self.vectors()))
+        return self._kl(layer, compact_form(self.vectors()))
 
-    def _kl(self, form: CompactForm) -> Tensor:
+    def _kl(self, layer: Site, form: CompactForm) -> Tensor:
+        kl = self._kl_of_noise(form)
+        if self.method.prior_std is None:
+            return kl
+        return kl + dropout_kl(layer.weight, layer.bias, 0.0, self.method.prior_std)
+
+    def _kl_of_noise(self, form: CompactForm) -> Tensor:
         if not self.method.hierarchical:
             return vsd_kl(self.log_alpha, form, self.columns)
         variance = torch.exp(2 * at_least_float32(self.log_scale_log_std))

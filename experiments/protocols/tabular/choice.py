@@ -11,15 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.protocols.regression.setup import Choose, Setup
-from experiments.protocols.regression.splits import Split
-from experiments.protocols.regression.training import Model, train
+from experiments.protocols.tabular.setup import Choose, Setup
+from experiments.protocols.tabular.splits import Split
+from experiments.protocols.tabular.training import Model, train
 
 __all__ = ["Choice", "choose", "trials_of"]
 
 
 class Choice(NamedTuple):
-    """What was best on the validation part: the fields, their mean log-likelihood there (nats, the targets' unit), the setup."""
+    """What was best on the validation part: the fields, their mean log-likelihood there (nats per row), the setup."""
 
     fields: dict[str, Any]
     log_likelihood: float

@@ -1,4 +1,4 @@
-"""Training many models of a job in one pass, and what they predict in the targets' own unit.
+"""Training many models of a job in one pass, and what they predict.
 
 Shapes: S draws, N rows.
 """
@@ -19,10 +19,10 @@ from bayesify import Bayesian, Gaussian, bayesify
 from bayesify.estimators.network import mlp
 from bayesify.likelihoods import Likelihood
 from bayesify.predict import predict
-from bayesify.predictive import GaussianPredictive
+from bayesify.predictive import Predictive
 from bayesify.train import History, Training, fit_many
-from experiments.protocols.regression.setup import Setup
-from experiments.protocols.regression.splits import Split
+from experiments.protocols.tabular.setup import Setup
+from experiments.protocols.tabular.splits import Numbers, Split
 
 __all__ = ["Model", "train"]
 
@@ -33,7 +33,7 @@ class Model(NamedTuple):
     """A trained model.
 
     Attributes:
-        bnn, likelihood: in standardised units.
+        bnn, likelihood: of standardised inputs and, where they are numbers, targets.
         split: what it was trained on and is to be judged by.
         history: of its training; `history.failure` says why it has come to nothing, where it has.
         seconds: the time all models of the pass took, divided by their number.
@@ -41,7 +41,7 @@ class Model(NamedTuple):
     """
 
     bnn: Bayesian
-    likelihood: Gaussian
+    likelihood: Likelihood
     split: Split
     history: History
     seconds: float
@@ -49,17 +49,21 @@ class Model(NamedTuple):
     seed: int
 
     @property
-    def noise_std(self) -> float:
-        """Standard deviation of the observation noise, in the targets' unit."""
+    def noise_std(self) -> float | None:
+        """Standard deviation of the observation noise, in the targets' unit; None of classes."""
+        if not isinstance(self.likelihood, Gaussian) or not isinstance(self.split, Numbers):
+            return None
         return float(self.likelihood.std.detach()) * self.split.std
 
-    def predictive(self, samples: int | None = None) -> GaussianPredictive:
-        """What the model believes about the test targets, in their unit: S draws (the setup's by default), in double precision."""
+    def predictive(self, samples: int | None = None) -> Predictive:
+        """What the model believes about the test targets, numbers in their unit and in double precision.
+
+        Args:
+            samples: S; the setup's by default.
+        """
         draws = self.setup.samples if samples is None else samples
         p = predict(self.bnn, self.split.X_test, self.likelihood, draws, seed=self.seed, progress=False)
-        assert isinstance(p, GaussianPredictive)
-        # A large mean would swallow small deviations in single precision.
-        return GaussianPredictive(p.means.double(), p.stds.double()).rescale(self.split.mean, self.split.std)
+        return self.split.as_they_are(p)
 
 
 def train(
@@ -77,12 +81,12 @@ def train(
     for setup, split, seed in zip(setups, splits, seeds, strict=True):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            bnn = bayesify(_network(split.X.shape[1], setup), setup.methods())
+            bnn = bayesify(_network(split, setup), setup.methods())
         trainings.append(
             Training(
                 bnn=bnn,
                 data=(split.X, split.y),
-                likelihood=_likelihood(setup, split),
+                likelihood=split.likelihood(setup),
                 seed=seed,
                 beta=setup.kl_weight(),
                 local_beta=setup.local_beta,
@@ -115,26 +119,13 @@ def train(
         )
     seconds = (time.perf_counter() - started) / len(trainings)
     return [
-        Model(t.bnn, _judged(t.likelihood, setup, split), split, history, seconds, setup, t.seed)
+        Model(t.bnn, split.judged(t.likelihood, setup), split, history, seconds, setup, t.seed)
         for t, split, history, setup in zip(trainings, splits, histories, setups, strict=True)
     ]
 
 
-def _likelihood(setup: Setup, split: Split) -> Gaussian:
-    """To train with."""
-    if "learned" in setup.noise:
-        return Gaussian(std=setup.noise["learned"], learn=True)
-    return Gaussian(std=setup.noise.get("training", setup.noise["fixed"] / split.std))
-
-
-def _judged(trained: Likelihood, setup: Setup, split: Split) -> Gaussian:
-    """To predict with."""
-    assert isinstance(trained, Gaussian)
-    return Gaussian(std=setup.noise["fixed"] / split.std) if "training" in setup.noise else trained
-
-
-def _network(in_features: int, setup: Setup) -> nn.Sequential:
-    net = mlp(in_features, 1, setup.hidden, setup.activation)
+def _network(split: Split, setup: Setup) -> nn.Sequential:
+    net = mlp(split.X.shape[1], split.outputs, setup.hidden, setup.activation)
     if setup.batch_norm is None:
         return net
     layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""The report of a regression table: ours beside the paper's, data set by data set."""
+"""The report of a table of data sets: ours beside the paper's, data set by data set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from experiments.harness.numbers import Estimate, difference, estimate, markdown
 from experiments.harness.protocol import Job, Unit
 
-__all__ = ["LIKELIHOOD", "RMSE", "Grid", "Metric", "Published", "mean_of", "published_of", "write_tables"]
+__all__ = ["CLASSES", "NUMBERS", "Grid", "Kind", "Metric", "Published", "mean_of", "published_of", "write_tables"]
 
 Published = Mapping[str, Mapping[str, Mapping[str, Estimate]]]
 """The paper's numbers by method, data set and metric."""
@@ -24,9 +24,39 @@ class Metric(NamedTuple):
     note: str = ""
 
 
-RMSE = Metric("RMSE", "rmse", -1, "of the predictive mean, in the targets' unit; lower is better")
-LIKELIHOOD = Metric("Log-likelihood", "log_likelihood", 1, "nats per test row, in the targets' unit; higher is better")
-_CRPS = Metric("CRPS", "crps", -1, "in the targets' unit; lower is better")
+class Kind(NamedTuple):
+    """What a kind of targets is judged by.
+
+    Attributes:
+        metrics: in the order of the report; wins are counted, and pictures drawn, by the first two.
+        intervals: whether there are intervals, with a coverage.
+    """
+
+    metrics: tuple[Metric, ...]
+    intervals: bool
+
+    @property
+    def compared(self) -> tuple[Metric, Metric]:
+        """The first two."""
+        return self.metrics[0], self.metrics[1]
+
+
+NUMBERS = Kind(
+    (
+        Metric("RMSE", "rmse", -1, "of the predictive mean, in the targets' unit; lower is better"),
+        Metric("Log-likelihood", "log_likelihood", 1, "nats per test row, in the targets' unit; higher is better"),
+        Metric("CRPS", "crps", -1, "in the targets' unit; lower is better"),
+    ),
+    intervals=True,
+)
+CLASSES = Kind(
+    (
+        Metric("Error", "error", -1, "% of the test rows whose most probable class is another one; lower is better"),
+        Metric("Log-likelihood", "log_likelihood", 1, "nats per test row; higher is better"),
+        Metric("Calibration error", "ece", -1, "expected calibration error in 15 equal-width bins; lower is better"),
+    ),
+    intervals=False,
+)
 
 
 _WINS = (
@@ -35,13 +65,13 @@ _WINS = (
 )
 
 
-def published_of(published: Mapping[str, Any]) -> Published:
+def published_of(published: Mapping[str, Any], kind: Kind) -> Published:
     """The section `[published.METHOD]`: a source and, by data set, metrics as a mean or as [mean, standard error].
 
     Raises:
         ValueError: an entry that is neither.
     """
-    known = {metric.key for metric in (RMSE, LIKELIHOOD, _CRPS)}
+    known = {metric.key for metric in kind.metrics}
     result: dict[str, dict[str, dict[str, Estimate]]] = {}
     for method, entry in published.items():
         if not isinstance(entry, Mapping):
@@ -60,7 +90,11 @@ def published_of(published: Mapping[str, Any]) -> Published:
 
 
 def write_tables(
-    jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]], published: Published, sources: Mapping[str, str]
+    jobs: Sequence[Job],
+    results: Mapping[str, Mapping[str, Unit]],
+    published: Published,
+    sources: Mapping[str, str],
+    kind: Kind = NUMBERS,
 ) -> str:
     """All tables, as Markdown."""
     text = ["Means ± standard errors over splits; in brackets how many of them, where some are missing. The best mean is bold."]
@@ -68,20 +102,19 @@ def write_tables(
     if published:
         text[-1] += " The difference is ours minus the paper's, in brackets in units of their combined standard error (s.e.)."
     grid = Grid(jobs, results)
-    for metric in (RMSE, LIKELIHOOD, _CRPS):
+    for metric in kind.metrics:
         text.append(f"## {metric.title}\n\n{metric.note}\n\n{_compare(grid, metric, published)}")
-    for metric in (RMSE, LIKELIHOOD):
+    for metric in kind.compared:
         if wins := _wins(grid, metric):
-            title = metric.title if metric is RMSE else metric.title.lower()
-            text.append(f"## Wins by {title}\n\n{_WINS}\n\n{wins}")
-    share = "share of test rows in their 95 % interval (0.95 is ideal), and the mean width of these, in the targets' unit"
-    text.append(f"## Coverage\n\n{share}\n\n{grid.table(_interval)}")
+            text.append(f"## Wins by {_in_words(metric)}\n\n{_WINS}\n\n{wins}")
+    if kind.intervals:
+        share = "share of test rows in their 95 % interval (0.95 is ideal), and the mean width of these, in the targets' unit"
+        text.append(f"## Coverage\n\n{share}\n\n{grid.table(_interval)}")
     time = "training per split: the time of the pass that trained all splits together, divided by their number"
     text.append(f"## Seconds\n\n{time}\n\n{grid.table(_seconds)}")
     text.append(f"## Parameters\n\ntrained numbers of one net\n\n{grid.table(_parameters)}")
-    if draws := _by_samples(grid):
-        how = "the same nets, predicting with S draws: RMSE, log-likelihood, and share of test rows in the 95 % interval"
-        text.append(f"## Number of draws\n\n{how}\n\n{draws}")
+    if draws := _by_samples(grid, kind):
+        text.append(f"## Number of draws\n\nthe same nets, predicting with S draws\n\n{draws}")
     if choices := _choices(grid):
         text.append(f"## Chosen on validation rows\n\nhow many splits chose what\n\n{choices}")
     return "\n\n".join(text)
@@ -183,16 +216,20 @@ def _wins(grid: Grid, metric: Metric) -> str:
     return markdown([f"{len(datasets)} data sets", *grid.methods, "rank"], rows)
 
 
-def _by_samples(grid: Grid) -> str:
-    rows = []
+def _in_words(metric: Metric) -> str:
+    """Its title within a sentence."""
+    return metric.title if metric.title.isupper() else metric.title.lower()
+
+
+def _by_samples(grid: Grid, kind: Kind) -> str:
+    rows, shown = [], [*kind.compared, *([Metric("Coverage", "coverage_95", 1)] if kind.intervals else [])]
     for dataset in grid.datasets:
         for method in grid.methods:
             judged = [unit["by_samples"] for unit in grid.units(dataset, method) if "by_samples" in unit]
             for count in judged[0] if judged else ():
                 scores = [by_samples[count] for by_samples in judged if count in by_samples]
-                numbers = [str(mean_of(scores, metric.key)) for metric in (RMSE, LIKELIHOOD)]
-                rows.append([dataset, method, count, *numbers, f"{mean_of(scores, 'coverage_95').mean:.3f}"])
-    return markdown(["data set", "method", "S", "RMSE", "log-likelihood", "coverage"], rows, left=2) if rows else ""
+                rows.append([dataset, method, count, *(str(mean_of(scores, metric.key)) for metric in shown)])
+    return markdown(["data set", "method", "S", *map(_in_words, shown)], rows, left=2) if rows else ""
 
 
 def _choices(grid: Grid) -> str:

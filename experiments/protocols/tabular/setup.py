@@ -16,7 +16,9 @@ __all__ = ["Choose", "Setup"]
 # What may differ between models that are trained together, and so may be chosen.
 _OWN = ("learning_rate", "beta", "warmup", "local_beta")
 _NOISE = ("learned", "fixed")
+# Settings, and fields of methods, that came later.
 _LATER = {"batch_norm": None, "weight_decay": 0.0, "sample_counts": [], "steps": None}
+_LATER_FIELDS = {"VariationalDropout": {"prior_std": None}, "VSD": {"prior_std": None}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,9 +83,9 @@ class Setup:
         local_beta: weight of the per-example KL.
         samples: S, draws in prediction.
         sample_counts: further S to judge every model by, to see what more draws are worth.
-        noise: {learned: standard deviation to start from, in standard deviations of the targets} or {fixed: standard deviation in
-            the targets' own unit}, the latter perhaps with {training: another one that is trained with, in standard deviations of
-            the targets; 0.7071 makes the loss the squared error}.
+        noise: of targets that are numbers: {learned: standard deviation to start from, in standard deviations of the targets} or
+            {fixed: standard deviation in the targets' own unit}, the latter perhaps with {training: another one that is trained
+            with, in standard deviations of the targets; 0.7071 makes the loss the squared error}.
         seed: of split 0; split i has seed + i.
         choose: what is chosen per split on a validation part; None for nothing.
     """
@@ -171,8 +173,12 @@ class Setup:
 
         Settings that came later are left out where they are not used, so that older results keep their fingerprint.
         """
-        fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if name not in _LATER or value != _LATER[name]}
+        fields = _without(_LATER, dataclasses.asdict(self))
+        method = fields["method"]
+        if "method" in method:
+            return {**fields, "method": _without(_LATER_FIELDS.get(method["method"], {}), method)}
+        by_layer = {pattern: _without(_LATER_FIELDS.get(own["method"], {}), own) for pattern, own in method.items()}
+        return {**fields, "method": by_layer}
 
     def methods(self) -> Method | dict[str, Method]:
         """The method, or the methods by pattern of layer names, for `bayesify`."""
@@ -216,6 +222,11 @@ class Setup:
     def kl_weight(self) -> float | KLSchedule:
         """beta, or its schedule."""
         return LinearWarmup(beta=self.beta, fraction=self.warmup) if self.warmup and self.beta else self.beta
+
+
+def _without(unused: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields but for those that have these values."""
+    return {name: value for name, value in fields.items() if name not in unused or value != unused[name]}
 
 
 def _complete(method: Mapping[str, Any]) -> dict[str, Any]:

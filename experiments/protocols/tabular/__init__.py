@@ -1,7 +1,7 @@
-"""Regression on the UCI sets and their standard splits, after Hernandez-Lobato & Adams (2015) and Gal & Ghahramani (2016).
+"""Tables: the UCI sets and their standard splits, after Hernandez-Lobato & Adams (2015) and Gal & Ghahramani (2016).
 
-Inputs and targets are standardised on the training rows of a split; everything is reported in the targets' own unit. All choices
-are made on training rows; the test rows of a split are looked at once, by the final model.
+Inputs, and targets that are numbers, are standardised on the training rows of a split; numbers are reported in their own unit. All
+choices are made on training rows; the test rows of a split are looked at once, by the final model.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayesify import metrics
-from bayesify.core.checks import check_integer
+from bayesify.core.checks import check_choice, check_integer
 from bayesify.data import UCI, load_uci
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit, UnitError
-from experiments.protocols.regression.choice import Choice, choose, trials_of
-from experiments.protocols.regression.picture import draw_overview
-from experiments.protocols.regression.setup import Setup
-from experiments.protocols.regression.splits import hold_out, make_split
-from experiments.protocols.regression.tables import published_of, write_tables
-from experiments.protocols.regression.training import Model, train
+from experiments.harness.protocol import Context, Job, Protocol, Table, Unit, UnitError, plain
+from experiments.protocols.tabular.choice import Choice, choose, trials_of
+from experiments.protocols.tabular.picture import draw_overview
+from experiments.protocols.tabular.setup import Setup
+from experiments.protocols.tabular.splits import hold_out, make_split
+from experiments.protocols.tabular.tables import CLASSES, NUMBERS, Kind, published_of, write_tables
+from experiments.protocols.tabular.training import Model, train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Regression"]
+__all__ = ["Classification", "Regression"]
 
 _GENERAL = ("datasets", "methods", "splits")
-# Rows of the sets and seconds per step of one model among twenty, for the order of jobs and the time left alone.
-_ROWS = {"boston": 506, "concrete": 1030, "kin8nm": 8192, "naval": 11934, "power-plant": 9568, "protein": 45730, "yacht": 308}
-_STEP = 5e-5
+_STEP = 5e-5  # seconds of one model among twenty, for the order of jobs and the time left alone
 
 
-class Regression(Protocol):
+class Tabular(Protocol):
     """Several methods on several data sets.
 
     Settings are those of `Setup` and `splits`, how many of them; `datasets`, a list of names or a table of names with settings of
     their own; `methods`, a list of tables with a `name` and settings of their own. A method's come before a data set's.
     """
 
-    name: ClassVar[str] = "regression"
-    version: ClassVar[int] = 1
+    kind: ClassVar[Kind]
+    rows: ClassVar[Mapping[str, int]]
+    """Of the data sets of the kind."""
 
     def jobs(self, table: Table) -> list[Job]:
         general = {key: value for key, value in table.settings.items() if key not in _GENERAL}
         datasets, methods = _datasets(table.settings.get("datasets")), _methods(table.settings.get("methods"))
-        published_of(table.published)
+        published_of(table.published, self.kind)
         jobs = []
         for dataset, own in datasets.items():
+            check_choice("a data set", dataset, tuple(self.rows))
             splits = own.get("splits", table.settings.get("splits", 20))
             check_integer(f"splits of {dataset}", splits)
             for method in methods:
@@ -61,11 +61,11 @@ class Regression(Protocol):
                     raise ValueError(f"{name} on {dataset}: {error}") from error
                 jobs.append(
                     Job(
-                        key=f"{dataset}-{name}",
+                        key=f"{dataset}-{plain(name)}",
                         settings={"dataset": dataset, "method": name, "setup": setup.to_dict()},
                         units=tuple(map(str, range(splits))),
                         data=(dataset,),
-                        cost=_cost(setup, dataset),
+                        cost=_cost(setup, self.rows[dataset]),
                     )
                 )
         return jobs
@@ -82,7 +82,7 @@ class Regression(Protocol):
             setups = {unit: choice.setup for unit, (choice, _) in choices.items()}
             facts = {unit: fact for unit, (_, fact) in choices.items()}
 
-        splits = [make_split(data.X, data.y, *data.split(int(unit))) for unit in setups]
+        splits = [make_split(data.X, data.y, *data.split(int(unit)), _count(data)) for unit in setups]
         models = train(
             list(setups.values()),
             splits,
@@ -100,20 +100,41 @@ class Regression(Protocol):
         return results
 
     def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
-        return write_tables(self.jobs(table), results, published_of(table.published), _sources(table.published))
+        published = published_of(table.published, self.kind)
+        return write_tables(self.jobs(table), results, published, _sources(table.published), self.kind)
 
     def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
-        return draw_overview(self.jobs(table), results, published_of(table.published))
+        return draw_overview(self.jobs(table), results, published_of(table.published, self.kind), self.kind)
+
+
+class Regression(Tabular):
+    """Targets that are numbers."""
+
+    name: ClassVar[str] = "regression"
+    version: ClassVar[int] = 1
+    kind: ClassVar[Kind] = NUMBERS
+    rows: ClassVar[Mapping[str, int]] = {
+        "boston": 506, "concrete": 1030, "kin8nm": 8192, "naval": 11934, "power-plant": 9568, "protein": 45730, "yacht": 308
+    }  # fmt: skip
+
+
+class Classification(Tabular):
+    """Targets that are classes."""
+
+    name: ClassVar[str] = "classification"
+    version: ClassVar[int] = 1
+    kind: ClassVar[Kind] = CLASSES
+    rows: ClassVar[Mapping[str, int]] = {"eeg": 14977, "letter": 20000}
 
 
 def judge(model: Model) -> Unit:
-    r"""How good the model is on its test rows, in the targets' unit, and facts about it.
+    r"""How good the model is on its test rows, and facts about it.
 
     Returns:
-        rmse of the predictive mean; log_likelihood, the mean over rows of $\log\frac1S\sum_s p(y \mid x, w_s)$ in nats; crps;
-        coverage_95 and width_95 of the central 95 % interval; noise_std; kl (nats) and nll (nats per row, standardised) at the end
-        of training; seconds, epochs, seed, numbers of rows and of parameters; by_samples, the scores with each of `sample_counts`
-        draws, where there are any.
+        log_likelihood, the mean over rows of $\log\frac1S\sum_s p(y \mid x, w_s)$ in nats. Of numbers, in their unit: rmse of the
+        predictive mean; crps; coverage_95 and width_95 of the central 95 % interval; noise_std. Of classes: error (%), brier, ece
+        and mce. Besides, kl (nats) and nll (nats per row, standardised) at the end of training; seconds, epochs, seed, numbers of
+        rows and of parameters; by_samples, the scores with each of `sample_counts` draws, where there are any.
     """
     started = time.perf_counter()
     scores = _scores(model, model.setup.samples)
@@ -122,7 +143,7 @@ def judge(model: Model) -> Unit:
     return {
         **scores,
         **({"by_samples": by_samples} if by_samples else {}),
-        "noise_std": model.noise_std,
+        **({} if model.noise_std is None else {"noise_std": model.noise_std}),
         "kl": model.history.kl[-1],
         "nll": model.history.nll[-1],
         "epochs": len(model.history),
@@ -138,6 +159,8 @@ def judge(model: Model) -> Unit:
 def _scores(model: Model, samples: int) -> dict[str, float]:
     scores = metrics.evaluate(model.predictive(samples), model.split.y_test)
     scores["log_likelihood"] = -scores.pop("nll")
+    if "accuracy" in scores:
+        scores["error"] = 100 * (1 - scores.pop("accuracy"))
     return scores
 
 
@@ -169,7 +192,7 @@ def _choose(
     """What was chosen for each split, and what to note about it; splits for which nothing could be trained are missing."""
     assert setup.choose is not None
     rows = [hold_out(data.split(int(unit))[0], setup.choose.fraction, seed) for unit, seed in seeds.items()]
-    parts = [make_split(data.X, data.y, fit, held_out) for fit, held_out in rows]
+    parts = [make_split(data.X, data.y, fit, held_out, _count(data)) for fit, held_out in rows]
     started = time.perf_counter()
     choices = choose(setup, parts, list(seeds.values()), progress)
     seconds = round((time.perf_counter() - started) / len(seeds), 4)
@@ -180,11 +203,16 @@ def _choose(
     }
 
 
+def _count(data: UCI) -> int | None:
+    """K, where the targets are classes."""
+    return None if data.classes is None else len(data.classes)
+
+
 def _passes(setup: Setup, rows: int) -> int:
     """All passes over so many training rows, for one split."""
     return setup.passes(rows) + (0 if setup.choose is None else trials_of(setup.choose) * setup.trial_passes(rows))
 
 
-def _cost(setup: Setup, dataset: str) -> float:
-    rows = math.ceil(0.9 * _ROWS.get(dataset, 1000))
+def _cost(setup: Setup, rows: int) -> float:
+    rows = math.ceil(0.9 * rows)
     return _STEP * math.ceil(rows / setup.batch_size) * _passes(setup, rows) * setup.train_samples

@@ -1,4 +1,4 @@
-"""The overview of a regression table: one small picture per data set and metric, the paper's points beside ours."""
+"""The overview of a table of data sets: one small picture per data set and metric, the paper's points beside ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.harness.numbers import Estimate
 from experiments.harness.protocol import Job, Unit
-from experiments.protocols.regression.tables import LIKELIHOOD, RMSE, Grid, Metric, Published, mean_of
+from experiments.protocols.tabular.tables import Grid, Kind, Metric, Published, mean_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["draw_overview", "visible_range"]
 
 
-def draw_overview(jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]], published: Published) -> Figure:
-    """Means and standard errors in the targets' unit, a row of pictures per metric, a column per data set, a line per method."""
+def draw_overview(jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]], published: Published, kind: Kind) -> Figure:
+    """Means and standard errors, a row of pictures per metric, a column per data set, a line per method."""
     from matplotlib.figure import Figure
 
     from bayesify.plots.style import INK, MUTED
 
     grid = Grid(jobs, results)
     figure = Figure(figsize=(1.6 + 1.75 * len(grid.datasets), 1.9 + 0.62 * len(grid.methods)), layout="constrained")
-    for part, metric in zip(figure.subfigures(2, 1, squeeze=False)[:, 0], (RMSE, LIKELIHOOD), strict=True):
+    for part, metric in zip(figure.subfigures(2, 1, squeeze=False)[:, 0], kind.compared, strict=True):
         row = part.subplots(1, len(grid.datasets), squeeze=False, sharey=True)[0]
         for ax, dataset in zip(row, grid.datasets, strict=True):
             _draw(ax, grid, dataset, metric, published)
