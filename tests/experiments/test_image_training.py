@@ -7,10 +7,10 @@ import pytest
 import torch
 from experiments.protocols.images.scores import average, entropy, judge
 from experiments.protocols.images.setup import Setup
-from experiments.protocols.images.training import Augmented, last_layer, train
+from experiments.protocols.images.training import Augmented, train
 from scipy import stats
 
-from bayesify import EMP, VIFO, MeanField, bayesify
+from bayesify import VIFO
 
 # --- scores
 
@@ -121,13 +121,3 @@ def test_images_are_moved_about_by_the_seed(monkeypatch):
     first, second = (train(setup_of(augment=True, epochs=2), (x, y), 10, seed=4, progress=lambda share: None) for _ in range(2))
     assert first.history.loss == second.history.loss
     assert first.history.loss != train(setup_of(epochs=2), (x, y), 10, seed=4, progress=lambda share: None).history.loss
-
-
-def test_the_spectrum_of_the_last_layer_is_that_of_its_mean_weight():
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3, bias=False))
-    with torch.no_grad():
-        net[2].weight.copy_(torch.eye(3, 4) * torch.tensor([3.0, 0.0, 4.0, 1.0]))
-    found = last_layer(bayesify(net, {"2": MeanField(initial_std=9.0)}))
-    assert found == pytest.approx({"spectral_norm": 4, "stable_rank": 25 / 16})
-    normed = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    assert last_layer(bayesify(normed, {"1": EMP(where="bn")})) == {}

@@ -40,7 +40,7 @@ def write_tables(jobs: Sequence[Job], results: Results, published: Published) ->
             "as positives; the share of unfamiliar images that pass where 95 % of the test images do; the least detection error"
         )
         text.append(f"## Detection of unfamiliar images\n\n{how}\n\n{detection}")
-    if judged := [row for row in nets if all(unit.get("last_layer") for unit in row.nets)]:
+    if judged := [row for row in nets if all("last_layer" in unit for unit in row.nets)]:
         how = "of the mean weights: the largest singular value, and the sum of squares in units of its square"
         text.append(f"## Last layer\n\n{how}\n\n{_last_layer(judged)}")
     if judged := [row for row in nets if all("corrupted" in unit for unit in row.nets)]:

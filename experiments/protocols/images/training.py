@@ -22,7 +22,7 @@ from experiments.protocols.images.nets import make_net
 from experiments.protocols.images.sets import Part
 from experiments.protocols.images.setup import Setup
 
-__all__ = ["Augmented", "Trained", "beliefs", "last_layer", "train"]
+__all__ = ["Augmented", "Trained", "beliefs", "train"]
 
 
 class Trained(NamedTuple):
@@ -82,20 +82,6 @@ def beliefs(bnn: Bayesian, x: Tensor, samples: int, seed: int) -> Tensor:
     p = predict(bnn, x, Categorical(), samples, seed=seed, progress=False)
     assert isinstance(p, CategoricalPredictive)
     return p.log_probs
-
-
-def last_layer(bnn: Bayesian) -> dict[str, float]:
-    r"""Of the mean weight W of the last random layer that has a matrix: norm and stable rank; nothing where there is none.
-
-    Returns:
-        spectral_norm, $\lVert W \rVert_2$, and stable_rank, $\lVert W \rVert_F^2 / \lVert W \rVert_2^2$.
-    """
-    matrices = [site for _, site in bnn.sites() if site.contracts]
-    if not matrices:
-        return {}
-    site = matrices[-1]
-    singular = torch.linalg.svdvals(site.posterior.mean(site)[0].detach().flatten(1).double())
-    return {"spectral_norm": float(singular[0]), "stable_rank": float((singular / singular[0]).square().sum())}
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from bayesify import spectrum
 from experiments.harness.protocol import Context, Job, Unit, UnitError
 from experiments.protocols.images.scores import Beliefs, average, judge, scores
 from experiments.protocols.images.sets import TestParts, corrupted, load_test, load_train
 from experiments.protocols.images.setup import Setup
-from experiments.protocols.images.training import beliefs, last_layer, train
+from experiments.protocols.images.training import beliefs, train
 
 __all__ = ["Work", "chosen", "total_epochs", "unit_names"]
 
@@ -144,13 +145,13 @@ class Work:
             found[f"draws/{draws}"] = beliefs(trained.bnn, images["test"][: setup.subset], draws, number)
         held_out = beliefs(trained.bnn, parts.validation[0], setup.validation_samples or setup.samples, number)
         self._store(seed, {"validation": held_out, **found})
-        history = trained.history
+        history, top = trained.history, spectrum(trained.bnn)[-1]
         return {
             **self._judge(self._beliefs_of(seed)),
             "train_loss": history.loss[-1],
             "train_nll": history.nll[-1],
             "kl": history.kl[-1],
-            "last_layer": last_layer(trained.bnn),
+            "last_layer": {"spectral_norm": top.spectral_norm, "stable_rank": top.stable_rank},
             "seconds_per_epoch": trained.seconds_per_epoch,
             "parameters": trained.parameters,
             "epochs": setup.epochs,
