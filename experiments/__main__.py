@@ -51,6 +51,7 @@ def run(
     dataset: Annotated[list[str] | None, typer.Option(help="Only this data set; may be repeated.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
     units: Annotated[list[str] | None, typer.Option("--splits", "--seeds", help="Only these, such as 0-4,7.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also what is there already, in place of it.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run with tiny settings, results apart.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that share the cores.", min=1)] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.", show_default="$BAYESIFY_DATA or beside")] = None,
@@ -63,7 +64,7 @@ def run(
     if quick:  # a smoke run that finds its work done would test nothing
         for table in chosen:
             shutil.rmtree(table.folder, ignore_errors=True)
-    wanted = Wanted(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()))
+    wanted = Wanted(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()), again)
     tasks = plan(chosen, wanted, data_dir)
     try:
         failures = run_tasks(tasks, workers=workers, data_dir=data_dir)

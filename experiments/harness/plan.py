@@ -42,11 +42,13 @@ class Wanted:
     Attributes:
         datasets, methods: what a job's settings call "dataset" and "method".
         units: splits or seeds.
+        again: also what is there already.
     """
 
     datasets: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
+    again: bool = False
 
 
 def unit_names(texts: Iterable[str]) -> tuple[str, ...]:
@@ -66,7 +68,8 @@ def unit_names(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def plan(tables: Sequence[Table], wanted: Wanted, data_dir: Path | None = None) -> list[Task]:
-    """The tasks of these tables; units whose results are there, of the same settings, code version and data, are left out.
+    """The tasks of these tables; units whose results are there, of the same settings, code version and data, are left out, unless
+    they are wanted again.
 
     Raises:
         UsageError: a filter that lets nothing through, a wrong configuration, data that are not there.
@@ -83,7 +86,8 @@ def plan(tables: Sequence[Table], wanted: Wanted, data_dir: Path | None = None) 
     tasks = []
     for table, job in jobs:
         protocol, results = protocol_of(table), read(table, job.key)
-        there = results.units if results is not None and results.fits(job, protocol, sums) else {}
+        fits = results is not None and results.fits(job, protocol, sums) and not wanted.again
+        there = results.units if results is not None and fits else {}
         units = tuple(unit for unit in job.units if unit not in there and (not wanted.units or unit in wanted.units))
         if units:
             tasks.append(Task(table, protocol, job, units, {name: sums[name] for name in job.data}))

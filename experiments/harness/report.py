@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -76,6 +77,8 @@ def render(table: Table) -> tuple[str, Figure | None]:
         parts.append("**A smoke run: these numbers mean nothing.**")
     command = f"python -m experiments run {table.name}{' --quick' if table.quick else ''}"
     parts.append(f"Made by this command, with the settings in `experiments/{table.name}/config.toml`:\n\n```bash\n{command}\n```")
+    if row := _one_row(progress.jobs[0]):
+        parts.append(f"A single row is made again by that command with options such as `{row} --again`.")
     parts.append(_origin(progress))
     parts.extend(_gaps(progress))
     if table.remarks:
@@ -108,6 +111,11 @@ def _results(progress: Progress) -> dict[str, Mapping[str, Unit]]:
         for job in progress.jobs
         if job.key in progress.current
     }
+
+
+def _one_row(job: Job) -> str:
+    """The options of `run` for this job alone, as far as it has what they look at."""
+    return shlex.join(part for name in ("dataset", "method") if name in job.settings for part in (f"--{name}", job.settings[name]))
 
 
 def _origin(progress: Progress) -> str:

@@ -71,6 +71,7 @@ def test_a_report_says_what_it_is_and_what_is_missing(tmp_path):
     assert figure is None
     assert text.startswith("# Toys\n\nNo paper.\n")
     assert "python -m experiments run paper/toys\n" in text
+    assert "with options such as `--dataset a --method Toy --again`." in text
     assert "- on: abacus, 1 thread per job" in text
     assert "- with: bayesify 0.1, PyTorch 2, Python 3" in text
     assert "- commit: abc\n" in text

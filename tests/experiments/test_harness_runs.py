@@ -32,12 +32,14 @@ def test_only_what_is_missing_or_changed_runs(tmp_path):
     _run_here(tmp_path)
     assert sorted(work_done(log)[4:]) == ["a-0", "a-3", "b-0", "b-3"]
     assert plan(find_tables(["*"], tmp_path), Wanted()) == []
+    _run_here(tmp_path, Wanted(datasets=("b",), units=("2",), again=True))
+    assert work_done(log)[8:] == ["b-2"]
 
     write_config(tmp_path, factor=5.0)
     table = read_table("paper/toys", tmp_path)
     assert progress_of(table).stale == ["a", "b"]
     _run_here(tmp_path, Wanted(datasets=("a",)))
-    assert work_done(log)[8:] == ["a-0", "a-1", "a-2", "a-3"]
+    assert work_done(log)[9:] == ["a-0", "a-1", "a-2", "a-3"]
     assert progress_of(table).stale == ["b"]
     assert {unit: result["value"] for unit, result in read(table, "a").units.items()} == {"0": 0, "1": 5, "2": 10, "3": 15}
 
