@@ -74,11 +74,13 @@ def test_choices_are_made_by_the_likelihood_of_classes(tmp_path, monkeypatch) ->
 def test_the_report_has_what_classes_have(tmp_path, monkeypatch) -> None:
     table = _table(tmp_path)
     (job,) = jobs_of(table)
-    text = Classification().report(table, {job.key: _run(table, monkeypatch)})
+    results = {job.key: _run(table, monkeypatch)}
+    text = Classification().report(table, results)
     titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert titles == ["Error", "Log-likelihood", "Calibration error", "Seconds", "Parameters"]
-    figure = Classification().figure(table, {})
+    figure = Classification().figure(table, results)
     assert figure is not None
+    assert Classification().figure(table, {}) is None
     assert [ax.get_title() for ax in figure.axes] == ["letter", "letter"]
 
 

@@ -1,24 +1,37 @@
-"""The figure of an image table: one small picture per metric, the paper's points beside ours."""
+"""The figure of an image table: one small picture per metric, the paper's points and ensembles beside ours."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from experiments.harness.numbers import Estimate
+from experiments.harness.numbers import Estimate, estimate
+from experiments.harness.pictures import Point, add_legend, draw_points
 from experiments.harness.protocol import Job, Unit
-from experiments.protocols.images.rows import Metric, Published, Row, metrics_of, rows_of
+from experiments.protocols.images.rows import Published, Row, metrics_of, rows_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["draw_scores"]
 
+_SHORT = {"nll": "NLL (nats)", "error": "error (%)", "ece": "calibration error", "mce": "maximum cal. error"}
+
+
+class _Column(NamedTuple):
+    """What is drawn in a column: a number of a unit."""
+
+    title: str
+    of: Callable[[Unit], float]
+    sign: int  # 1 where more is better, -1 where less is
+    key: str = ""  # of the paper's number
+
 
 def draw_scores(jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]], published: Published) -> Figure | None:
-    """Means and standard errors over nets: a row of pictures per data set and net, a column per metric, a line per method."""
+    """Means and standard errors over nets, a line per method, a row of pictures per data set and net.
+
+    The columns are the metrics and how well unfamiliar images are told from test images.
+    """
     rows = [row for row in rows_of(jobs, results) if row.nets]
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -27,40 +40,35 @@ def draw_scores(jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]], 
         return None
     from matplotlib.figure import Figure
 
-    from bayesify.plots.style import INK
+    from bayesify.plots.style import INK, MUTED
 
-    metrics, most = metrics_of(rows), max(map(len, groups.values()))
-    figure = Figure(figsize=(2.0 + 2.3 * len(metrics), (0.9 + 0.4 * most) * len(groups) + 0.3), layout="constrained")
-    grid = figure.subplots(len(groups), len(metrics), squeeze=False)
+    columns, most = _columns(rows), max(map(len, groups.values()))
+    figure = Figure(figsize=(2.0 + 2.1 * len(columns), (0.9 + 0.34 * most) * len(groups) + 0.3), layout="constrained")
+    grid = figure.subplots(len(groups), len(columns), squeeze=False)
     for line, ((dataset, net), group) in zip(grid, groups.items(), strict=True):
-        for ax, metric in zip(line, metrics, strict=True):
-            _draw(ax, group, metric, published)
+        for ax, column in zip(line, columns, strict=True):
+            draw_points(ax, _points(group, column, published), len(group), column.sign)
+            ax.set_yticks(range(len(group)), [""] * len(group))
+            ax.set_xlabel(column.title, color=MUTED, fontsize=8.5)
         line[0].set_yticks(range(len(group)), [row.place[2] for row in group], color=INK, fontsize=8.5)
         line[0].set_ylabel(f"{dataset}, {net}", color=INK, fontsize=8.5)
-    found = {label: mark for ax in figure.axes for mark, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if len(found) > 1:
-        style = {"frameon": False, "labelcolor": INK, "fontsize": 8.5, "ncols": 2, "borderpad": 0.0}
-        figure.legend(found.values(), found.keys(), loc="outside upper right", **style)
+    add_legend(figure)
     return figure
 
 
-def _draw(ax: Axes, group: Sequence[Row], metric: Metric, published: Published) -> None:
-    from bayesify.plots.style import BLUE, MUTED, ORANGE, axes
+def _columns(rows: Sequence[Row]) -> list[_Column]:
+    columns = [_Column(_SHORT[m.key], lambda unit, key=m.key: unit[key], -1, m.key) for m in metrics_of(rows)]
+    unfamiliar = dict.fromkeys(name for row in rows for unit in row.nets for name in unit["ood"])
+    shared = [name for name in unfamiliar if all(name in unit["ood"] for row in rows for unit in row.nets)]
+    return columns + [_Column(f"AUROC, {name}", lambda unit, name=name: unit["ood"][name]["auroc"], 1) for name in shared]
 
-    axes(ax)
-    for place, row in enumerate(group):
-        paper = published.get(row.place, {}).get(metric.key)
-        _point(ax, row.of(metric.key), place - 0.13 * (paper is not None), BLUE, "o", "ours")
+
+def _points(group: Sequence[Row], column: _Column, published: Published) -> list[Point]:
+    points = []
+    for line, row in enumerate(group):
+        paper = published.get(row.place, {}).get(column.key)
+        points.append(Point(estimate(map(column.of, row.nets)), line, "ours"))
+        points += [Point(Estimate(column.of(unit)), line, "ensemble") for unit in row.units.values() if "members" in unit]
         if paper is not None:
-            _point(ax, paper, place + 0.13, ORANGE, "D", "paper")
-    ax.set_ylim(len(group) - 0.5, -0.5)
-    ax.set_yticks(range(len(group)), [""] * len(group))
-    ax.locator_params(axis="x", nbins=4)
-    ax.tick_params(labelsize=7.5)
-    short = {"nll": "NLL (nats)", "error": "error (%)", "ece": "calibration error", "mce": "maximum cal. error"}
-    ax.set_xlabel(short[metric.key], color=MUTED, fontsize=8.5)
-
-
-def _point(ax: Axes, value: Estimate, place: float, colour: str, marker: str, label: str) -> None:
-    bar = None if math.isnan(value.error) else [value.error]
-    ax.errorbar([value.mean], [place], xerr=bar, color=colour, marker=marker, markersize=4.5, linewidth=1.4, label=label)
+            points.append(Point(paper, line, "paper"))
+    return points
