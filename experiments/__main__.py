@@ -86,10 +86,11 @@ def run(
 
 @app.command()
 def report(tables: Tables = None, root: Root = ROOT) -> None:
-    """Write the reports again, from the results alone."""
+    """Write the reports again, from the results alone; of all tables that have some, where none is named."""
     for table in find_tables(tables or ["*"], root):
-        write_report(table)
-        say(f"{table.folder / 'report.md'}")
+        if tables or progress_of(table).current:
+            write_report(table)
+            say(f"{table.folder / 'report.md'}")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
