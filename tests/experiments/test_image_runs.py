@@ -266,7 +266,7 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert list(read(table, "mnist-small-VSD").units) == ["trial-0", "trial-1", "0", "1", "ensemble-2"]
     text, figure = render(table)
     assert "**Missing" not in text
-    assert len(figure.axes) == 4
+    assert len(figure.axes) == 5  # four metrics, one set of unfamiliar images
 
 
 def test_other_settings_do_not_meet_old_nets(tmp_path):
