@@ -86,8 +86,8 @@ def plan(tables: Sequence[Table], wanted: Wanted, data_dir: Path | None = None) 
     tasks = []
     for table, job in jobs:
         protocol, results = protocol_of(table), read(table, job.key)
-        fits = results is not None and results.fits(job, protocol, sums) and not wanted.again
-        there = results.units if results is not None and fits else {}
+        kept = not wanted.again and results is not None and results.fits(job, protocol, sums)
+        there = results.units if results is not None and kept else {}
         units = tuple(unit for unit in job.units if unit not in there and (not wanted.units or unit in wanted.units))
         if units:
             tasks.append(Task(table, protocol, job, units, {name: sums[name] for name in job.data}))
