@@ -17,6 +17,7 @@ from bayesify.cli.terminal import print_table, say
 from experiments.harness.config import ROOT, UsageError, find_tables, read_table, table_names
 from experiments.harness.numbers import duration
 from experiments.harness.plan import Wanted, plan, unit_names
+from experiments.harness.quotes import DOCUMENTS, quote
 from experiments.harness.report import progress_of, write_report
 from experiments.harness.runner import run_tasks
 
@@ -86,11 +87,16 @@ def run(
 
 @app.command()
 def report(tables: Tables = None, root: Root = ROOT) -> None:
-    """Write the reports again, from the results alone; of all tables that have some, where none is named."""
+    """Write reports again, from results alone, and what the documentation quotes; all reports where no table is named."""
     for table in find_tables(tables or ["*"], root):
         if tables or progress_of(table).current:
             write_report(table)
             say(f"{table.folder / 'report.md'}")
+    for document in DOCUMENTS if root == ROOT else ():
+        text = document.read_text(encoding="utf-8")
+        if (quoted := quote(text)) != text:
+            document.write_text(quoted, encoding="utf-8")
+            say(f"{document}")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -7,10 +7,11 @@ import time
 import experiments.protocols  # noqa: F401 # fills the registry
 import numpy as np
 import pytest
-from experiments.harness.config import ROOT, jobs_of, read_table, table_names
+from experiments.harness.config import ROOT, UsageError, jobs_of, read_table, table_names
 from experiments.harness.numbers import Estimate, difference, duration, estimate, markdown
 from experiments.harness.plan import Task
 from experiments.harness.progress import Display
+from experiments.harness.quotes import DOCUMENTS, quote
 from experiments.harness.report import progress_of, render, write_report
 from experiments.harness.store import Recorder
 from rich.console import Console
@@ -118,6 +119,30 @@ def test_committed_reports_are_those_of_the_committed_results(name):
     if not (table.folder / "report.md").exists():
         pytest.skip("this table has no report yet")
     assert (table.folder / "report.md").read_text() == render(table)[0], f"run python -m experiments report {name}"
+
+
+def test_documents_quote_tables_of_reports(tmp_path):
+    table, _ = _results(tmp_path)
+    (table.folder / "report.md").write_text(
+        "# Toys\n\n## Fun\n\nmuch\n\n| a | b |\n|:---|---:|\n\n## None\n\nno table\n\n## More\n\n| c |\n"
+    )
+    begin, end = "Text.\n<!-- quoted from paper/toys: Fun -->\n", "<!-- end of quote -->\nMore.\n"
+    for old in ("", "\n| an old table |\n\n"):
+        assert quote(begin + old + end + begin + end, tmp_path) == 2 * f"{begin}\n| a | b |\n|:---|---:|\n\n{end}"
+    for name, section, message in (
+        ("toys", "None", "no section"),
+        ("toys", "Fu", "no section"),
+        ("boys", "Fun", "no report of it"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            quote(f"<!-- quoted from paper/{name}: {section} -->\n{end}", tmp_path)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_committed_documents_quote_the_committed_reports(document):
+    text = document.read_text(encoding="utf-8")
+    assert "<!-- quoted from" in text
+    assert quote(text) == text, "run python -m experiments report"
 
 
 @pytest.mark.parametrize("name", table_names())

@@ -1,7 +1,8 @@
 """The tables of the regression protocol: which method beats which, and by what."""
 
+from experiments.harness.numbers import Estimate
 from experiments.harness.protocol import Job
-from experiments.protocols.tabular.tables import write_tables
+from experiments.protocols.tabular.tables import Published, write_tables
 
 RMSE = {  # by data set and method, on four splits
     "boston": {"A": [1.0, 2.0, 3.0, 4.0], "B": [1.5, 2.4, 3.6, 4.5], "C": [1.5, 2.4, 3.6, 4.5]},
@@ -10,7 +11,7 @@ RMSE = {  # by data set and method, on four splits
 }
 
 
-def _report() -> str:
+def _report(published: Published | None = None) -> str:
     others = {"coverage_95": 0.9, "width_95": 1.0, "train_seconds": 1.0, "parameters": 1502}
     jobs, results = [], {}
     for dataset, methods in RMSE.items():
@@ -19,7 +20,7 @@ def _report() -> str:
         for method, values in methods.items():
             units = {str(i): {"rmse": x, "log_likelihood": -x, "crps": x, **others} for i, x in enumerate(values)}
             results[f"{dataset}-{method}"] = units
-    return write_tables(jobs, results, {}, {})
+    return write_tables(jobs, results, published or {}, {})
 
 
 def _line(text: str, title: str, method: str) -> list[str]:
@@ -39,5 +40,21 @@ def test_wins_are_counted_by_paired_differences_over_splits() -> None:
         assert "| 2 data sets |" in text
 
 
-def test_parameters_are_stated() -> None:
-    assert _line(_report(), "Parameters", "boston") == ["boston", "1,502", "1,502", "1,502"]
+def test_a_line_per_method_and_a_column_per_data_set() -> None:
+    text = _report()
+    assert "| method | boston | yacht | naval |" in text
+    assert _line(text, "Parameters", "C") == ["C", "1,502", "1,502", "-"]
+    assert [cell.split(" ±")[0] for cell in _line(text, "RMSE", "B")] == ["B", "3.00", "**2.48", "2 (1 of 4)"]
+
+
+def test_the_papers_numbers_stand_below_ours() -> None:
+    # Ours: mean 2.5, standard error sqrt(5 / 3) / 2 = .645; combined with .3 that is .712, so that 0.5 less is -0.7 of them.
+    paper = {"A": {"boston": {"rmse": Estimate(3.0, 0.3)}, "yacht": {"rmse": Estimate(2.4)}}}
+    section = _report(paper).split("## RMSE\n")[1].split("\n## ")[0].splitlines()
+    place = next(i for i, line in enumerate(section) if line.startswith("| A |"))
+    assert section[place + 1 : place + 3] == [
+        "| · paper | 3.00 ± 0.30 | 2.4 | - |",
+        "| · difference | -0.50 (-0.7 s.e.) | +0.10 | - |",
+    ]
+    assert section[place + 3].startswith("| B |")
+    assert "· paper" not in _report(paper).split("## Log-likelihood\n")[1]

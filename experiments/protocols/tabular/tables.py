@@ -1,4 +1,4 @@
-"""The report of a table of data sets: ours beside the paper's, data set by data set."""
+"""The report of a table of data sets: a line per method, a column per data set, the paper's numbers below ours."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ class Grid:
         return f" ({there} of {all_})" if 0 < there < all_ else ""
 
     def table(self, cell: Callable[[Sequence[Unit]], str]) -> str:
-        """A table of data sets and methods."""
+        """A table of methods and data sets."""
         rows = [
-            [dataset, *(cell(units) if (units := self.units(dataset, method)) else "-" for method in self.methods)]
-            for dataset in self.datasets
+            [method, *(cell(units) if (units := self.units(dataset, method)) else "-" for dataset in self.datasets)]
+            for method in self.methods
         ]
-        return markdown(["data set", *self.methods], rows)
+        return markdown(["method", *self.datasets], rows)
 
 
 def mean_of(units: Sequence[Unit], key: str) -> Estimate:
@@ -174,28 +174,27 @@ def _parameters(units: Sequence[Unit]) -> str:
 
 
 def _compare(grid: Grid, metric: Metric, published: Published) -> str:
-    """Per data set and method: paper, ours and their difference where the paper has numbers, ours alone elsewhere."""
-    papers = {method for method in grid.methods if any(metric.key in values for values in published.get(method, {}).values())}
-    header = ["data set"]
-    for method in grid.methods:
-        header += [f"{method}: paper", "ours", "difference"] if method in papers else [method]
+    """Per method and data set ours and, where the paper has numbers, the paper's and the difference."""
+    ours = {place: mean_of(units, metric.key) for place in grid.jobs if (units := grid.units(*place))}
+    best = {dataset: _best(grid, ours, dataset, metric) for dataset in grid.datasets}
     rows = []
-    for dataset in grid.datasets:
-        ours = {method: mean_of(units, metric.key) for method in grid.methods if (units := grid.units(dataset, method))}
-        best = max((metric.sign * value.mean for value in ours.values()), default=None)
-        row = [dataset]
-        for method in grid.methods:
-            mine, paper = ours.get(method), published.get(method, {}).get(dataset, {}).get(metric.key)
-            text = "-" if mine is None else f"{mine}{grid.short(dataset, method)}"
-            if mine is not None and len(ours) > 1 and metric.sign * mine.mean == best:
-                text = f"**{text}**"
-            if method in papers:
-                gap = "-" if mine is None or paper is None else difference(mine, paper)
-                row += ["-" if paper is None else str(paper), text, gap]
-            else:
-                row.append(text)
-        rows.append(row)
-    return markdown(header, rows)
+    for method in grid.methods:
+        papers = {dataset: values[metric.key] for dataset, values in published.get(method, {}).items() if metric.key in values}
+        mine, theirs, gaps = [method], ["· paper"], ["· difference"]
+        for dataset in grid.datasets:
+            value, paper = ours.get((dataset, method)), papers.get(dataset)
+            text = "-" if value is None else f"{value}{grid.short(dataset, method)}"
+            mine.append(f"**{text}**" if method in best[dataset] else text)
+            theirs.append("-" if paper is None else str(paper))
+            gaps.append("-" if value is None or paper is None else difference(value, paper))
+        rows += [mine, theirs, gaps] if papers else [mine]
+    return markdown(["method", *grid.datasets], rows)
+
+
+def _best(grid: Grid, ours: Mapping[tuple[str, str], Estimate], dataset: str, metric: Metric) -> list[str]:
+    """The methods with the best mean on a data set, none where there is nothing to compare."""
+    scores = {method: metric.sign * ours[dataset, method].mean for method in grid.methods if (dataset, method) in ours}
+    return [method for method, score in scores.items() if score == max(scores.values())] if len(scores) > 1 else []
 
 
 def _wins(grid: Grid, metric: Metric) -> str:
