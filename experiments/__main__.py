@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -18,7 +19,7 @@ from experiments.harness.config import ROOT, UsageError, find_tables, read_table
 from experiments.harness.numbers import duration
 from experiments.harness.plan import Wanted, plan, unit_names
 from experiments.harness.quotes import DOCUMENTS, quote
-from experiments.harness.report import progress_of, write_report
+from experiments.harness.report import Progress, progress_of, write_report
 from experiments.harness.runner import run_tasks
 
 __all__ = ["app", "main"]
@@ -37,13 +38,18 @@ Tables = Annotated[list[str] | None, typer.Argument(metavar="[PAPER/TABLE]...", 
 @app.command("list")
 def list_tables(root: Root = ROOT) -> None:
     """Show every table, how many of its jobs are done, missing or out of date, and the time spent on it."""
-    rows = []
-    for table in (read_table(name, root) for name in table_names(root)):
-        progress = progress_of(table)
-        missing = len(progress.jobs) - progress.done - len(progress.stale)
-        counts = [str(count) for count in (progress.done, missing, len(progress.stale))]
-        rows.append([table.name, table.title, *counts, duration(progress.seconds) if progress.seconds else "-"])
+    tables = {name: read_table(name, root) for name in table_names(root)}
+    progress = {name: progress_of(table) for name, table in tables.items()}
+    rows = [_line(name, tables[name].title, [progress[name]]) for name in tables]
+    rows.append(_line("all", "", list(progress.values())))
     print_table(["table", "what it shows", "done", "missing", "stale", "time"], rows, left=2)
+
+
+def _line(name: str, title: str, progress: Sequence[Progress]) -> list[str]:
+    """Jobs done, missing and stale, and time spent, summed over tables."""
+    jobs, done, stale = (sum(counts) for counts in zip(*((len(p.jobs), p.done, len(p.stale)) for p in progress), strict=True))
+    seconds = sum(p.seconds for p in progress)
+    return [name, title, str(done), str(jobs - done - stale), str(stale), duration(seconds) if seconds else "-"]
 
 
 @app.command()

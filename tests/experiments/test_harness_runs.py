@@ -160,7 +160,10 @@ def test_command_line(tmp_path, capsys):
     log, root = write_config(tmp_path), ("--root", str(tmp_path))
     code, out, _ = _main(capsys, "list", *root)
     assert code == 0
-    assert out.splitlines()[-1].split() == ["paper/toys", "Toys", "0", "2", "0", "-"]
+    assert [line.split() for line in out.splitlines()[-2:]] == [
+        ["paper/toys", "Toys", "0", "2", "0", "-"],
+        ["all", "0", "2", "0", "-"],
+    ]
     code, _, errors = _main(capsys, "run", "paper/*", "--workers", "2", "--seeds", "0-2", *root)
     assert code == 0
     assert "[2/2]" in errors
@@ -173,7 +176,7 @@ def test_command_line(tmp_path, capsys):
     assert _main(capsys, "report", *root)[0] == 0
     assert report.exists()
     code, out, _ = _main(capsys, "list", *root)
-    assert out.splitlines()[-1].split()[:5] == ["paper/toys", "Toys", "0", "2", "0"]
+    assert [line.split()[:-2] for line in out.splitlines()[-2:]] == [["paper/toys", "Toys", "0", "2", "0"], ["all", "0", "2", "0"]]
 
 
 def test_a_quick_run_is_apart_and_always_runs(tmp_path, capsys):
