@@ -123,6 +123,18 @@ def test_fingerprints_know_what_decides_results(tmp_path):
     assert len({fingerprint(**change) for change in [{}, *others]}) == 6
 
 
+def test_what_is_chosen_and_how_may_differ_by_data_set_key_by_key(tmp_path):
+    general = {"among": {"beta": [0.1, 0.2]}, "share": 0.5}
+    own = {"boston": {}, "yacht": {"choose": {"samples": 7}}}
+    methods = [_method(), _method("MCDropout", choose={"among": {"beta": [0.3]}})]
+    jobs = Regression().jobs(_table(tmp_path, choose=general, datasets=own, methods=methods))
+    found = {job.key: job.settings["setup"]["choose"] for job in jobs}
+    same = {"trials": None, "together": 10, "share": 0.5, "fraction": 0.2}  # without the draws, where nothing is said of them
+    assert found["boston-Deterministic"] == {"among": {"beta": [0.1, 0.2]}, **same}
+    assert found["yacht-Deterministic"] == {"among": {"beta": [0.1, 0.2]}, **same, "samples": 7}
+    assert found["yacht-MCDropout"] == {"among": {"beta": [0.3]}, **same, "samples": 7}
+
+
 def test_setups_survive_json(tmp_path):
     import json
 

@@ -31,10 +31,16 @@ def _fake_training(score):
             history = History()
             history.failure = "broken" if value is None else None
             density = SimpleNamespace(log_prob=lambda y, value=value: torch.tensor([value - 1.0, value + 1.0]))
+
+            def predictive(samples, density=density):
+                train.draws.append(samples)
+                return density
+
             rows = SimpleNamespace(y_test=torch.zeros(2))
-            models.append(SimpleNamespace(history=history, predictive=lambda p=density: p, split=rows, setup=setup))
+            models.append(SimpleNamespace(history=history, predictive=predictive, split=rows, setup=setup))
         return models
 
+    train.draws = []
     return train, calls
 
 
@@ -50,6 +56,7 @@ def test_a_grid_is_all_combinations_in_one_pass(monkeypatch):
     (call,) = calls
     assert len(call) == 12 == 2 * trials_of(setup.choose)
     assert train.epochs == 9
+    assert train.draws == [None] * 12  # as many as in prediction
     assert [seed for _, _, seed in call] == [4] * 6 + [5] * 6
 
 
@@ -65,7 +72,7 @@ def test_candidates_that_fail_are_not_chosen(monkeypatch):
 def test_a_search_tries_some_at_a_time_and_keeps_the_best(monkeypatch):
     pytest.importorskip("optuna")
     among = {"beta": {"low": 1e-4, "high": 1.0, "log": True}, "method.p": [0.1, 0.2]}
-    setup = Setup(method={"method": "MCDropout"}, choose=Choose(among=among, trials=30, together=8))
+    setup = Setup(method={"method": "MCDropout"}, choose=Choose(among=among, trials=30, together=8, samples=7))
     train, calls = _fake_training(
         lambda setup, peak: None if setup.beta > 0.5 else -abs(math.log(setup.beta / peak)) - setup.method["p"]
     )
@@ -74,6 +81,7 @@ def test_a_search_tries_some_at_a_time_and_keeps_the_best(monkeypatch):
     choices = choose(setup, _splits(1e-3, 1e-1), [0, 1], shares.append)
     assert [len(call) for call in calls] == [16, 16, 16, 12]
     assert shares == [0.25, 0.5, 0.75, 1.0]
+    assert set(train.draws) == {7}
     for place, (choice, peak) in enumerate(zip(choices, (1e-3, 1e-1), strict=True)):
         tried = [setup for call in calls for setup, split, _ in call if split == peak]
         assert len(tried) == 30

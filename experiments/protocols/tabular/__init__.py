@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayesify import metrics
 from bayesify.core.checks import check_choice, check_integer
 from bayesify.data import UCI, load_uci
+from experiments.harness.config import overlay
 from experiments.harness.protocol import Context, Job, Protocol, Table, Unit, UnitError, plain
 from experiments.protocols.tabular.choice import Choice, choose, trials_of
 from experiments.protocols.tabular.picture import draw_overview
@@ -35,7 +37,8 @@ class Tabular(Protocol):
     """Several methods on several data sets.
 
     Settings are those of `Setup` and `splits`, how many of them; `datasets`, a list of names or a table of names with settings of
-    their own; `methods`, a list of tables with a `name` and settings of their own. A method's come before a data set's.
+    their own; `methods`, a list of tables with a `name` and settings of their own. A method's come before a data set's, of
+    `choose` key by key.
     """
 
     kind: ClassVar[Kind]
@@ -56,6 +59,8 @@ class Tabular(Protocol):
                 name = fields.pop("name")
                 fields.pop("splits", None)
                 try:
+                    if choices := [level["choose"] for level in (general, own, method) if "choose" in level]:
+                        fields["choose"] = reduce(overlay, choices)
                     setup = Setup.from_dict(fields)
                 except (TypeError, ValueError) as error:
                     raise ValueError(f"{name} on {dataset}: {error}") from error

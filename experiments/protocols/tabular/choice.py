@@ -52,7 +52,7 @@ def choose(setup: Setup, splits: Sequence[Split], seeds: Sequence[int], progress
             lambda share, number=number: progress((number + share) / rounds),
         )
         for (place, fields), model in zip(candidates, models, strict=True):
-            score = _score(model)
+            score = _score(model, setup.choose.samples)
             search.tell(place, score)
             kept = best[place]
             if score > (-math.inf if kept is None else kept.log_likelihood):
@@ -66,10 +66,10 @@ def trials_of(choose: Choose) -> int:
     return math.prod(sizes) if choose.trials is None else choose.trials
 
 
-def _score(model: Model) -> float:
+def _score(model: Model, samples: int | None) -> float:
     if model.history.failure:
         return -math.inf
-    score = float(model.predictive().log_prob(model.split.y_test).mean())
+    score = float(model.predictive(samples).log_prob(model.split.y_test).mean())
     return -math.inf if math.isnan(score) else score
 
 

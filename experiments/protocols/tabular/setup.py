@@ -16,8 +16,9 @@ __all__ = ["Choose", "Setup"]
 # What may differ between models that are trained together, and so may be chosen.
 _OWN = ("learning_rate", "beta", "warmup", "local_beta")
 _NOISE = ("learned", "fixed")
-# Settings, and fields of methods, that came later.
+# Settings, and fields of choices and methods, that came later.
 _LATER = {"batch_norm": None, "weight_decay": 0.0, "sample_counts": [], "steps": None}
+_LATER_CHOICE = {"samples": None}
 _LATER_FIELDS = {"VariationalDropout": {"prior_std": None}, "VSD": {"prior_std": None}}
 
 
@@ -31,6 +32,7 @@ class Choose:
         together: how many trials of a search are made at a time.
         share: of the epochs of the final training, that each trial gets.
         fraction: the validation part, as a share of the training rows.
+        samples: draws to judge a trial by; None for as many as in prediction.
     """
 
     among: Mapping[str, Any]
@@ -38,12 +40,13 @@ class Choose:
     together: int = 10
     share: float = 1.0
     fraction: float = 0.2
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "among", _flat(self.among) if isinstance(self.among, Mapping) else {})
         if not self.among:
             raise ValueError("choose.among must name at least one field, such as method.p = [0.05, 0.1]")
-        for name, count in (("trials", self.trials), ("together", self.together)):
+        for name, count in (("trials", self.trials), ("together", self.together), ("samples", self.samples)):
             if count is not None:
                 check_integer(f"choose.{name}", count)
         if not 0 < self.share <= 1:
@@ -174,6 +177,8 @@ class Setup:
         Settings that came later are left out where they are not used, so that older results keep their fingerprint.
         """
         fields = _without(_LATER, dataclasses.asdict(self))
+        if self.choose is not None:
+            fields["choose"] = _without(_LATER_CHOICE, fields["choose"])
         method = fields["method"]
         if "method" in method:
             return {**fields, "method": _without(_LATER_FIELDS.get(method["method"], {}), method)}
