@@ -49,7 +49,10 @@ class StackedData:
         shuffled = torch.stack(rows).to(self.leaves[0].device)
         offset = torch.arange(len(self.orders), device=shuffled.device).unsqueeze(1) * self.n
         for row, own_row in zip(shuffled.split(self.sizes, 1), (shuffled + offset).split(self.sizes, 1), strict=True):
-            yield [leaf[own_row if own else row] for leaf, own in zip(self.leaves, self.own, strict=True)]
+            where = {True: own_row.flatten(), False: row.flatten()}
+            yield [
+                leaf.index_select(0, where[own]).unflatten(0, row.shape) for leaf, own in zip(self.leaves, self.own, strict=True)
+            ]
 
 
 @dataclasses.dataclass
@@ -139,17 +142,17 @@ class Stack:
         for objective in self.objectives:
             objective.train(train)
         each = [[x[model] for x in arguments] for model in range(len(functions))]
-        before = list(self.streams.states)
+        before = self.streams.states()
         together = Together(functions, each, self.compile and train)
-        self.streams.states = list(before)
+        self.streams.go_back(before)
         outputs = together(arguments, self.streams)
-        self.streams.states = list(before)
+        self.streams.go_back(before)
         for model in {0, len(functions) - 1}:
             self.streams.take_up(model)
             alone = functions[model](*each[model])
             if not all(_close(x[model], y) for x, y in zip(outputs, alone, strict=True)):
                 raise UntraceableError("the models' values together differ from those of a model alone")
-        self.streams.states = before
+        self.streams.go_back(before)
         return together
 
 

@@ -13,15 +13,21 @@ from bayesify.train.setup import seed_noise
 __all__ = ["Draw", "Noise", "Streams"]
 
 aten = torch.ops.aten
-_IN_PLACE: dict[Any, Callable[..., Tensor]] = {aten.randn.default: torch.randn, aten.rand.default: torch.rand}
+# Operators that draw into a tensor they are given, from a generator they are given.
+_DIRECT: dict[Any, Callable[..., Tensor]] = {
+    aten.randn.default: torch.randn,
+    aten.rand.default: torch.rand,
+    aten.randint.default: torch.randint,
+    aten.randint.low: torch.randint,
+}
 
 
 class Streams:
-    """One random stream per model: PyTorch's own generator, its state put aside and taken up again."""
+    """One random stream per model: a generator that draws what PyTorch's own would draw, if it were in the same state."""
 
     def __init__(self, models: int, device: torch.device) -> None:
         self.device = device
-        self.states: list[Tensor] = [self._state()] * models
+        self.generators = [torch.Generator(device) for _ in range(models)]
 
     def seed(self, parts: Sequence[tuple[object, ...]]) -> None:
         """Begin the streams anew, each as `seed_noise` does."""
@@ -30,16 +36,23 @@ class Streams:
             self.put_aside(model)
 
     def take_up(self, model: int) -> None:
-        """From here on, random numbers come from the model's stream, until it is put aside."""
-        state = self.states[model]
+        """From here on, PyTorch's own random numbers come from the model's stream, until it is put aside."""
+        state = self.generators[model].get_state()
         torch.cuda.set_rng_state(state, self.device) if self.device.type == "cuda" else torch.default_generator.set_state(state)
 
     def put_aside(self, model: int) -> None:
-        """Keep the model's stream for later."""
-        self.states[model] = self._state()
+        """The model's stream goes on where PyTorch's own generator is now."""
+        cuda = self.device.type == "cuda"
+        self.generators[model].set_state(torch.cuda.get_rng_state(self.device) if cuda else torch.default_generator.get_state())
 
-    def _state(self) -> Tensor:
-        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.default_generator.get_state()
+    def states(self) -> list[Tensor]:
+        """Where the streams are."""
+        return [generator.get_state() for generator in self.generators]
+
+    def go_back(self, states: Sequence[Tensor]) -> None:
+        """To where they were when `states` were taken."""
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
 
 
 class Draw:
@@ -48,12 +61,14 @@ class Draw:
     def __init__(self, target: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
 
-    def into(self, out: Tensor) -> None:
-        """Draw into `out`."""
-        if self.target in _IN_PLACE:
-            _IN_PLACE[self.target](self.args[0], out=out)
+    def into(self, out: Tensor, streams: Streams, model: int) -> None:
+        """Draw into `out`, from a model's stream."""
+        if self.target in _DIRECT:
+            _DIRECT[self.target](*self.args, out=out, generator=streams.generators[model])
         else:
+            streams.take_up(model)
             out.copy_(self.target(*self.args, **self.kwargs))
+            streams.put_aside(model)
 
     def like(self, models: int) -> Tensor:
         """Room for as many draws."""
@@ -74,9 +89,7 @@ class Noise:
 
     def __call__(self, streams: Streams) -> list[Tensor]:
         """The numbers of every operator, (K, ...); the same tensors in every call."""
-        for model, plan in enumerate(self.plan if self.buffers else ()):
-            streams.take_up(model)
+        for model, plan in enumerate(self.plan):
             for draw, out in plan:
-                draw.into(out)
-            streams.put_aside(model)
+                draw.into(out, streams, model)
         return self.buffers
