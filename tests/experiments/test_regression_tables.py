@@ -57,4 +57,19 @@ def test_the_papers_numbers_stand_below_ours() -> None:
         "| · difference | -0.50 (-0.7 s.e.) | +0.10 | - |",
     ]
     assert section[place + 3].startswith("| B |")
+    # On boston better; on yacht behind by .10, with a standard error of .645 and a rounding of .05.
+    assert "within one standard error of the difference: A on 2 of 2 sets." in "\n".join(section)
     assert "· paper" not in _report(paper).split("## Log-likelihood\n")[1]
+
+
+def test_how_often_the_papers_numbers_are_reached() -> None:
+    # B has 3.00 with a standard error of .66 on boston, and 2.475 with .933 on yacht, which is 1.5 + .975: more than hypot(.933, .05)
+    # above 1.5, less than hypot(.933, .3).
+    def reached(boston: Estimate, yacht: Estimate) -> str:
+        report = _report({"B": {"boston": {"rmse": boston}, "yacht": {"rmse": yacht}}})
+        (line,) = [line for line in report.splitlines() if line.startswith("The paper's number or a better one")]
+        return line.rpartition("B on ")[2]
+
+    assert reached(Estimate(3.5, 0.1), Estimate(1.5)) == "1 of 2 sets."
+    assert reached(Estimate(2.2, 0.1), Estimate(1.5)) == "0 of 2 sets."
+    assert reached(Estimate(2.2, 0.5), Estimate(1.5, 0.3)) == "2 of 2 sets."

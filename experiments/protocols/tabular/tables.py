@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from experiments.harness.numbers import Estimate, difference, estimate, markdown
@@ -104,6 +106,8 @@ def write_tables(
     grid = Grid(jobs, results)
     for metric in kind.metrics:
         text.append(f"## {metric.title}\n\n{metric.note}\n\n{_compare(grid, metric, published)}")
+        if reached := _reached(grid, metric, published):
+            text.append(reached)
     for metric in kind.compared:
         if wins := _wins(grid, metric):
             text.append(f"## Wins by {_in_words(metric)}\n\n{_WINS}\n\n{wins}")
@@ -189,6 +193,26 @@ def _compare(grid: Grid, metric: Metric, published: Published) -> str:
             gaps.append("-" if value is None or paper is None else difference(value, paper))
         rows += [mine, theirs, gaps] if papers else [mine]
     return markdown(["method", *grid.datasets], rows)
+
+
+def _reached(grid: Grid, metric: Metric, published: Published) -> str:
+    """On how many data sets each method has the paper's number or a better one, within one standard error."""
+    counts = []
+    for method in grid.methods:
+        papers = {dataset: values[metric.key] for dataset, values in published.get(method, {}).items() if metric.key in values}
+        pairs = [(mean_of(units, metric.key), papers[d]) for d in grid.datasets if d in papers and (units := grid.units(d, method))]
+        if pairs:
+            good = sum(metric.sign * (ours.mean - paper.mean) >= -_tolerance(ours, paper) for ours, paper in pairs)
+            counts.append(f"{method} on {good} of {len(pairs)} sets")
+    words = "The paper's number or a better one, within one standard error of the difference"
+    return f"{words}: {', '.join(counts)}." if counts else ""
+
+
+def _tolerance(ours: Estimate, paper: Estimate) -> float:
+    """The standard error of their difference; a paper's number without one is known to half a unit of its last digit."""
+    half_unit = 0.5 * 10.0 ** int(Decimal(repr(paper.mean)).as_tuple().exponent)
+    errors = [ours.error, paper.error if math.isfinite(paper.error) else half_unit]
+    return math.hypot(*(error for error in errors if math.isfinite(error)))
 
 
 def _best(grid: Grid, ours: Mapping[tuple[str, str], Estimate], dataset: str, metric: Metric) -> list[str]:
