@@ -63,8 +63,8 @@ def test_the_papers_numbers_stand_below_ours() -> None:
 
 
 def test_how_often_the_papers_numbers_are_reached() -> None:
-    # B has 3.00 with a standard error of .66 on boston, and 2.475 with .933 on yacht, which is 1.5 + .975: more than hypot(.933, .05)
-    # above 1.5, less than hypot(.933, .3).
+    # B has 3.00 with a standard error of .66 on boston, and 2.475 with .933 on yacht: that is .975 above 1.5, between
+    # hypot(.933, .05) and hypot(.933, .3).
     def reached(boston: Estimate, yacht: Estimate) -> str:
         report = _report({"B": {"boston": {"rmse": boston}, "yacht": {"rmse": yacht}}})
         (line,) = [line for line in report.splitlines() if line.startswith("The paper's number or a better one")]
