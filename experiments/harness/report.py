@@ -128,7 +128,7 @@ def _origin(progress: Progress) -> str:
     dates = sorted(run["date"][:10] for run in runs)
     units = sum(len(run["units"]) for run in runs)
     words = {
-        "computed": f"{units} units in {duration(progress.seconds)} of work, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}",
+        "computed": f"{units} unit{'s' * (units != 1)} in {duration(progress.seconds)} of work, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}",
         "on": "; ".join(machines),
         "with": "; ".join(versions),
         "commit": ", ".join(commits),
