@@ -126,9 +126,10 @@ def _origin(progress: Progress) -> str:
     machines = Counter(f"{run.get('gpu', run['cpu'])}, {run['threads']} thread{'s' * (run['threads'] > 1)} per job" for run in runs)
     versions = Counter(f"bayesify {run['bayesify']}, PyTorch {run['torch']}, Python {run['python']}" for run in runs)
     dates = sorted(run["date"][:10] for run in runs)
+    span = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     units = sum(len(run["units"]) for run in runs)
     words = {
-        "computed": f"{units} unit{'s' * (units != 1)} in {duration(progress.seconds)} of work, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}",
+        "computed": f"{units} unit{'s' * (units != 1)} in {duration(progress.seconds)} of work, {span}",
         "on": "; ".join(machines),
         "with": "; ".join(versions),
         "commit": ", ".join(commits),
