@@ -80,6 +80,34 @@ def test_models_are_judged_by_every_number_of_draws() -> None:
     assert "by_samples" not in judge(model._replace(setup=Setup.from_dict(PATCHED)))
 
 
+def test_own_statistics_are_those_of_the_training_rows_in_every_draw() -> None:
+    """Against the net written out: every choice of components with the moments that the training rows have in it."""
+    setup = Setup.from_dict({**PATCHED, "method": {**PATCHED["method"], "spread": 1.0}, "samples": 60, "statistics": "own"})
+    (model,) = training.train([setup], [_split()], [3], 2, lambda done: None)
+    before = {name: value.clone() for name, value in model.bnn.state_dict().items()}
+    means = model.predictive().means.reshape(60, -1)
+    assert all(torch.equal(value, before[name]) for name, value in model.bnn.state_dict().items())
+
+    first, dense, _, second, last = model.bnn.net
+    rows, test = model.split.X, model.split.X_test
+
+    def normalised(x: torch.Tensor, by: torch.Tensor, norm: nn.Module, component: int) -> torch.Tensor:
+        variance = by.var(0, correction=0 if x is by else 1)  # as PyTorch has it: of the batch itself, and to keep
+        standard = (x - by.mean(0)) / (variance + norm.eps).sqrt()
+        return standard * norm.posterior.weight[component] + norm.posterior.bias[component]
+
+    with torch.no_grad():
+        every = []
+        for i in range(5):
+            hidden = [(normalised(x, rows, first, i) @ dense.weight.T + dense.bias).relu() for x in (test, rows)]
+            for k in range(5):
+                out = normalised(hidden[0], hidden[1], second, k) @ last.weight.T + last.bias
+                every.append(out[:, 0].double() * model.split.std + model.split.mean)
+    distances = torch.cdist(means, torch.stack(every))
+    assert distances.amin(1).max() < 1e-3
+    assert len(set(distances.argmin(1).tolist())) > 15  # of 25 choices, and of 60 draws
+
+
 def test_numbers_of_draws_are_set_side_by_side() -> None:
     job = Job("boston-EMP", {"dataset": "boston", "method": "EMP"}, ("0", "1"), ("boston",))
     scores = {"rmse": 2.0, "log_likelihood": -3.0, "crps": 1.0, "coverage_95": 0.9, "width_95": 1.0, "parameters": 9}
@@ -99,7 +127,7 @@ def test_members_of_the_explicit_ensemble_differ_and_are_mixed() -> None:
 
 def test_settings_that_came_later_do_not_change_older_fingerprints() -> None:
     assert (
-        not {"batch_norm", "weight_decay", "sample_counts"}
+        not {"batch_norm", "weight_decay", "sample_counts", "statistics"}
         & Setup.from_dict({**SMALL, "method": {"method": "MeanField"}}).to_dict().keys()
     )
     setup = Setup.from_dict({**PATCHED, "weight_decay": 0.01})
@@ -111,6 +139,7 @@ def test_bad_settings() -> None:
     for settings, message in (
         ({"batch_norm": 0.0}, "batch_norm must be a finite number above 0"), ({"weight_decay": -1.0}, "weight_decay"),
         ({"sample_counts": [0]}, "sample_counts"), ({"sample_counts": 3}, "sample_counts must be a list"),
+        ({"statistics": "batch"}, "statistics must be"),
         ({"weight_decay": 0.1, "choose": {"among": {"learning_rate": [0.1]}}}, "cannot be chosen with weight_decay=0.1"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

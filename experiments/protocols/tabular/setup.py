@@ -17,7 +17,7 @@ __all__ = ["Choose", "Setup"]
 _OWN = ("learning_rate", "beta", "warmup", "local_beta")
 _NOISE = ("learned", "fixed")
 # Settings, and fields of choices and methods, that came later.
-_LATER = {"batch_norm": None, "weight_decay": 0.0, "sample_counts": [], "steps": None}
+_LATER = {"batch_norm": None, "weight_decay": 0.0, "sample_counts": [], "statistics": "running", "steps": None}
 _LATER_CHOICE = {"samples": None}
 _LATER_FIELDS = {"VariationalDropout": {"prior_std": None}, "VSD": {"prior_std": None}}
 
@@ -85,6 +85,8 @@ class Setup:
         beta, warmup: weight of the KL, and the share of training over which it rises from 0 to that.
         local_beta: weight of the per-example KL.
         samples: S, draws in prediction.
+        statistics: what batch normalisations go by in prediction: "running", the averages over training, as networks do, or "own",
+            those of the training rows in every draw by itself.
         sample_counts: further S to judge every model by, to see what more draws are worth.
         noise: of targets that are numbers: {learned: standard deviation to start from, in standard deviations of the targets} or
             {fixed: standard deviation in the targets' own unit}, the latter perhaps with {training: another one that is trained
@@ -109,6 +111,7 @@ class Setup:
     warmup: float = 0.0
     local_beta: float = 1.0
     samples: int = 100
+    statistics: Literal["running", "own"] = "running"
     sample_counts: Sequence[int] = ()
     noise: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"learned": 0.3})
     seed: int = 0
@@ -135,6 +138,7 @@ class Setup:
         check_integer("seed", self.seed, least=0)
         check_positive("learning_rate", self.learning_rate)
         check_choice("schedule", self.schedule, ("cosine", "constant", "power"))
+        check_choice("statistics", self.statistics, ("running", "own"))
         if self.batch_norm is not None:
             check_positive("batch_norm", self.batch_norm)
         for name in ("beta", "local_beta", "weight_decay"):

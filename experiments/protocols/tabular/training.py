@@ -5,6 +5,7 @@ Shapes: S draws, N rows.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
@@ -13,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesify import Bayesian, Gaussian, bayesify
 from bayesify.estimators.network import mlp
@@ -62,8 +63,27 @@ class Model(NamedTuple):
             samples: S; the setup's by default.
         """
         draws = self.setup.samples if samples is None else samples
-        p = predict(self.bnn, self.split.X_test, self.likelihood, draws, seed=self.seed, progress=False)
+        if self.setup.statistics == "own":
+            with torch.no_grad():
+                p = self.likelihood.predictive(self._outputs_by_own_statistics(draws))
+        else:
+            p = predict(self.bnn, self.split.X_test, self.likelihood, draws, seed=self.seed, progress=False)
         return self.split.as_they_are(p)
+
+    def _outputs_by_own_statistics(self, samples: int) -> Tensor:
+        """(S, N, outputs) for the test rows; the batch normalisations of every draw go by what the training rows are in it."""
+        bnn, outputs = copy.deepcopy(self.bnn).eval(), []
+        norms = [part for part in bnn.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        for norm in norms:
+            norm.momentum = 1.0  # the running statistics are the last batch's
+        with torch.random.fork_rng(devices=[]):
+            for seed in range(self.seed, self.seed + samples):
+                for training, rows in ((True, self.split.X), (False, self.split.X_test)):
+                    for norm in norms:
+                        norm.train(training)
+                    torch.default_generator.manual_seed(seed)
+                    outputs.append(bnn(rows, samples=1, coherent=True).outputs)
+        return torch.cat(outputs[1::2])
 
 
 def train(
