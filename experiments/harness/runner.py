@@ -24,6 +24,7 @@ from experiments.harness.store import Recorder, cache_path
 
 __all__ = ["Failure", "execute", "run_tasks"]
 
+_SECONDS_TO_END = 10  # that an idle worker has
 _SPAWN = get_context("spawn")  # a forked process inherits PyTorch's threads as locks that nobody opens
 
 
@@ -137,9 +138,12 @@ class _Worker:
             return _Ended(f"its process died with exit code {self.process.exitcode} (-9: killed, perhaps for want of memory)")
 
     def stop(self) -> None:
+        """End the process: at once where it is at work, otherwise by itself, so that it puts away what it holds."""
+        self.pipe.close()
+        if self.task is None:
+            self.process.join(_SECONDS_TO_END)
         self.process.terminate()
         self.process.join()
-        self.pipe.close()
 
 
 def _work(pipe: Any, threads: int, data_dir: Path | None, origin: Mapping[str, object]) -> None:
@@ -156,7 +160,10 @@ def _work(pipe: Any, threads: int, data_dir: Path | None, origin: Mapping[str, o
             due = time.perf_counter() + 0.2
 
     while True:
-        task = pipe.recv()
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
         try:
             execute(task, data_dir, origin, progress)
         except UnitError as error:

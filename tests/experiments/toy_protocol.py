@@ -1,5 +1,6 @@
 """An experiment of a millisecond: what the tests of the harness run. Worker processes import it, so it is a module of its own."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -24,6 +25,9 @@ units = 1
 """
 
 
+LOCKS = []  # what a worker holds, as compiled code does, and has to put away when it ends
+
+
 def write_config(root, name="paper/toys", factor=2.0, extra=""):
     """A table below `root`; returns the file that the toy writes down its work in."""
     folder, log = root / name, root / "log.txt"
@@ -38,7 +42,7 @@ def work_done(log):
 
 
 class Toy(Protocol):
-    """Unit u gives factor times u. The settings `wait`, `fail`, `partly` and `die` name what goes wrong: "a-1" is unit 1 of a."""
+    """Unit u gives factor times u. The setting `trouble` says what goes wrong where: in {a-1 = "fail"}, unit 1 of a."""
 
     name = "toy"
 
@@ -75,6 +79,8 @@ class Toy(Protocol):
                 raise ValueError("the toy broke")
             if trouble == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if trouble == "lock":
+                LOCKS.append(multiprocessing.get_context("spawn").Lock())
             if trouble == "skip":
                 raise UnitError(f"unit {unit}: it would not")
             results[unit] = {"value": s["factor"] * int(unit)}
