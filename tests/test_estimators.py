@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from bayesify import Deterministic, LinearWarmup, MCDropout, MeanField
+from bayesify import VSD, DeepEnsemble, Deterministic, LinearWarmup, MCDropout, MeanField
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.estimators.network import mlp
 
@@ -173,14 +173,28 @@ class TestParameters:
         assert model.get_params()["method__p"] == 0.2
         assert "method__p" not in model.get_params(deep=False)
         assert model.set_params(method__p=0.3).method == MCDropout(p=0.3)
-        assert BayesianRegressor().set_params(method__prior_std=0.5).method == BayesianRegressor.default_method.replace(
-            prior_std=0.5
-        )
+        assert BayesianRegressor().set_params(method__prior_std=0.5).method == MeanField(prior_std=0.5)
         assert model.set_params(method=MeanField(), method__prior_std=2.0, hidden=(3,)).method == MeanField(prior_std=2.0)
         with pytest.raises(ValueError, match="MeanField has no field 'p'; its fields are noise"):
             model.set_params(method__p=0.5)
         with pytest.raises(ValueError, match="Invalid parameter 'nonsense'"):
             model.set_params(nonsense=1)
+
+    def test_a_name_stands_for_what_suits_tables(self):
+        named, given = BayesianRegressor(method="vsd"), BayesianRegressor(method=VSD(transforms=1))
+        assert named.method_in_use() == BayesianRegressor.recipe("VSD").method != VSD()
+        assert given.method_in_use() == VSD(transforms=1)
+        assert clone(named).set_params(method__transforms=3).method == named.method_in_use().replace(transforms=3)
+
+    def test_the_weight_of_the_kl_suits_the_method(self):
+        vsd = BayesianRegressor.recipe("VSD").beta
+        assert vsd != BayesianRegressor.default_beta
+        for method in ("VSD", VSD(transforms=1), DeepEnsemble(method=VSD())):
+            schedule = BayesianRegressor(method=method).beta_in_use()
+            assert [schedule(share) for share in (0.0, 0.25, 0.5, 1.0)] == [0.0, vsd / 2, vsd, vsd]
+        for method in ("DropConnect", DeepEnsemble()):
+            assert BayesianRegressor(method=method).beta_in_use()(1.0) == BayesianRegressor.default_beta
+        assert BayesianRegressor(method="VSD", beta=0.7).beta_in_use() == 0.7
 
     def test_grid_search_in_a_pipeline(self):
         pipeline = make_pipeline(StandardScaler(), BayesianRegressor(**FAST))
@@ -209,7 +223,8 @@ class TestParameters:
     @pytest.mark.parametrize(
         ("params", "error", "message"),
         [
-            ({"method": "MeanField"}, TypeError, "method must be a Method such as MeanField\\(\\), or None, got 'MeanField'"),
+            ({"method": 3}, TypeError, "method must be a Method such as MeanField\\(\\), the name of one, or None, got 3"),
+            ({"method": "SVD"}, ValueError, "unknown method 'SVD'; known methods: DeepEnsemble"),
             ({"epochs": 0}, ValueError, "epochs must be a whole number"),
             ({"batch_size": 1.5}, ValueError, "batch_size must be a whole number"),
             ({"samples": 0}, ValueError, "samples must be"),

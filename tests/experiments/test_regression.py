@@ -16,8 +16,9 @@ from experiments.protocols.tabular.splits import hold_out, make_split
 from experiments.protocols.tabular.training import Model
 from scipy import special, stats
 
-from bayesify import Deterministic, Gaussian, MeanField, bayesify
+from bayesify import VIFO, Deterministic, Gaussian, MeanField, bayesify
 from bayesify.data import UCI
+from bayesify.estimators import BayesianRegressor
 from bayesify.predict import predict
 from bayesify.train import History
 
@@ -378,3 +379,13 @@ def test_table_3_of_whvi_is_configured():
     assert all(len(job.units) == 8 and job.settings["setup"]["steps"] == 50_500 for job in jobs)
     first = next(job for job in jobs if job.key == "boston-WHVI").settings["setup"]["method"]
     assert {pattern: fields["method"] for pattern, fields in first.items()} == {"4": "MeanField", "*": "WHVI"}
+
+
+def test_the_table_of_defaults_runs_what_the_estimators_use():
+    for job in jobs_of(read_table("uci/defaults")):
+        setup = Setup.from_dict(job.settings["setup"])
+        estimator = BayesianRegressor(method=setup.method["method"])
+        assert setup.methods() == estimator.method_in_use()
+        assert setup.kl_weight() == estimator.beta_in_use()
+        if isinstance(estimator.method_in_use(), VIFO):
+            assert setup.local_beta == estimator.method_in_use().eta

@@ -170,25 +170,31 @@ def predict(
 @polite
 def methods() -> None:
     """List the methods and everything --set can change."""
-    rows = []
-    for name, kind in sorted(Method.registry.items()):
-        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-        rows.append(
-            [name, _first_sentence(kind.__doc__), ", ".join(f"{field}={_text(value)}" for field, value in defaults.items())]
-        )
+    rows = [[name, _first_sentence(kind.__doc__), _defaults(name)] for name, kind in sorted(Method.registry.items())]
     print_table(["method", "makes random", "fields and defaults"], rows, left=3)
     print_line()
     kind = ESTIMATORS["regression"]
     params = kind().get_params(deep=False)
     print_line("Training, for every method (likelihood: numbers only):", style="bold")
     print_line(", ".join(f"{name}={_text(params[name])}" for name in estimator_fields(kind)))
-    print_line(f"The recommended method is {type(kind.default_method).__name__}.")
+    print_line("beta is the weight the KL rises to; of two values, the first is for numbers, the second for classes.")
+    print_line(f"The recommended method is {kind.default_method}.")
 
 
 def _target(name: str | None, model: Path) -> str:
     if name is None:
         raise UsageError(f"the model in {model} does not know the name of its target column; use it from Python")
     return name
+
+
+def _defaults(method: str) -> str:
+    """The fields, and the weight that the KL rises to, that `fit` takes for numbers and, where it is another one, for classes."""
+    recipes = [kind.recipe(method) for kind in ESTIMATORS.values()]
+    settings = [
+        {**{field.name: getattr(used, field.name) for field in dataclasses.fields(used)}, "beta": beta} for used, beta in recipes
+    ]
+    texts = {name: list(dict.fromkeys(_text(one[name]) for one in settings)) for name in settings[0]}
+    return ", ".join(f"{name}={' or '.join(both)}" for name, both in texts.items())
 
 
 def _first_sentence(text: str | None) -> str:

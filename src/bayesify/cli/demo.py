@@ -11,9 +11,7 @@ from bayesify.cli.results import Result, assess, print_result, run_facts, split_
 from bayesify.cli.tables import check_file
 from bayesify.cli.terminal import UsageError, print_line, print_table, say
 from bayesify.cli.training import ESTIMATORS
-from bayesify.core.posterior import Method
 from bayesify.estimators import BayesianEstimator
-from bayesify.methods import Deterministic, MCDropout, MeanField, VariationalDropout
 from bayesify.report.numbers import duration, number, percent
 
 __all__ = ["DATA", "run_demo"]
@@ -25,6 +23,7 @@ DATA = {
     "breast-cancer": ("tumour", "classification", 180),
     "wine": ("cultivar", "classification", 400),
 }
+METHODS = ("Deterministic", "MCDropout", "VariationalDropout", "MeanField")
 
 
 def load(name: str) -> tuple[pd.DataFrame, pd.Series, str]:
@@ -59,13 +58,12 @@ def run_demo(name: str, out: Path, seed: int) -> None:
     kind = ESTIMATORS[task]
     train, test = split_rows(y, 0.2, seed, task)
     default = kind.default_method
-    known: list[Method] = [Deterministic(), MCDropout(), VariationalDropout(), MeanField()]
-    methods = [method for method in known if type(method) is not type(default)] + [default]
+    methods = [name for name in METHODS if name != default] + [default]
     say(f"{task} of {y.name} ({name}): {len(train):,} rows to train on, {len(test):,} to test on, {features.shape[1]} columns")
     fitted: list[tuple[BayesianEstimator, Result, float]] = []
     for method in methods:
         begin = time.perf_counter()
-        say(f"  training {type(method).__name__} ...", style="dim")
+        say(f"  training {method} ...", style="dim")
         estimator = kind(method=method, random_state=seed, epochs=DATA[name][2]).fit(features.iloc[train], y.iloc[train])
         seconds = time.perf_counter() - begin
         fitted.append((estimator, assess(estimator, features.iloc[test], y.iloc[test], y.iloc[train]), seconds))
@@ -74,7 +72,7 @@ def run_demo(name: str, out: Path, seed: int) -> None:
     print_table(list(comparison[0]), [list(line.values()) for line in comparison])
     estimator, result, _ = fitted[-1]
     print_line()
-    print_line(f"{type(default).__name__}, the default method:", style="bold")
+    print_line(f"{default}, the default method:", style="bold")
     print_result(result)
     out.mkdir(exist_ok=True)
     data = {"data set": f"{name}, from scikit-learn", "target": f"{y.name} ({task})", "training rows": f"{len(train):,}"}
@@ -94,4 +92,4 @@ def _line(estimator: BayesianEstimator, scores: dict[str, float], seconds: float
         "ece": ("calibration error", percent),
     }
     shown = {title: text(scores[key]) for key, (title, text) in known.items() if key in scores}
-    return {"method": type(estimator.method).__name__, **shown, "time": duration(seconds)}
+    return {"method": type(estimator.method_in_use()).__name__, **shown, "time": duration(seconds)}

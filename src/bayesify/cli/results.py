@@ -117,12 +117,12 @@ def write_page(
 ) -> None:
     """The report of a fitted estimator: its method, network and training parameters come before the other facts."""
     params = estimator.get_params(deep=False)
-    method = (params.pop("method") or estimator.default_method).to_dict()
+    method = estimator.method_in_use().to_dict()
     network = " → ".join(map(str, [estimator.in_features_, *estimator.hidden, estimator.out_features_]))
     layers = {"layers": network, "weights": f"{sum(p.numel() for p in estimator.bnn_.parameters()):,} trained parameters"}
-    elsewhere = ("net", "hidden", "progress", "random_state")
+    elsewhere = ("method", "net", "hidden", "progress", "random_state")
     training = {name: "automatic" if value is None else value for name, value in params.items() if name not in elsewhere}
-    training["epochs"] = len(estimator.history_)
+    training |= {"epochs": len(estimator.history_), "beta": estimator.beta_in_use()}
     model = {"Method": method, "Network and training": {**layers, **training}}
     numbers = isinstance(result.predictive, GaussianPredictive)
     write_report(

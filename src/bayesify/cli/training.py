@@ -14,7 +14,6 @@ from bayesify.cli.results import Result, assess, print_result, run_facts, split_
 from bayesify.cli.settings import parse, split
 from bayesify.cli.tables import prediction_table, to_csv
 from bayesify.cli.terminal import UsageError, fail, interruptible, say
-from bayesify.core.posterior import Method
 from bayesify.data import check_target, infer_task, read_table, split_target
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.methods import DeepEnsemble
@@ -31,11 +30,10 @@ def make_estimator(
 ) -> BayesianEstimator:
     """The estimator that the options describe."""
     kind = ESTIMATORS[task]
-    chosen = type(kind.default_method) if method is None else Method.named(method)
-    fields, params = split(parse(settings), chosen, kind)
+    base = kind(method=method).method_in_use()
+    fields, params = split(parse(settings), type(base), kind)
     if epochs is not None:
         params["epochs"] = epochs
-    base = kind.default_method if method is None else chosen()
     progress = False if quiet else None
     return kind(method=base.replace(**fields) if fields else base, random_state=seed, progress=progress, **params)
 

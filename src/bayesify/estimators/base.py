@@ -21,8 +21,9 @@ from bayesify.core.convert import bayesify
 from bayesify.core.posterior import Method
 from bayesify.data import conform, describe_columns, preprocessing
 from bayesify.estimators.network import mlp
-from bayesify.methods import MeanField
-from bayesify.objectives import KLSchedule
+from bayesify.estimators.recipes import Recipe
+from bayesify.methods import DeepEnsemble
+from bayesify.objectives import KLSchedule, LinearWarmup
 from bayesify.predict import predict
 from bayesify.train import History, Training, fit
 
@@ -50,13 +51,15 @@ _ROWS, _DRAWS = 1024, 20  # per call when predicting; fixed, because the noise d
 class BayesianEstimator(BaseEstimator):
     """Base of `BayesianRegressor` and `BayesianClassifier`; they document the parameters."""
 
-    default_method: ClassVar[Method] = MeanField()
-    default_beta: ClassVar[KLSchedule]
+    default_method: ClassVar[str] = "MeanField"
+    default_beta: ClassVar[float]
+    """At the end of its rise, for methods without a recipe."""
+    recipes: ClassVar[Mapping[type[Method], Recipe]]
 
     def __init__(
         self,
         *,
-        method: Method | None = None,
+        method: Method | str | None = None,
         hidden: Sequence[int] = (64, 64),
         activation: str = "relu",
         net: Callable[[int, int], nn.Module] | None = None,
@@ -173,7 +176,7 @@ class BayesianEstimator(BaseEstimator):
             likelihood=self.likelihood_,
             validation=(inputs[validation], target[validation]) if held_out else None,
             seed=self.seed_,
-            beta=self.default_beta if self.beta is None else self.beta,
+            beta=self.beta_in_use(),
             learning_rate=self.learning_rate,
         )
         return training, {
@@ -220,8 +223,34 @@ class BayesianEstimator(BaseEstimator):
         fields = {name.removeprefix("method__"): value for name, value in params.items() if name.startswith("method__")}
         super().set_params(**{name: value for name, value in params.items() if not name.startswith("method__")})
         if fields:
-            self.method = _with_fields(self.method or self.default_method, fields)
+            self.method = _with_fields(self.method_in_use(), fields)
         return self
+
+    @classmethod
+    def recipe(cls, method: str) -> Recipe:
+        """How a method is used of which there is the name alone.
+
+        Raises:
+            ValueError: no such method.
+        """
+        kind = Method.named(method)
+        return cls.recipes[kind] if kind in cls.recipes else Recipe(kind(), cls.default_beta)
+
+    def method_in_use(self) -> Method:
+        """The method that is given, or the recipe's where a name is given or nothing."""
+        if isinstance(self.method, Method):
+            return self.method
+        return self.recipe(self.default_method if self.method is None else self.method).method
+
+    def beta_in_use(self) -> float | KLSchedule:
+        """The weight of the KL that is given, or one that rises over half of training to what suits the method (an ensemble's)."""
+        if self.beta is not None:
+            return self.beta
+        method = self.method_in_use()
+        if isinstance(method, DeepEnsemble) and method.method is not None:
+            method = method.method
+        recipe = self.recipes.get(type(method))
+        return LinearWarmup(beta=self.default_beta if recipe is None else recipe.beta, fraction=0.5)
 
     def build(self, in_features: int, out_features: int) -> None:
         """Make the Bayesian net, with weights that depend on the seed alone."""
@@ -229,7 +258,7 @@ class BayesianEstimator(BaseEstimator):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed_)
             make = self.net or partial(mlp, hidden=self.hidden, activation=self.activation)
-            self.bnn_ = bayesify(make(in_features, out_features), self.method or self.default_method)
+            self.bnn_ = bayesify(make(in_features, out_features), self.method_in_use())
 
     def settle(self) -> None:
         """Get ready for prediction, in double precision: a row's result is then the same in any company, to the last digits."""
@@ -257,8 +286,9 @@ class BayesianEstimator(BaseEstimator):
         return inputs
 
     def _check_parameters(self) -> None:
-        if self.method is not None and not isinstance(self.method, Method):
-            raise TypeError(f"method must be a Method such as MeanField(), or None, got {self.method!r}")
+        if not isinstance(self.method, Method | str | None):
+            raise TypeError(f"method must be a Method such as MeanField(), the name of one, or None, got {self.method!r}")
+        self.method_in_use()
         for name in ("epochs", "batch_size", "patience"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))

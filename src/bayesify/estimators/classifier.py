@@ -5,14 +5,16 @@ Shapes: N rows, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bayesify.core.posterior import Method
 from bayesify.estimators.base import BayesianEstimator
+from bayesify.estimators.recipes import CLASSES, Recipe
 from bayesify.likelihoods import Categorical, Likelihood
-from bayesify.objectives import KLSchedule, LinearWarmup
 from bayesify.predictive import CategoricalPredictive
 
 try:
@@ -53,7 +55,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         (array(['high'], dtype='<U4'), (1, 2))
     """
 
-    default_beta: ClassVar[KLSchedule] = LinearWarmup(beta=1.0, fraction=0.5)
+    default_beta: ClassVar[float] = 1.0
+    recipes: ClassVar[Mapping[type[Method], Recipe]] = CLASSES
 
     def predict(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
         """The most probable class of each row: (N,) labels."""

@@ -5,7 +5,7 @@ Shapes: S draws, N rows, D outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice
 from bayesify.core.posterior import Method
 from bayesify.estimators.base import BayesianEstimator
+from bayesify.estimators.recipes import NUMBERS, Recipe
 from bayesify.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesify.objectives import KLSchedule, LinearWarmup
+from bayesify.objectives import KLSchedule
 from bayesify.predictive import GaussianPredictive
 
 try:
@@ -42,8 +43,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     the targets' own units.
 
     Args:
-        method: what to make random and how; None for `BayesianRegressor.default_method`. Its fields can be set and searched over
-            as `method__prior_std` and so on.
+        method: what to make random and how. A name, such as "VSD", stands for the method with the fields that suit tables (those of
+            `BayesianRegressor.recipes`), None for `BayesianRegressor.default_method`. Fields can be set and searched over as
+            `method__prior_std` and so on.
         hidden: widths of the hidden layers.
         activation: between them: "elu", "gelu", "leaky_relu", "relu", "silu" or "tanh".
         net: a function `(in_features, out_features) -> nn.Module` to use instead of these layers. Such a model can be pickled, but
@@ -52,8 +54,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         epochs: passes over the data; None for as many as make about 4,000 steps.
         batch_size: rows per step; None for a tenth of the rows, at least 32 and at most 128.
         learning_rate: of Adam at the start; it decays to 0 along a cosine.
-        beta: weight of the KL, or its schedule; 1 maximises the evidence lower bound. None for `BayesianRegressor.default_beta`,
-            which rises to 0.3: a cold posterior.
+        beta: weight of the KL, or its schedule; 1 maximises the evidence lower bound. None for what suits the method: it rises to
+            0.3 for most, a cold posterior, over half of training.
         train_samples: draws per row and step in training.
         samples: S, the number of draws in prediction.
         validation_fraction: share of the rows held out to keep the weights of the best epoch; 0 trains on all of them.
@@ -79,14 +81,13 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         (50, 2)
     """
 
-    # With its whole weight the KL switches off most units of a net this size while there are only hundreds of rows; with less than
-    # this, intervals become too narrow where targets are noisy.
-    default_beta: ClassVar[KLSchedule] = LinearWarmup(beta=0.3, fraction=0.5)
+    default_beta: ClassVar[float] = 0.3
+    recipes: ClassVar[Mapping[type[Method], Recipe]] = NUMBERS
 
     def __init__(
         self,
         *,
-        method: Method | None = None,
+        method: Method | str | None = None,
         hidden: Sequence[int] = (64, 64),
         activation: str = "relu",
         net: Callable[[int, int], nn.Module] | None = None,

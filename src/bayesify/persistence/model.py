@@ -107,7 +107,7 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
         )
     params = estimator.get_params(deep=False)
     del params["net"]
-    params["method"] = (estimator.method or estimator.default_method).to_dict()
+    params["method"] = estimator.method_in_use().to_dict()
     params["hidden"] = list(estimator.hidden)
     if isinstance(estimator.beta, KLSchedule):
         params["beta"] = {"schedule": type(estimator.beta).__name__, **dataclasses.asdict(estimator.beta)}

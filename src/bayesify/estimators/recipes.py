@@ -1,0 +1,46 @@
+"""What the methods need on tables, where their own defaults, most often their papers', are not it.
+
+Chosen by validation on UCI sets and on scikit-learn's, with the estimators' net and length of training, on rows that none of the
+splits in `experiments/uci/defaults` tests on; its report shows what comes of it on test rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bayesify.core.posterior import Method
+from bayesify.methods import VIFO, VSD, WHVI, MCDropout, MeanField, VariationalDropout
+
+__all__ = ["CLASSES", "NUMBERS", "Recipe"]
+
+
+class Recipe(NamedTuple):
+    """How an estimator uses a method of which it knows the name alone.
+
+    Attributes:
+        method: the method with its fields.
+        beta: weight of the KL at the end of its rise.
+    """
+
+    method: Method
+    beta: float
+
+
+def _by_type(*recipes: Recipe) -> Mapping[type[Method], Recipe]:
+    return {type(recipe.method): recipe for recipe in recipes}
+
+
+NUMBERS = _by_type(
+    # With its whole weight the KL switches off most units of a net this size while there are only hundreds of rows; with less than
+    # this, intervals become too narrow where targets are noisy.
+    Recipe(MeanField(), 0.3),
+    Recipe(MCDropout(p=0.02, prior_std=0.6), 1.0),
+    Recipe(VariationalDropout(prior_std=0.3), 1.0),
+    Recipe(VSD(p=0.05, prior_std=1.0), 0.1),
+    Recipe(WHVI(), 1.0),
+    Recipe(VIFO(eta=1.0), 1.0),
+)
+CLASSES = _by_type(
+    Recipe(MeanField(), 1.0),
+)
