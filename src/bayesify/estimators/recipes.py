@@ -43,4 +43,7 @@ NUMBERS = _by_type(
 )
 CLASSES = _by_type(
     Recipe(MeanField(), 1.0),
+    Recipe(MCDropout(p=0.05), 1.0),
+    Recipe(VSD(), 0.1),
+    Recipe(VIFO(eta=0.01), 1.0),
 )
