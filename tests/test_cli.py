@@ -77,6 +77,7 @@ def test_methods_lists_the_registry():
     for name in Method.registry:
         assert name in text
     assert "prior_std=1" in text
+    assert "eta=1 or 0.01" in text  # VIFO, for numbers and for classes
     assert "learning_rate" in text
 
 

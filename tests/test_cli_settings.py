@@ -14,6 +14,7 @@ from bayesify.cli import settings  # noqa: E402
 from bayesify.cli.results import split_rows  # noqa: E402
 from bayesify.cli.tables import to_csv  # noqa: E402
 from bayesify.cli.terminal import UsageError  # noqa: E402
+from bayesify.cli.training import ESTIMATORS, make_estimator  # noqa: E402
 from bayesify.estimators import BayesianClassifier, BayesianRegressor  # noqa: E402
 from bayesify.methods import VIFO  # noqa: E402
 from bayesify.objectives import KLSchedule, LinearWarmup  # noqa: E402
@@ -69,3 +70,12 @@ def test_csv_keeps_an_index_that_means_something():
     table = pd.DataFrame({"a": [1, 2]})
     assert to_csv(table) == "a\n1\n2\n"
     assert to_csv(table.set_axis(["x", "y"])) == ",a\nx,1\ny,2\n"
+
+
+def test_a_name_takes_what_suits_tables_and_settings_come_first():
+    for task, kind in ESTIMATORS.items():
+        method, beta = kind.recipe("VSD")
+        estimator = make_estimator(task, "vsd", ["transforms=1"], seed=0, epochs=3, quiet=True)
+        assert estimator.method == method.replace(transforms=1)
+        assert estimator.beta_in_use() == LinearWarmup(beta=beta, fraction=0.5)
+        assert make_estimator(task, "vsd", ["beta=0.7"], seed=0, epochs=3, quiet=True).beta_in_use() == 0.7
