@@ -40,8 +40,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Args:
         method, hidden, activation, net, epochs, batch_size, learning_rate, beta, train_samples, samples, validation_fraction,
-            patience, random_state, accelerator, progress: as for `BayesianRegressor`; the default `beta` rises to 1, the
-            evidence lower bound.
+            patience, random_state, accelerator, progress: as for `BayesianRegressor`; the default `beta` of `MeanField`
+            rises to 1, the evidence lower bound.
 
     Attributes:
         classes_: the labels, sorted, (K,).

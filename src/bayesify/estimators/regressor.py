@@ -54,8 +54,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         epochs: passes over the data; None for as many as make about 4,000 steps.
         batch_size: rows per step; None for a tenth of the rows, at least 32 and at most 128.
         learning_rate: of Adam at the start; it decays to 0 along a cosine.
-        beta: weight of the KL, or its schedule; 1 maximises the evidence lower bound. None for what suits the method: it rises to
-            0.3 for most, a cold posterior, over half of training.
+        beta: weight of the KL, or its schedule; 1 maximises the evidence lower bound. None for what suits the method: it
+            rises over half of training, to 0.3 for `MeanField`, a cold posterior.
         train_samples: draws per row and step in training.
         samples: S, the number of draws in prediction.
         validation_fraction: share of the rows held out to keep the weights of the best epoch; 0 trains on all of them.
