@@ -5,7 +5,6 @@ Shapes: S draws, N rows.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from abc import abstractmethod
@@ -20,6 +19,7 @@ from bayesify.core.checks import check_fraction, check_integer, check_positive
 from bayesify.core.convert import bayesify
 from bayesify.core.posterior import Method
 from bayesify.data import conform, describe_columns, preprocessing
+from bayesify.estimators.fields import fields_of, with_fields
 from bayesify.estimators.network import mlp
 from bayesify.estimators.recipes import Recipe
 from bayesify.methods import DeepEnsemble
@@ -215,7 +215,7 @@ class BayesianEstimator(BaseEstimator):
         """The parameters; with `deep` also the method's fields, as `method__prior_std`, and those of an ensemble's own method."""
         params = super().get_params(deep)
         if deep and isinstance(self.method, Method):
-            params.update(_fields(self.method, "method__"))
+            params.update(fields_of(self.method, "method__"))
         return params
 
     def set_params(self, **params: Any) -> Self:
@@ -223,7 +223,7 @@ class BayesianEstimator(BaseEstimator):
         fields = {name.removeprefix("method__"): value for name, value in params.items() if name.startswith("method__")}
         super().set_params(**{name: value for name, value in params.items() if not name.startswith("method__")})
         if fields:
-            self.method = _with_fields(self.method_in_use(), fields)
+            self.method = with_fields(self.method_in_use(), fields)
         return self
 
     @classmethod
@@ -304,27 +304,3 @@ class BayesianEstimator(BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.target_tags.required = True
         return tags
-
-
-def _fields(method: Method, prefix: str) -> dict[str, Any]:
-    """The method's fields, and those of a method in one of them, by the names of `set_params`."""
-    params: dict[str, Any] = {}
-    for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
-        params[prefix + field.name] = value
-        if isinstance(value, Method):
-            params.update(_fields(value, f"{prefix}{field.name}__"))
-    return params
-
-
-def _with_fields(method: Method, fields: Mapping[str, Any]) -> Method:
-    """The method with some fields changed, `method__eta` being that of the method in its field `method`."""
-    changes = {name: value for name, value in fields.items() if "__" not in name}
-    for name in dict.fromkeys(name.partition("__")[0] for name in fields if "__" in name):
-        part = changes.get(name, getattr(method, name, None))
-        if not isinstance(part, Method):
-            raise ValueError(f"{type(method).__name__} has no method in a field {name!r} whose fields could be set")
-        inner = {field.removeprefix(f"{name}__"): value for field, value in fields.items() if field.startswith(f"{name}__")}
-        changes[name] = _with_fields(part, inner)
-    method.check_fields(changes)
-    return method.replace(**changes)
