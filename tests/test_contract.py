@@ -21,7 +21,7 @@ from bayesify import (
     MCDropout,
     MeanField,
     Method,
-    Site,
+    BayesianLayer,
     TensorFactorised,
     VariationalDropout,
 )
@@ -32,26 +32,26 @@ def _flat(weight: Tensor, bias: Tensor | None) -> Tensor:
     return weight.flatten(1) if bias is None else torch.cat([weight.flatten(1), bias.flatten(1)], 1)
 
 
-def _mean_field_moments(site: Site) -> tuple[Tensor, Tensor]:
+def _mean_field_moments(site: BayesianLayer) -> tuple[Tensor, Tensor]:
     weight, bias = site.posterior.mean(site)
     stds = [p.exp() for p in (site.posterior.weight_log_std, site.posterior.bias_log_std) if p is not None]
     return _flat(weight[None], None if bias is None else bias[None])[0], torch.cat([std.flatten() for std in stds])
 
 
-def _shrink(site: Site) -> None:
+def _shrink(site: BayesianLayer) -> None:
     for name, parameter in site.posterior.named_parameters():
         if name.endswith(("log_std", "log_alpha")):
             torch.nn.init.constant_(parameter, -40.0)
 
 
-def _silence(site: Site) -> None:
+def _silence(site: BayesianLayer) -> None:
     for parameter in site.posterior.parameters():
         torch.nn.init.zeros_(parameter)
     torch.nn.init.constant_(site.posterior.get_parameter("bias"), -40.0)
 
 
-def _to_normal_prior(prior_std: float) -> Callable[[Site], None]:
-    def to_prior(site: Site) -> None:
+def _to_normal_prior(prior_std: float) -> Callable[[BayesianLayer], None]:
+    def to_prior(site: BayesianLayer) -> None:
         for parameter in (site.weight, site.bias):
             if parameter is not None:
                 torch.nn.init.zeros_(parameter)
@@ -61,8 +61,8 @@ def _to_normal_prior(prior_std: float) -> Callable[[Site], None]:
     return to_prior
 
 
-def _log_ratio(prior: torch.distributions.Distribution) -> Callable[[Site, Tensor, Tensor | None], Tensor]:
-    def log_ratio(site: Site, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _log_ratio(prior: torch.distributions.Distribution) -> Callable[[BayesianLayer, Tensor, Tensor | None], Tensor]:
+    def log_ratio(site: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
         mean, std = _mean_field_moments(site)
         w = _flat(weight, bias)
         return Independent(Normal(mean, std), 1).log_prob(w) - prior.log_prob(w).sum(-1)
@@ -82,7 +82,7 @@ _MEAN_FIELD = References(
 _SHRINKING = References(collapse=_shrink)
 
 
-def _to_standard_prior(site: Site) -> None:
+def _to_standard_prior(site: BayesianLayer) -> None:
     """Where all that is random has a standard normal prior."""
     for name, parameter in site.named_parameters():
         if name.endswith(("g.mean", "core_mean", "log_std", "tril", "bias")):
@@ -92,7 +92,7 @@ def _to_standard_prior(site: Site) -> None:
 _STANDARD = References(to_prior=_to_standard_prior)
 
 
-def _to_zero(site: Site) -> None:
+def _to_zero(site: BayesianLayer) -> None:
     for parameter in site.parameters():
         torch.nn.init.zeros_(parameter)
 

@@ -84,7 +84,7 @@ def _fsdp(bnn: Bayesian, layers: bool = True) -> nn.Module:
 
     mesh = init_device_mesh("cpu", (_RANKS,))
     if layers:
-        for _, site in bnn.sites():
+        for _, site in bnn.random_layers():
             fully_shard(site, mesh=mesh)
     fully_shard(bnn, mesh=mesh)
     return bnn

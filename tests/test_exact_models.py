@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from bayesify import Bayesian, Draws, MeanField, Site, bayesify, elbo
+from bayesify import Bayesian, Draws, MeanField, BayesianLayer, bayesify, elbo
 from bayesify.core import posterior
 from bayesify.methods import mean_field
 
@@ -22,8 +22,8 @@ NOISE_STD, PRIOR_STD = 0.6, 0.8
 NOISE = ("local", "shared")
 
 
-def _site(bnn: Bayesian) -> Site:
-    return next(site for _, site in bnn.sites())
+def _site(bnn: Bayesian) -> BayesianLayer:
+    return next(site for _, site in bnn.random_layers())
 
 
 def _fit(bnn: Bayesian, x: Tensor, y: Tensor, noise_std: float, steps: int, samples: int) -> Bayesian:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bayesify import Bayesian, bayesify
 from bayesify.core.checks import check_integer
-from bayesify.core.posterior import Method
-from bayesify.core.sites import Site
+from bayesify.core.method import Method
+from bayesify.core.layer import BayesianLayer
 from bayesify.data import load_images
 
 __all__ = ["CLASSES", "bayesian_net", "digits", "method_for", "outputs_with", "per_example", "posterior_mean", "sites"]
@@ -78,15 +78,15 @@ def bayesian_net(pixels: int, hidden: int, fields: Mapping[str, Any], rates: Map
         return bayesify(nn.Sequential(*layers[:-1]), methods)
 
 
-def sites(bnn: Bayesian) -> list[Site]:
+def sites(bnn: Bayesian) -> list[BayesianLayer]:
     """The random layers, from the bottom to the top."""
-    return [site for _, site in bnn.sites()]
+    return [site for _, site in bnn.random_layers()]
 
 
-def outputs_with(bnn: Bayesian, x: Tensor, weights: Callable[[Site], tuple[Tensor, Tensor | None]]) -> Tensor:
+def outputs_with(bnn: Bayesian, x: Tensor, weights: Callable[[BayesianLayer], tuple[Tensor, Tensor | None]]) -> Tensor:
     """The outputs (B, O) of a sequential net, each random layer with the weight and bias that `weights` gives for it."""
     for layer in cast(nn.Sequential, bnn.net):
-        x = layer.op(layer.prepare(x), *weights(layer)) if isinstance(layer, Site) else layer(x)
+        x = layer.op(layer.prepare(x), *weights(layer)) if isinstance(layer, BayesianLayer) else layer(x)
     return x
 
 

@@ -3,11 +3,15 @@
 from bayesify import functional
 from bayesify.core.convert import bayesify, unbayesify
 from bayesify.core.folded import Folded
-from bayesify.core.model import Bayesian, Draws, LayerReport, NormalOutputs
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site
+from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layers import register_layer
+from bayesify.core.method import Method
+from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.spectrum import spectrum
 from bayesify.core.summary import Summary, summary
+from bayesify.errors import BayesifyError, BayesifyWarning, ContractError, NothingRandomError, StaleFunctionError
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesify.methods import (
     ECMP,
@@ -37,15 +41,20 @@ __all__ = [
     "VSD",
     "WHVI",
     "Bayesian",
+    "BayesianLayer",
+    "BayesifyError",
+    "BayesifyWarning",
     "Bernoulli",
     "Categorical",
     "Constant",
+    "ContractError",
     "Cyclical",
     "DeepEnsemble",
     "Deterministic",
     "Draws",
     "DropConnect",
     "Folded",
+    "ForwardPass",
     "Gaussian",
     "HeteroscedasticGaussian",
     "History",
@@ -57,9 +66,10 @@ __all__ = [
     "MeanField",
     "Method",
     "NormalOutputs",
+    "NothingRandomError",
     "Posterior",
     "Predictive",
-    "Site",
+    "StaleFunctionError",
     "Summary",
     "TensorFactorised",
     "VariationalDropout",
@@ -68,6 +78,7 @@ __all__ = [
     "fit",
     "functional",
     "predict",
+    "register_layer",
     "spectrum",
     "summary",
     "unbayesify",

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.generators import own_noise
 from bayesify.core.model import Bayesian
+from bayesify.core.replay import MISFITS
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import Predictive
 from bayesify.progress import ProgressBar
@@ -104,7 +105,7 @@ def predict(
     members = 1 if root is None else max(1, len(root.members))
     samples = -(-samples // members) * members
     # Behind a single random layer, most often the last, the inputs' size says nothing of what a draw has to go through.
-    few = root is not None and sum(site.posterior.log_ensemble_size(site) != 0 for _, site in root.sites()) == 1
+    few = root is not None and sum(layer.posterior.is_random for _, layer in root.random_layers()) == 1
     tensors = [*bnn.parameters(), *bnn.buffers()]
     device = tensors[0].device if tensors else None
     batches, length = _batches(inputs, batch_size, dim, device)
@@ -113,6 +114,7 @@ def predict(
 
     needed = samples if tolerance is None else min(samples, -(-_FIRST_DRAWS // members) * members)
     parts: list[_Part] = []
+    believed: dict[object, bool] = {}
     with torch.no_grad(), _evaluating(bnn), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar:
         reseed(seed)  # for loaders that shuffle or augment
         for number, batch in enumerate(batches):
@@ -123,8 +125,8 @@ def predict(
                 chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
             x = tree_map(lambda leaf: leaf if device is None else leaf.to(device), batch)
             part = _Part(
-                bnn, likelihood, x, number, -(-chunk // members) * members, seed, coherent, reseed,
-                home=tree_leaves(batch)[0].device, settles=tolerance is not None,
+                bnn, root, likelihood, x, number, -(-chunk // members) * members, seed, coherent, reseed,
+                home=tree_leaves(batch)[0].device, settles=tolerance is not None, believed=believed,
             )  # fmt: skip
             part.draw(needed, lambda draws: bar.advance(draws / samples))
             while tolerance is not None and part.samples < samples and part.standard_error() > tolerance:
@@ -146,6 +148,7 @@ class _Part:
     """What is believed about the rows of one batch, from the draws so far."""
 
     bnn: nn.Module
+    root: Bayesian | None
     likelihood: Likelihood
     inputs: Any
     number: int
@@ -155,6 +158,7 @@ class _Part:
     reseed: Callable[[int], None]
     home: torch.device
     settles: bool
+    believed: dict[object, bool]
     samples: int = 0
     chunks: int = 0
     mixture: Predictive | None = None
@@ -170,14 +174,14 @@ class _Part:
         if self.samples >= samples:
             return
         args, kwargs = _arguments(self.inputs)
-        bnn, whole = self.bnn, contextlib.nullcontext()
-        with bnn.predicting(args, kwargs, self.coherent, self.reseed) if isinstance(bnn, Bayesian) else whole:
+        root = None if self.root is None or _compiled(self.bnn) else self.root
+        with contextlib.nullcontext() if root is None else root.predicting(args, kwargs, self.coherent, self.reseed, self.believed):
             while self.samples < samples:
                 # Coherent draws depend on the seed and their place among the draws alone: every batch meets the same functions.
                 state = random.Random(f"{self.seed} {self.samples} {0 if self.coherent else self.number}").getrandbits(62)
                 draws = min(self.chunk, samples - self.samples)
                 try:
-                    outputs = _pass(self.bnn, args, kwargs, draws, self.coherent, partial(self.reseed, state))
+                    outputs = _pass(self.bnn, root, args, kwargs, draws, self.coherent, partial(self.reseed, state))
                     more = self.likelihood.predictive(outputs).to(self.home)
                 except ValueError as error:
                     last = self.samples + draws - 1
@@ -264,19 +268,22 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _pass(
-    bnn: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, coherent: bool, reseed: Callable[[], None]
+    bnn: nn.Module,
+    root: Bayesian | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    samples: int,
+    coherent: bool,
+    reseed: Callable[[], None],
 ) -> Tensor:
     """The outputs of so many draws."""
     reseed()
     try:
         draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
-    except Exception:
-        prefixes = [part.drawing for part in bnn.modules() if isinstance(part, Bayesian) and part.drawing.watch is not None]
-        if not prefixes:
+    except MISFITS:
+        if root is None or not root.stop_replay():
             raise
-        for drawing in prefixes:  # the net did otherwise than on the rows that were tried
-            drawing.watch = None
-        reseed()
+        reseed()  # the net did otherwise than on the rows that were tried
         draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
     outputs = getattr(draws, "outputs", None)
     if not isinstance(outputs, Tensor):
@@ -285,6 +292,11 @@ def _pass(
     if outputs.dim() < 2 or outputs.shape[0] != samples:
         raise ValueError(f"the network must return outputs (S, B, ...) with S = {samples}, got {tuple(outputs.shape)}")
     return outputs
+
+
+def _compiled(module: nn.Module) -> bool:
+    """Whether passes run compiled code, which cannot be replayed."""
+    return any(isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None for part in module.modules())
 
 
 @contextlib.contextmanager

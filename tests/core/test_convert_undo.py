@@ -2,12 +2,13 @@
 
 import copy
 import dataclasses
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import Bayesian, Deterministic, Folded, MCDropout, MeanField, Method, Posterior, Site, bayesify, unbayesify
+from bayesify import Bayesian, Deterministic, Folded, MCDropout, MeanField, Method, Posterior, BayesianLayer, bayesify, unbayesify
 
 
 def _mlp() -> nn.Sequential:
@@ -24,20 +25,20 @@ def _snapshot(net: nn.Module) -> tuple:
 class _Replacing(Posterior):
     """Takes the place of the layer's weight, as factorised posteriors do."""
 
-    def __init__(self, layer: Site) -> None:
+    def __init__(self, layer: BayesianLayer) -> None:
         super().__init__()
         super().__init__()
         self.halved = nn.Parameter(layer.weight.detach() / 2)
         layer.weight = None  # type: ignore[assignment]
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         return weight.expand(samples, *weight.shape), None if bias is None else bias.expand(samples, *bias.shape)
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         return self.halved.square().sum()
 
-    def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+    def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         return 2 * self.halved, layer.bias
 
 
@@ -50,13 +51,15 @@ def methods(monkeypatch):
     class Replacing(Method):
         fails: bool = False
 
-        def build(self, layer: Site) -> Posterior | None:
+        def build(self, layer: BayesianLayer) -> Posterior | None:
             if self.fails and layer.weight_shape == (2, 8):
                 raise RuntimeError("no posterior for this one")
             return _Replacing(layer)
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Whole(Deterministic):
+        has_root: ClassVar[bool] = True
+
         def root(self, net: nn.Module) -> Bayesian:
             return Folded(net)
 
@@ -64,7 +67,7 @@ def methods(monkeypatch):
 
 
 FAILURES = {
-    "not a module": (lambda: torch.zeros(2), MeanField(), TypeError, "net must be a torch.nn.Module, got Tensor"),
+    "not a module": (lambda: torch.zeros(2), MeanField(), TypeError, "net must be a torch.nn.Module, or a list of them for an ensemble, got Tensor"),
     "a class": (_mlp, MeanField, TypeError, r"method must be a Method such as MeanField\(\)"),
     "a name": (_mlp, "meanfield", TypeError, "method must be a Method"),
     "a name in a mapping": (_mlp, {"0": "meanfield"}, TypeError, "the method for '0' must be a Method"),

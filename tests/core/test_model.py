@@ -74,8 +74,16 @@ def test_a_shared_input_is_not_folded():
     mask = torch.randn(3, 3)
     y = bnn(torch.randn(3, 4), mask, samples=2).outputs
     assert y.shape == (2, 3, 3)
-    with pytest.raises(RuntimeError):
-        bayesify(Function(lambda y, mask: y @ mask), Deterministic())(torch.randn(3, 4), mask, samples=2)
+
+
+def test_an_input_whose_size_is_the_batch_size_by_chance_is_not_folded():
+    net, x, mask = Function(lambda y, mask: y @ mask), torch.randn(3, 4), torch.randn(3, 3)
+    bnn = bayesify(net, MeanField(initial_std=1.0))
+    outputs = bnn(x, mask, samples=4, coherent=True).outputs
+    assert [verdict.without_rows for verdict in bnn._verdicts.values()] == [(1,)]
+    assert outputs.shape == (4, 3, 3)
+    alone = bnn.function(seed=0)
+    torch.testing.assert_close(alone(x, mask), torch.stack([alone(row[None], mask)[0] for row in x]))
 
 
 def test_containers_of_outputs_are_kept():
@@ -197,8 +205,8 @@ def test_recurrent_nets_with_batch_first_fold(kind):
 
     net = Recurrent()
     plain, bnn, x = copy.deepcopy(net), bayesify(net, Deterministic()), torch.randn(3, 5, 4)
-    assert bnn.fold
     torch.testing.assert_close(bnn(x, samples=2).outputs, plain(x).expand(2, 3, 2))
+    assert [verdict.apart for verdict in bnn._verdicts.values()] == [True]
 
 
 def test_kl_is_the_sum_over_layers_in_single_precision_at_least():

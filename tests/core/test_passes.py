@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bayesify import ECMP, EMP, VSD, Bayesian, MCDropout, MeanField, VariationalDropout, bayesify, unbayesify
+from bayesify.core.forward_pass import ForwardPass
 
 
 def _mlp() -> nn.Sequential:
@@ -29,7 +30,7 @@ def test_a_layer_called_on_its_own_knows_nothing_of_the_last_pass():
     assert not torch.equal(first, second), "drawn afresh by every call"
     with pytest.raises(RuntimeError):
         bnn(torch.randn(5, 3), samples=3, coherent=True)
-    assert bnn.drawing.drawn is None
+    assert bnn.passes.current is None
     assert bnn.net[0](x).shape == (5, 8)
     weight, _ = bnn.net[0].draw()
     assert weight.shape == (1, 8, 4)
@@ -60,7 +61,7 @@ def test_a_copy_shares_nothing_with_the_original():
     bnn = bayesify(_mlp(), MeanField(noise="shared"))
     other = copy.deepcopy(bnn)
     assert {id(p) for p in bnn.parameters()}.isdisjoint(id(p) for p in other.parameters())
-    assert {id(site.drawing) for _, site in other.sites()} == {id(other.drawing)} != {id(bnn.drawing)}
+    assert {id(layer.passes) for _, layer in other.random_layers()} == {id(other.passes)} != {id(bnn.passes)}
 
     def pass_in_between(module: nn.Module, args: object) -> None:
         other(torch.zeros(2, 4), samples=5, coherent=True)
@@ -69,7 +70,6 @@ def test_a_copy_shares_nothing_with_the_original():
     torch.manual_seed(1)
     bnn(torch.zeros(3, 4), samples=2)
     handle.remove()
-    assert (bnn.drawing.samples, bnn.drawing.coherent) == (2, False)
     unbayesify(other)
     assert bnn(torch.zeros(3, 4), samples=2).outputs.shape == (2, 3, 2)
 
@@ -134,8 +134,7 @@ def test_no_kl_outlives_its_pass(method):
     after = bnn.kl()
     assert after != before
     torch.testing.assert_close(bnn(x).kl, after)
-    bnn.net[0](x)
-    assert bnn.drawing.kls is None, "a layer on its own is not asked for it"
+    assert not bnn.net[0].forward_pass.wants_kl(), "a layer on its own is not asked for it"
 
 
 def test_compile_follows_samples_and_coherent():
@@ -182,10 +181,9 @@ def test_draws_of_batch_normalisation_agree_with_passes_of_their_own(method, dty
     x = (30 + torch.randn(5, 3, 4, 4, dtype=dtype)).contiguous(memory_format=torch.channels_last)
     bnn.eval()
     site = bnn.net[0]
-    bnn.drawing.samples, bnn.drawing.drawn = 4, {}
-    weight, bias = site.draw()
-    outputs = bnn.net(x.expand(4, *x.shape).flatten(0, 1)).unflatten(0, (4, 5))
-    bnn.drawing.drawn = None
+    weight, bias = site.sample(4)
+    drawn = ForwardPass(4, coherent=True, drawn={site: (weight, bias)})
+    outputs = bnn.passes.run(drawn, bnn.net, (x.expand(4, *x.shape).flatten(0, 1),), {}).unflatten(0, (4, 5))
     for s in range(4):
         alone = nn.functional.batch_norm(x, site.running_mean, site.running_var, weight[s], bias[s], False, 0.0, site.eps)
         torch.testing.assert_close(outputs[s], alone)
@@ -212,18 +210,17 @@ def test_every_draw_has_positions_of_its_own(method, coherent, length):
     outputs = torch.cat([bnn(x, samples=2, coherent=coherent).outputs for _ in range(1000)])
     noise = (outputs - bnn.net.words(x)).detach()[:, 0]
     site = bnn.net.places
-    assert not bnn.fold
+    assert [verdict.apart for verdict in bnn._verdicts.values()] == [False]
     torch.testing.assert_close(noise.mean(0), site.weight.detach(), atol=6 / 2000**0.5, rtol=0)
     torch.testing.assert_close(noise.var(0), torch.ones_like(noise[0]), atol=0.2, rtol=0)
     pairs = (noise - noise.mean(0)).unflatten(0, (1000, 2))
     assert float((pairs[:, 0] * pairs[:, 1]).mean().abs()) < 5 / (1000 * 3 * length) ** 0.5, "two draws of a pass are independent"
 
 
-def test_rows_are_looked_for_once():
+def test_a_net_is_looked_at_once():
     bnn = bayesify(_mlp(), MeanField())
     x = torch.randn(3, 4)
     first, second = _seeded(bnn, x, samples=4).outputs, _seeded(bnn, x, samples=4).outputs
     assert torch.equal(first, second)
-    assert bnn.fold
-    assert bnn.drawing.watch is None
+    assert [verdict.apart for verdict in bnn._verdicts.values()] == [True]
     assert not [name for name in vars(x) if name.startswith("bayesify")]

@@ -113,6 +113,18 @@ def made(name: str) -> tuple[Any, Any]:
     return bayesify(copy.deepcopy(net).double().eval(), method), x
 
 
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether replay was believed in, by call of `predict`."""
+    decisions, decide = [], Folded._replays
+
+    def noted(self: Folded, *args: Any) -> bool:
+        decisions.append(decide(self, *args))
+        return decisions[-1]
+
+    monkeypatch.setattr(Folded, "_replays", noted)
+    return decisions
+
+
 def without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Folded, "_has_prefix", lambda self: False)
 
@@ -133,10 +145,11 @@ def test_numbers_are_those_of_ordinary_passes(name: str, coherent: bool, monkeyp
     ("name", "agrees"),
     [(name, name not in ("rows", "own noise")) for name in CASES if name != "an ensemble"],
 )
-def test_only_nets_that_it_cannot_follow_go_without(name: str, agrees: bool) -> None:
+def test_only_nets_that_it_cannot_follow_go_without(name: str, agrees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bnn, x = made(name)
+    decisions = decided(monkeypatch)
     predict(bnn, x, Categorical(), samples=3, seed=0)
-    assert list(bnn._agreements.values()) == [agrees]
+    assert decisions == [agrees]
 
 
 class Counts(TorchDispatchMode):
@@ -194,7 +207,7 @@ def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pyte
     plain = predict(other, TABLE, Categorical(), samples=6, chunk=2, seed=1)
     assert fast.mean.shape == plain.mean.shape
     assert bool(fast.mean.isfinite().all())
-    assert bnn.drawing.watch is None
+    assert bnn._prefix is None
 
 
 def test_inputs_and_random_state_are_left_alone() -> None:
@@ -211,7 +224,7 @@ def test_no_kl_is_computed_while_predicting(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         raise AssertionError("nobody asked for the KL")
 
-    for owner, name in ((type(bnn), "_kl"), (GaussianPosterior, "_kl_and_spread")):  # afterwards, and on the way
+    for owner, name in ((GaussianPosterior, "kl"), (GaussianPosterior, "_kl_and_spread")):  # afterwards, and on the way
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, refuse)
             predict(bnn, x, Categorical(), samples=3, seed=0)
@@ -222,7 +235,7 @@ def test_no_kl_is_computed_while_predicting(monkeypatch: pytest.MonkeyPatch) -> 
 def test_training_mode_has_no_prefix() -> None:
     bnn, x = made("a block")
     with bnn.train().predicting((x,), {}, False, lambda seed: None):
-        assert bnn.drawing.watch is None
+        assert bnn._prefix is None
 
 
 def test_nothing_but_what_random_layers_need_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,10 +270,10 @@ def test_nothing_but_what_random_layers_need_is_kept(monkeypatch: pytest.MonkeyP
     with torch.no_grad(), bnn.predicting((x := torch.randn(5, 64, dtype=F64),), {}, False, torch.manual_seed):
         bnn(x, samples=3)
         assert alive == [1], "the last one, which is in use"
-        assert bnn.drawing.watch is not None
+        assert bnn._prefix is not None
 
 
-def test_a_tensor_used_after_it_was_changed_in_place() -> None:
+def test_a_tensor_used_after_it_was_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     class Inplace(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -273,8 +286,9 @@ def test_a_tensor_used_after_it_was_changed_in_place() -> None:
 
     torch.manual_seed(0)
     bnn = bayesify(Inplace().double().eval(), {"second": MCDropout(p=0.5)})
+    decisions = decided(monkeypatch)
     fast = predict(bnn, TABLE, Categorical(), samples=6, chunk=2, seed=1)
-    assert list(bnn._agreements.values()) == [False]
+    assert decisions == [False]
     outputs = torch.cat([draw.outputs for draw in _chunks(bnn, TABLE, seed=1)])
     torch.testing.assert_close(fast.mean, outputs.softmax(-1).mean(0).detach())
 

@@ -28,7 +28,7 @@ def test_counts_are_those_of_the_parameters(method):
     assert result.parameters == _count(bnn)
     assert {row.name: row.plain for row in result.layers} == sizes
     assert {row.name: row.parameters for row in result.layers} == {str(i): _count(layer) for i, layer in enumerate(net)}
-    assert {row.name for row in result.layers if row.method} == {name for name, _ in bnn.sites()}
+    assert {row.name for row in result.layers if row.method} == {name for name, _ in bnn.random_layers()}
     assert all(bool(row.method) != bool(row.reason) for row in result.layers)
     assert result.kl == pytest.approx(float(bnn.kl().detach()))
 
@@ -56,7 +56,7 @@ def test_text():
         ["total", "2,000,288", "+100.0%"],
     ]
     assert text[8] == "left as they were:"
-    assert text[9] == "  1 (MultiheadAttention): this type is not supported"
+    assert text[9] == "  1 (MultiheadAttention): this type is not supported; register_layer teaches new ones"
     assert text[10].startswith("  1.out_proj (NonDynamicallyQuantizableLinear): a subclass of Linear may use")
     assert len(text) == 11
     assert len(text[1]) == max(map(len, text[:7])), "the rule is as wide as the table"
@@ -81,7 +81,7 @@ def test_layers_without_data_can_be_summarised():
 
 def test_a_frozen_layer_counts_too():
     net = nn.Linear(4, 3).requires_grad_(False)
-    assert summary(bayesify(net, MeanField())).layers[0] == summary(bayesify(nn.Linear(4, 3), MeanField())).layers[0]
+    assert summary(bayesify(net, {"": MeanField()})).layers[0] == summary(bayesify(nn.Linear(4, 3), MeanField())).layers[0]
 
 
 def test_summary_needs_a_bayesian_net():

@@ -68,7 +68,7 @@ def test_a_block_is_its_formula():
 def test_every_net_can_be_made_random_by_layer_names(fields):
     last = "fc3" if fields["kind"] == "lenet" else "fc"
     bnn = bayesify.bayesify(make_net(fields, (1, 28, 28), 10), {last: bayesify.MeanField()})
-    assert [name for name, _ in bnn.sites()] == [last]
+    assert [name for name, _ in bnn.random_layers()] == [last]
     assert bnn(torch.zeros(2, 1, 28, 28), samples=3).outputs.shape == (3, 2, 10)
 
 

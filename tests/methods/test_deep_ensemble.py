@@ -35,7 +35,7 @@ def test_members_begin_apart_and_the_first_keeps_the_weights() -> None:
 
 
 def test_draws_are_shared_out_equally() -> None:
-    bnn, x = bayesify(mlp(), DeepEnsemble(members=3)), torch.randn(4, 2)
+    bnn, x = bayesify(mlp(), DeepEnsemble(members=3)).eval(), torch.randn(4, 2)
     outputs = bnn(x, samples=7).outputs
     alone = [member(x).outputs[0] for member in bnn.members]
     torch.testing.assert_close(outputs, torch.stack([alone[k] for k in (0, 0, 0, 1, 1, 2, 2)]))

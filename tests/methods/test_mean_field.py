@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal, kl_divergence
 
-from bayesify import Bayesian, MeanField, Site, bayesify, elbo
+from bayesify import Bayesian, MeanField, BayesianLayer, bayesify, elbo
 
 Route = Literal["local", "per example", "shared"]
 
 
-def _convert(layer: nn.Module, method: MeanField) -> tuple[Bayesian, Site]:
+def _convert(layer: nn.Module, method: MeanField) -> tuple[Bayesian, BayesianLayer]:
     bnn = bayesify(nn.Sequential(layer.double()), method)
-    return bnn, next(site for _, site in bnn.sites())
+    return bnn, next(site for _, site in bnn.random_layers())
 
 
-def _scatter(site: Site) -> None:
+def _scatter(site: BayesianLayer) -> None:
     """Means and standard deviations that differ from weight to weight."""
     for parameter in site.parameters():
         nn.init.normal_(parameter, -0.5, 0.5)
@@ -39,7 +39,7 @@ def test_kl_of_a_network_sums_over_layers() -> None:
     bnn = bayesify(net, MeanField(prior_std=2.0))
     expected = sum(
         kl_divergence(Normal(getattr(site, name), getattr(site.posterior, f"{name}_log_std").exp()), Normal(0.0, 2.0)).sum()
-        for _, site in bnn.sites()
+        for _, site in bnn.random_layers()
         for name in ("weight", "bias")
     )
     torch.testing.assert_close(bnn.kl(), expected, atol=0, rtol=1e-6)

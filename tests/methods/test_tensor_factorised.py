@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from bayesify import Site, TensorFactorised, bayesify
+from bayesify import BayesianLayer, TensorFactorised, bayesify
 
 F64 = torch.float64
 
 
-def _convert(layer: nn.Module, method: TensorFactorised) -> tuple[nn.Module, Site]:
+def _convert(layer: nn.Module, method: TensorFactorised) -> tuple[nn.Module, BayesianLayer]:
     bnn = bayesify(nn.Sequential(layer.double()), method)
-    return bnn, next(site for _, site in bnn.sites())
+    return bnn, next(site for _, site in bnn.random_layers())
 
 
-def _dense(site: Site, cores: Tensor) -> Tensor:
+def _dense(site: BayesianLayer, cores: Tensor) -> Tensor:
     p = site.posterior
     matrices = [p.first, *(cores / p.rank**0.5), p.last]
     return torch.linalg.multi_dot(matrices).reshape(site.weight_shape)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from bayesify import Bayesian, Site, VariationalDropout, bayesify
+from bayesify import Bayesian, BayesianLayer, VariationalDropout, bayesify
 
 DRAWS = 40_000
 # KL at alpha = 1 and at alpha = e, in nats (quadrature of the definition, see test_kl.py)
@@ -22,12 +22,12 @@ LAYERS = {
 }
 
 
-def _convert(layer: nn.Module, method: VariationalDropout) -> tuple[Bayesian, Site]:
+def _convert(layer: nn.Module, method: VariationalDropout) -> tuple[Bayesian, BayesianLayer]:
     bnn = bayesify(nn.Sequential(layer.double()), method)
-    return bnn, next(site for _, site in bnn.sites())
+    return bnn, next(site for _, site in bnn.random_layers())
 
 
-def _spread_rates(site: Site) -> None:
+def _spread_rates(site: BayesianLayer) -> None:
     nn.init.uniform_(site.posterior.log_alpha, -3.0, 0.0)
 
 
@@ -61,7 +61,7 @@ def test_input_noise_is_shared_by_the_weights_of_an_input(layer: str, coherent: 
         _assert_normal(bnn(x, samples=DRAWS, coherent=coherent).outputs.flatten(1), mean, covariance)
 
 
-def _alpha_of_every_weight(site: Site, alpha_per: str) -> Tensor:
+def _alpha_of_every_weight(site: BayesianLayer, alpha_per: str) -> Tensor:
     """alpha in the shape of the weight, one entry at a time."""
     alpha, shape = site.posterior.log_alpha.exp(), site.weight.shape
     if alpha_per != "unit":
@@ -197,7 +197,7 @@ def test_fixed_input_noise_is_gaussian_dropout() -> None:
 
 def test_what_cannot_have_input_noise_stays_as_it_is() -> None:
     bnn = bayesify(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), VariationalDropout())
-    assert [name for name, _ in bnn.sites()] == ["0"]
+    assert [name for name, _ in bnn.random_layers()] == ["0"]
 
 
 @pytest.mark.parametrize(

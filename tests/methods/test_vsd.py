@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from bayesify import VSD, Bayesian, Method, Site, bayesify, elbo, unbayesify
+from bayesify import VSD, Bayesian, Method, BayesianLayer, bayesify, elbo, unbayesify
 from bayesify.functional import vsd_hierarchical_kl
 
 DRAWS = 20_000
@@ -24,16 +24,16 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 CONV_NOISE = ("kernel", "input")
 
 
-def _convert(layer: nn.Module, method: Method) -> tuple[Bayesian, Site]:
+def _convert(layer: nn.Module, method: Method) -> tuple[Bayesian, BayesianLayer]:
     bnn = bayesify(nn.Sequential(layer.double()), method)
-    return bnn, next(site for _, site in bnn.sites())
+    return bnn, next(site for _, site in bnn.random_layers())
 
 
-def _spread_rates(site: Site) -> None:
+def _spread_rates(site: BayesianLayer) -> None:
     nn.init.uniform_(site.posterior.log_alpha, -3.0, 0.0)
 
 
-def _covariance_of_noise(site: Site) -> Tensor:
+def _covariance_of_noise(site: BayesianLayer) -> Tensor:
     """U diag(alpha) U', reflection by reflection, as matrices."""
     u = torch.eye(len(site.posterior.log_alpha)).double()
     for v in site.posterior.vectors().detach():
@@ -41,7 +41,7 @@ def _covariance_of_noise(site: Site) -> Tensor:
     return u @ torch.diag(site.posterior.log_alpha.detach().exp()) @ u.T
 
 
-def _is_kernel(site: Site, conv_noise: str) -> bool:
+def _is_kernel(site: BayesianLayer, conv_noise: str) -> bool:
     return conv_noise == "kernel" and not isinstance(site, nn.Linear)
 
 
@@ -121,7 +121,7 @@ def test_without_reflections_it_is_gaussian_dropout() -> None:
     assert bnn.kl() == kl, "the KL does not depend on the weight"
 
 
-def _hierarchical(layer: nn.Module, **fields: object) -> tuple[Bayesian, Site]:
+def _hierarchical(layer: nn.Module, **fields: object) -> tuple[Bayesian, BayesianLayer]:
     bnn, site = _convert(layer, VSD(hierarchical=True, **fields))
     with torch.no_grad():
         site.posterior.log_scale_mean.uniform_(-0.5, 0.5)
@@ -219,7 +219,7 @@ def test_alpha_starts_at_the_odds_of_the_rate_and_has_no_bound(p: float, alpha: 
 def test_autocast_leaves_the_noise_in_the_precision_of_the_kl() -> None:
     bnn = bayesify(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2)), VSD(hierarchical=True))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        noise = {site.posterior.noise(site, 2).dtype for _, site in bnn.sites()}
+        noise = {site.posterior.noise(site, 2).dtype for _, site in bnn.random_layers()}
         draws = bnn(torch.randn(3, 1, 4, 4), samples=2)
     assert noise == {torch.float32}
     assert draws.outputs.dtype == torch.bfloat16

@@ -9,25 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
-from bayesify import WHVI, Bayesian, MCDropout, MeanField, Site, bayesify, summary, unbayesify
+from bayesify import WHVI, Bayesian, MCDropout, MeanField, BayesianLayer, bayesify, summary, unbayesify
 from bayesify.functional import hadamard_matrix, planar_flow_inverse
 
 F64 = torch.float64
 LAMBDA = 0.01
 
 
-def _convert(layer: nn.Module, method: WHVI) -> tuple[Bayesian, Site]:
+def _convert(layer: nn.Module, method: WHVI) -> tuple[Bayesian, BayesianLayer]:
     bnn = bayesify(nn.Sequential(layer.double()), method)
-    return bnn, next(site for _, site in bnn.sites())
+    return bnn, next(site for _, site in bnn.random_layers())
 
 
-def _scatter(site: Site, scale: float = 0.5) -> None:
+def _scatter(site: BayesianLayer, scale: float = 0.5) -> None:
     """Parameters that differ from one another."""
     for name, parameter in site.named_parameters():
         nn.init.normal_(parameter, -0.5 if name.endswith("log_std") else 0.3, scale)
 
 
-def _factor(site: Site) -> Tensor:
+def _factor(site: BayesianLayer) -> Tensor:
     """The Cholesky factor of the covariance of g, (K, D, D), in units of the prior's standard deviation."""
     p = site.posterior
     factor = p.g.log_std.exp().diag_embed()
@@ -41,7 +41,7 @@ def _factor(site: Site) -> Tensor:
     return factor
 
 
-def _dense(site: Site, g: Tensor, structure: str = "S1HGHS2") -> Tensor:
+def _dense(site: BayesianLayer, g: Tensor, structure: str = "S1HGHS2") -> Tensor:
     """W from the definition, block by block, of g (K or 1, D) in units of the prior's standard deviation."""
     p = site.posterior
     h = hadamard_matrix(p.size, dtype=F64)
@@ -150,7 +150,7 @@ def test_kl(layer: str, method: WHVI) -> None:
     torch.testing.assert_close(bnn.kl(), expected, rtol=1e-10, atol=0)
 
 
-def _flow_log_prob(site: Site, g: Tensor) -> Tensor:
+def _flow_log_prob(site: BayesianLayer, g: Tensor) -> Tensor:
     """log q(g), (S,), for g (S, 1, D), through the inverse maps and the Jacobian of autograd."""
     p = site.posterior
     z = g

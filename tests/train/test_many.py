@@ -23,7 +23,7 @@ from bayesify import (
     MeanField,
     Method,
     Posterior,
-    Site,
+    BayesianLayer,
     TensorFactorised,
     VariationalDropout,
     bayesify,
@@ -324,16 +324,16 @@ class Counting(nn.Module):
 class Picky(Posterior):
     """Random numbers whose distribution depends on a tensor."""
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         keep = torch.bernoulli(torch.sigmoid(layer.weight.detach()).expand(samples, *layer.weight.shape))
         return layer.weight * keep, None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         return layer.weight.new_zeros(())
 
 
 class PickyMethod(Method):
-    def build(self, layer: Site) -> Posterior:
+    def build(self, layer: BayesianLayer) -> Posterior:
         return Picky()
 
 

@@ -17,7 +17,7 @@ from bayesify.cli.tables import check_file, check_output, prediction_table, writ
 from bayesify.cli.terminal import UsageError, polite, print_line, print_table, say
 from bayesify.cli.training import ESTIMATORS, fit_table
 from bayesify.core.checks import check_fraction, check_integer
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 from bayesify.data import read_table, split_target
 from bayesify.persistence import load_config, load_model
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from bayesify.cli.terminal import UsageError
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 from bayesify.estimators import BayesianEstimator
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup
 

@@ -1,26 +1,32 @@
-"""`bayesify` makes a network random in place, `unbayesify` gives it back; both speak of every layer they meet."""
+"""`bayesify` makes a network random in place, `unbayesify` gives it back; both report every layer they visit."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from bayesify.core.checks import check_integer
+from bayesify.core.folded import Folded
+from bayesify.core.forward_pass import Passes
+from bayesify.core.initialization import looks_initialized
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.layers import layer_type, unsupported
+from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
-from bayesify.core.posterior import Method
-from bayesify.core.sites import SITES, Drawing, Site
+from bayesify.errors import BayesifyWarning, NothingRandomError
 
 __all__ = ["bayesify", "unbayesify"]
 
 
 def bayesify(
-    net: nn.Module,
+    net: nn.Module | Sequence[nn.Module],
     method: Method | Mapping[str, Method],
     *,
     batch_dim: int = 0,
@@ -29,18 +35,19 @@ def bayesify(
 ) -> Bayesian:
     """Make a network Bayesian, in place: its layers become random, its weights become (where the method has them) posterior means.
 
-    Only layers of an exactly supported type are converted; `summary` lists all others with the reason. Layer and parameter names
-    stay, so a checkpoint of the plain network still loads into `result.net`.
+    Layers of supported types are converted, and subclasses that do not override `forward`; `register_layer` teaches others. Frozen
+    layers stay as they are unless a pattern names them. `summary` lists all that stayed, with the reason. Layer and parameter names
+    stay too, so a checkpoint of the plain network still loads into `result.net`.
 
     Args:
-        net: any network.
+        net: any network; several of one architecture for an ensemble: `bayesify([make() for _ in range(5)], DeepEnsemble())`.
         method: one method for every layer it supports (of those it chooses: `Method.assign`), or a mapping from name patterns
             (`fnmatch`: "features.*") to methods; the first match wins, layers without a match stay as they are. Only with
             the pattern "*" does a method choose.
         batch_dim: the batch dimension of the net's inputs and outputs. Other than 0, every draw takes a pass of its own and
             `Draws.outputs` has the batch moved to the front: (S, B, ...).
-        fold: run S draws as one pass over S*B rows. By default wherever the batch comes first in all of the net. A net that
-            moves the batch elsewhere in between (a transpose, then a linear layer) needs `fold=False`.
+        fold: run S draws as one pass over S*B rows. By default the first pass finds out on a few rows whether that is right, and
+            every draw takes a pass of its own where it is not; True overrules that, False never folds.
         shared: names of inputs without a batch dimension, such as an attention mask. Tensors whose first dimension is not the
             batch size are taken to be shared in any case.
 
@@ -48,8 +55,9 @@ def bayesify(
         The root module: call it for `Draws`; train it with `elbo`, use it with `predict`.
 
     Raises:
-        ValueError: nothing was made random, a pattern matches no layer, a lazy layer has no weight yet, `shared` names no input, or
-            the net is Bayesian already.
+        NothingRandomError: nothing was made random (a ValueError).
+        ValueError: a pattern matches no layer, a lazy layer has no weight yet, `shared` names no input, the net's own `forward` has
+            an input called `samples` or `coherent`, or the net is Bayesian already.
         TypeError: wrong kinds of arguments.
 
         The net is left untouched by all of them.
@@ -60,47 +68,31 @@ def bayesify(
         >>> bnn(torch.zeros(5, 3), samples=2).outputs.shape
         torch.Size([2, 5, 1])
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    if any(isinstance(module, Bayesian | Site) for module in net.modules()):
-        raise ValueError("the net is Bayesian already; give back the original with unbayesify(bnn) first")
+    nets = _nets(net)
     patterns = _patterns(method)
-    _check_layout(net, batch_dim, fold, shared)
-    if isinstance(method, Method):
-        whole = method.whole(net, partial(bayesify, batch_dim=batch_dim, fold=fold, shared=shared))
-        if whole is not None:
-            for root in (whole, *whole.members):
-                root.batch_dim, root.shared = batch_dim, tuple(shared)
-            return whole
+    for each in nets:
+        _check_layout(each, batch_dim, fold, shared)
+    whole = isinstance(method, Method) and method.is_whole
+    if len(nets) > 1 and not whole:
+        raise TypeError(f"several networks make an ensemble: use DeepEnsemble(...), got method={method!r}")
+    if whole:
+        assert isinstance(method, Method)
+        root = cast(Bayesian, method.whole(nets, partial(bayesify, batch_dim=batch_dim, fold=fold, shared=shared)))
+        for each in (root, *root.members):
+            each.batch_dim, each.shared = batch_dim, tuple(shared)
+        return root
+    return _converted(nets[0], patterns, batch_dim, fold, tuple(shared))
+
+
+def _converted(net: nn.Module, patterns: Mapping[str, Method], batch_dim: int, fold: bool | None, shared: tuple[str, ...]) -> Bayesian:
     layers = {name: module for name, module in net.named_modules() if any(True for _ in module.parameters(recurse=False))}
     if unmatched := [p for p in patterns if p != "*" and not any(fnmatchcase(name, p) for name in layers)]:
-        names = ", ".join(map(repr, layers)) or "none"
-        raise ValueError(f"no layer matches {', '.join(map(repr, unmatched))}; the layers are {names}")
-
-    drawing = Drawing(batch_dim=batch_dim)
-    reports: list[LayerReport] = []
-    tied = _tied_parameters(layers)
+        raise ValueError(f"no layer matches {', '.join(map(repr, unmatched))}; the layers are {_listing(map(repr, layers))}")
+    passes = Passes()
     assigned = patterns["*"].assign(layers) if "*" in patterns else {}
     before = [(layer, dict(layer._parameters)) for layer in layers.values()]
     try:
-        for name, layer in layers.items():
-            kind = type(layer).__name__
-            pattern = next((p for p in patterns if fnmatchcase(name, p)), None)
-            chosen = None if pattern is None else assigned.get(name) if pattern == "*" else patterns[pattern]
-            if chosen is not None and any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
-                raise ValueError(f"{name!r} ({kind}) has no weight yet: run one batch through the net first")
-            if pattern is None:
-                reason = "its name matches no pattern"
-            elif chosen is None:
-                reason = f"{type(patterns[pattern]).__name__} leaves it as it is"
-            else:
-                reason = _obstacle(layer, tied)
-            if chosen is not None and not reason and not _convert(layer, chosen, drawing):
-                reason = f"{type(chosen).__name__} leaves {kind} as it is"
-            reports.append(LayerReport(name, kind, None if reason else chosen, reason))
-        if all(report.method is None for report in reports):
-            listing = "; ".join(f"{r.name or 'the net itself'} ({r.layer}): {r.reason}" for r in reports) or "it has no parameters"
-            raise ValueError(f"no layer of the net could be made random: {listing}")
+        reports = _convert_layers(layers, patterns, assigned, passes)
         root = _root(net, [report.method for report in reports])
     except BaseException:
         for layer, parameters in before:
@@ -108,15 +100,53 @@ def bayesify(
             layer._parameters.clear()
             layer._parameters.update(parameters)  # a posterior may have taken the place of some
         raise
+    _warn_of_lost_weights(net, dict(before))
     _disable_fast_paths(net)
-    root.drawing, root.report = drawing, tuple(reports)
-    root.batch_dim, root.shared = batch_dim, tuple(shared)
-    root.fold = (batch_dim == 0 and _batch_first_throughout(net)) if fold is None else fold
+    root.passes, root.report = passes, tuple(reports)
+    root.batch_dim, root.fold, root.shared = batch_dim, False if batch_dim else fold, shared
     modes = [(module, module.training) for module in net.modules()]
     root.train(net.training)
     for module, training in modes:  # parts of a net may be kept in eval mode, such as frozen batch normalisation
         module.training = training
     return root
+
+
+def _convert_layers(
+    layers: Mapping[str, nn.Module], patterns: Mapping[str, Method], assigned: Mapping[str, Method], passes: Passes
+) -> list[LayerReport]:
+    """Convert what patterns and methods say.
+
+    Raises:
+        NothingRandomError: nothing has become random.
+    """
+    tied = _tied_parameters(layers)
+    reports = list[LayerReport]()
+    for name, layer in layers.items():
+        kind = type(layer).__name__
+        pattern = next((p for p in patterns if fnmatchcase(name, p)), None)
+        chosen = None if pattern is None else assigned.get(name) if pattern == "*" else patterns[pattern]
+        if chosen is not None and any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
+            raise ValueError(f"{name!r} ({kind}) has no weight yet: run one batch through the net first")
+        if pattern is None:
+            reason = "its name matches no pattern"
+        elif chosen is None:
+            reason = f"{type(patterns[pattern]).__name__} leaves it as it is"
+        else:
+            reason = _obstacle(layer, tied, named=pattern != "*")
+        if chosen is not None and not reason and not _convert(layer, chosen, passes):
+            reason = f"{type(chosen).__name__} leaves {kind} as it is"
+        reports.append(LayerReport(name, kind, None if reason else chosen, reason))
+    _check_random(layers, reports, patterns)
+    return reports
+
+
+def _check_random(layers: Mapping[str, nn.Module], reports: Sequence[LayerReport], patterns: Mapping[str, Method]) -> None:
+    random = [layer for layer in layers.values() if isinstance(layer, BayesianLayer) and layer.posterior.is_random]
+    if all(report.method is None for report in reports) or (not random and any(m.is_random for m in patterns.values())):
+        left = _listing(
+            (f"{r.name or 'the net itself'} ({r.layer}): {r.reason or 'a point estimate'}" for r in reports), separator="; "
+        )
+        raise NothingRandomError(f"no layer of the net could be made random: {left or 'it has no parameters'}")
 
 
 def unbayesify(bnn: Bayesian) -> nn.Module:
@@ -138,16 +168,25 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
         raise TypeError(f"bnn must be what bayesify returned, got {type(bnn).__name__}")
     if bnn.members:
         raise ValueError(f"bnn consists of {len(bnn.members)} networks; give back one of them: unbayesify(bnn.members[0])")
-    for _, site in list(bnn.sites()):
+    for _, layer in list(bnn.random_layers()):
         with torch.no_grad():
-            means = site.posterior.mean(site)
-        for name, mean in zip(("weight", "bias"), means, strict=True):
-            current = getattr(site, name)
-            if mean is not None and mean is not current:
-                setattr(site, name, nn.Parameter(mean.detach().clone()))
-        _revert(site)
+            means = layer.posterior.mean(layer)
+        for name, mean, trained in zip(("weight", "bias"), means, layer.requires_grads, strict=True):
+            if mean is not None and mean is not layer._parameters[name]:
+                layer._parameters[name] = nn.Parameter(mean.detach().clone(), requires_grad=trained)
+        _revert(layer)
     _restore_fast_paths(bnn.net)
     return bnn.net
+
+
+def _nets(net: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    nets: list[Any] = list(net) if isinstance(net, list | tuple) else [net]
+    if not nets or not all(isinstance(each, nn.Module) for each in nets):
+        kinds = ", ".join(type(each).__name__ for each in nets) or "an empty list"
+        raise TypeError(f"net must be a torch.nn.Module, or a list of them for an ensemble, got {kinds}")
+    if any(isinstance(module, Bayesian | BayesianLayer) for each in nets for module in each.modules()):
+        raise ValueError("the net is Bayesian already; give back the original with unbayesify(bnn) first")
+    return nets
 
 
 def _patterns(method: Method | Mapping[str, Method]) -> dict[str, Method]:
@@ -170,18 +209,21 @@ def _check_layout(net: nn.Module, batch_dim: int, fold: bool | None, shared: Col
     if isinstance(shared, str):
         raise TypeError(f"shared must be a collection of input names, such as [{shared!r}], got {shared!r}")
     inputs = inspect.signature(net.forward).parameters
+    if taken := [name for name in ("samples", "coherent") if name in inputs]:
+        raise ValueError(
+            f"the net's forward has an input named {taken[0]!r}, which a Bayesian network takes itself; wrap the net in a module "
+            "whose input has another name"
+        )
     if any(p.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) for p in inputs.values()):
         return  # any name may be an input
     if unknown := [name for name in shared if name not in inputs]:
         raise ValueError(f"shared names {', '.join(map(repr, unknown))}, but the net's inputs are {', '.join(map(repr, inputs))}")
 
 
-def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]]) -> str:
+def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], named: bool) -> str:
     """Why a layer cannot be made random, or nothing."""
-    kind = type(layer)
-    if kind not in SITES:
-        base = next((known for known in SITES if isinstance(layer, known)), None)
-        return f"a subclass of {base.__name__} may use its weight in its own way" if base else "this type is not supported"
+    if reason := unsupported(type(layer)):
+        return reason
     weight = layer._parameters.get("weight")
     if weight is None:
         return "its weight is computed by a hook (weight_norm, spectral_norm)"
@@ -189,6 +231,8 @@ def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]]) -> str:
         return "its forward was replaced by another function"
     if not weight.is_floating_point():
         return "its weight is not of a real floating point type"
+    if not named and not any(p.requires_grad for p in layer.parameters(recurse=False)):
+        return "it is frozen; a pattern that names it makes it random all the same"
     for name, parameter in layer.named_parameters(recurse=False):
         if id(parameter) in tied:
             return f"its {name} is tied: {' and '.join(map(repr, tied[id(parameter)]))} share one parameter"
@@ -201,17 +245,16 @@ def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]]) -> str:
     return ""
 
 
-def _convert(layer: nn.Module, method: Method, drawing: Drawing) -> bool:
-    """Turn the layer into a site with a posterior; False, and the layer untouched, if the method leaves it alone."""
-    layer.__class__ = SITES[type(layer)]
-    assert isinstance(layer, Site)
-    layer.drawing = drawing
-    layer.weight_shape = tuple(layer.weight.shape)
-    bias = layer._parameters.get("bias")
+def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:
+    """Make the layer random with a posterior of its own; False, and the layer untouched, if the method leaves it alone."""
+    reference = cast(torch.Tensor, layer.weight)
+    layer.__class__ = cast(type[BayesianLayer], layer_type(type(layer)))
+    assert isinstance(layer, BayesianLayer)
+    layer.passes, layer.is_read, layer.is_used = passes, False, None
+    bias = layer._parameters.setdefault("bias", None)  # an embedding has none
+    layer.weight_shape = tuple(reference.shape)
     layer.bias_shape = None if bias is None else tuple(bias.shape)
-    if "bias" not in layer._parameters:
-        layer.bias = None  # an embedding has none
-    reference = layer.weight
+    layer.requires_grads = reference.requires_grad, bias is not None and bias.requires_grad
     posterior = method.build(layer)
     if posterior is None:
         _revert(layer)
@@ -222,23 +265,39 @@ def _convert(layer: nn.Module, method: Method, drawing: Drawing) -> bool:
 
 def _revert(layer: nn.Module) -> None:
     """Undo `_convert`; harmless on any other layer."""
-    if isinstance(layer, Site):
+    if isinstance(layer, BayesianLayer):
         layer._modules.pop("posterior", None)
-        for name in ("drawing", "weight_shape", "bias_shape"):
+        for name in ("passes", "weight_shape", "bias_shape", "requires_grads", "is_read", "is_used"):
             layer.__dict__.pop(name, None)
         cast(nn.Module, layer).__class__ = layer.original
         if isinstance(layer, nn.Embedding):
-            layer.__dict__.pop("bias", None)
             layer._parameters.pop("bias", None)
 
 
-def _root(net: nn.Module, methods: list[Method | None]) -> Bayesian:
-    own = {id(m): m for m in methods if m is not None and type(m).root is not Method.root}
+def _root(net: nn.Module, methods: Sequence[Method | None]) -> Bayesian:
+    own = {id(m): m for m in methods if m is not None and m.has_root}
     if len(own) > 1:
         names = ", ".join(sorted(type(m).__name__ for m in own.values()))
         raise ValueError(f"{names} each need the whole network; use one of them per bayesify call")
-    chosen = next(iter(own.values()), None) or next(m for m in methods if m is not None)
-    return chosen.root(net)
+    chosen = next(iter(own.values()), None)
+    return Folded(net) if chosen is None else cast(Bayesian, chosen.root(net))
+
+
+def _warn_of_lost_weights(net: nn.Module, before: Mapping[nn.Module, Mapping[str, Any]]) -> None:
+    """Warn where posteriors have dropped weights that were no mere initial values."""
+    lost = [
+        name
+        for name, layer in net.named_modules()
+        if isinstance(layer, BayesianLayer)
+        and layer.posterior.drops_weights
+        and not looks_initialized(layer.original, before[layer]["weight"])
+    ]
+    if lost:
+        warnings.warn(
+            f"{len(lost)} layers start at random and not from the weights they had: {_listing(lost)}; `summary` says more",
+            BayesifyWarning,
+            stacklevel=4,
+        )
 
 
 def _tied_parameters(layers: Mapping[str, nn.Module]) -> dict[int, list[str]]:
@@ -250,12 +309,10 @@ def _tied_parameters(layers: Mapping[str, nn.Module]) -> dict[int, list[str]]:
     return {key: names for key, names in owners.items() if len(names) > 1}
 
 
-def _batch_first_throughout(net: nn.Module) -> bool:
-    return all(getattr(module, "batch_first", True) for module in net.modules())
-
-
 class _FastPathOff:
     """A forward pre-hook whose presence alone matters; it remembers what it switched off."""
+
+    of_bayesify = True
 
     def __init__(self, nested: bool) -> None:
         self.nested = nested
@@ -267,7 +324,7 @@ class _FastPathOff:
 def _disable_fast_paths(net: nn.Module) -> None:
     """PyTorch's fused transformer kernels read the weights and bypass the layers; a forward hook makes it use the layers."""
     for module in net.modules():
-        if not any(isinstance(m, Site) for m in module.modules()):
+        if not any(isinstance(m, BayesianLayer) for m in module.modules()):
             continue
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
             encoder = isinstance(module, nn.TransformerEncoder)
@@ -283,3 +340,9 @@ def _restore_fast_paths(net: nn.Module) -> None:
                 del module._forward_pre_hooks[key]
                 if isinstance(module, nn.TransformerEncoder):
                     module.use_nested_tensor = hook.nested
+
+
+def _listing(items: Iterable[str], separator: str = ", ", most: int = 20) -> str:
+    items = list(items)
+    more = f"{separator}... and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(items[:most]) + more

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from bayesify.core.checks import check_integer
-from bayesify.core.generators import own_noise
-from bayesify.core.model import Bayesian, Draws
-from bayesify.core.posterior import Posterior
-from bayesify.core.prefix import Prefix
-from bayesify.core.sites import Site
-from bayesify.core.tracking import Rows, RowsError, mark
+from bayesify.core.drawn_function import DrawnFunction
+from bayesify.core.folding import Verdict, examine, folds_in_training
+from bayesify.core.forward_pass import ForwardPass, RowsError
+from bayesify.core.generators import noise_of_rank, own_noise
+from bayesify.core.inputs import Inputs
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.model import Bayesian
+from bayesify.core.noise_free import can_compare
+from bayesify.core.outputs import Draws
+from bayesify.core.replay import MISFITS, Prefix, ReplayPass, leaves_stand_ins
+from bayesify.core.shards import with_whole_parameters
 
 __all__ = ["Folded"]
 
@@ -25,168 +30,241 @@ __all__ = ["Folded"]
 class Folded(Bayesian):
     """The default root: S draws are folded into the batch, so one pass over S*B rows serves them all.
 
-    With `fold=False`, or where the batch is not the first dimension, one pass per draw is made instead: the layers in between
-    could not tell which rows belong to which draw. So it is where a random layer is given something that has no rows (positions):
-    the first pass with several draws finds that out.
+    Where that would be wrong, every draw takes a pass of its own: with `fold=False`, where the batch is not the first dimension,
+    where the rows of a batch do not stay apart (graph nets), for batch normalisation in training mode. The first pass over inputs of
+    a kind finds that out (`bayesify.core.folding`); `fold=True` believes it unseen. Where rows do not stay apart, layers draw
+    weights for the whole batch also with `coherent=False`, since noise for a row would not be noise for an example.
     """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        # Whether a prefix agrees with ordinary passes, by the kind of the inputs.
-        self._agreements: dict[object, bool] = {}
-        # Whether a folded pass has shown that its random layers are given rows of all draws.
-        self._rows_arrive = False
+        self._verdicts: dict[object, Verdict] = {}
+        self._training_verdicts: dict[object, bool] = {}
+        self._prefix: Prefix | None = None
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
-        named = self._named(inputs)
-        batch = self._batch_size({**named, **kwargs})
-        self.drawing.coherent = coherent
-        self.drawing.kls = {} if self.pays_kl else None
-        folded = None if samples == 1 or not self.fold else self._folded(samples, batch, named, kwargs)
-        if folded is None:
-            runs, scores = zip(*[self._run(1, batch, named, kwargs) for _ in range(samples)], strict=True)
-            outputs = tree_map(lambda *ys: self._stack(ys, batch), *runs)
-            score = None if scores[0] is None else torch.cat(scores)
-        else:
-            outputs, score = folded
-        kl = self.kl_of_pass()
-        if self.drawing.kls:  # those of a pass end with it; that a backward which repeats layers finds the question is as before
-            self.drawing.kls = {}
-        return Draws(outputs, kl, torch.zeros(batch, dtype=kl.dtype, device=kl.device), score)
-
-    def _folded(self, samples: int, batch: int, named: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None] | None:
-        """The outputs (S, B, ...) of one pass and its score; None if it turns out that one cannot serve all draws."""
-        # Asked first: a compiled pass is compiled anew when an attribute that it has read changes.
-        compiling = torch.compiler.is_compiling()
-        watched = compiling or self._rows_arrive or self.drawing.watch is not None
-        if not watched:
-            self.drawing.watch = Rows(samples * batch)
-        try:
-            outputs, score = self._run(samples, batch, named, kwargs)
-            if not compiling:
-                self._rows_arrive = True
-        except RowsError:
-            self.fold = False
-            return None
-        finally:
-            if not watched:
-                self.drawing.watch = None
-        return tree_map(lambda y: _unfold(y, samples, batch), outputs), score
-
-    def _run(self, samples: int, batch: int, named: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None]:
-        """What the net returns for all draws of a pass, and the score of the choices made."""
-        watch = self.drawing.watch
-        prefix = watch if isinstance(watch, Prefix) else None
-
-        def lay_out(x: Any) -> Any:
-            if prefix is not None:
-                return prefix.certain(x)
-            x = _fold(x, samples, batch)
-            return x if watch is None or not isinstance(x, Tensor) else mark(x.view_as(x), True)
-
-        if prefix is not None:
-            prefix.begin(samples)
-        args = tuple(x if name in self.shared else tree_map(lay_out, x) for name, x in named.items())
-        keywords = {name: x if name in self.shared else tree_map(lay_out, x) for name, x in kwargs.items()}
-        self.drawing.samples = samples
-        self.drawing.drawn = {}
-        try:
-            with watch if isinstance(watch, TorchFunctionMode) else nullcontext():
-                outputs = self.net(*args, **keywords)
-            if prefix is None:
-                return outputs, self.drawing.score
-            if prefix.idle and self.drawing.watch is prefix:  # all is random from the beginning: later passes do without
-                self.drawing.watch = None
-            return prefix.end(outputs), self.drawing.score
-        finally:
-            self.drawing.drawn = self.drawing.score = None
-
-    @contextmanager
-    def predicting(
-        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]
-    ) -> Iterator[None]:
-        with super().predicting(inputs, kwargs, coherent, reseed):
-            if self._has_prefix() and self._prefix_agrees(inputs, kwargs, coherent, reseed):
-                self.drawing.watch = Prefix(self._batch_size({**self._named(inputs), **kwargs}), self.fold)
+        call = self.inputs_of(inputs, kwargs)
+        apart, folds = self._plan(call, samples)
+        coherent = coherent or not apart
+        with noise_of_rank(self.net.parameters(), self.training):
             try:
-                yield
-            finally:
-                self.drawing.watch = None
+                passes, outputs = self._passes(call, samples, coherent, folds)
+            except RowsError as error:
+                if not folds or self.fold:
+                    raise
+                self._distrust(call, str(error))
+                passes, outputs = self._passes(call, samples, True, False)
+        score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
+        kl = self.kl_of_pass(passes[0].found_kls)
+        draws = Draws(outputs, kl, torch.zeros(call.batch, dtype=kl.dtype, device=kl.device), score)
+        for each in passes:
+            self.passes.watch_backward(each, *tree_leaves(outputs), kl)
+        return draws
 
-    def _has_prefix(self) -> bool:
-        """Whether anything that takes time can come before random outputs."""
-        return not self.training and any(_before_noise(part) for part in self.net.modules() if not isinstance(part, Posterior))
+    # How passes are made
 
-    @torch.no_grad()
-    def _prefix_agrees(
-        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]
-    ) -> bool:
-        """Whether passes with a prefix give what ordinary ones do, for a few of the rows and equal noise."""
-        named = {**self._named(inputs), **kwargs}
-        batch = self._batch_size(named)
-        key = (coherent, self.fold, str(tree_map(lambda x: (x.dim(), x.dtype) if isinstance(x, Tensor) else type(x), named)))
-        if key not in self._agreements:
-            few = min(batch, 3)
-            cut = tree_map(lambda x: self._rows(x, batch, few), named)
-            passes: list[list[Tensor]] = []
-            try:
-                for prefix in (None, Prefix(few, self.fold)):
-                    reseed(0)
-                    self.drawing.watch = prefix
-                    args, rest = tuple(cut[name] for name in self._named(inputs)), {name: cut[name] for name in kwargs}
-                    results = [self(*args, samples=2, coherent=coherent, **rest).outputs for _ in range(2)]
-                    passes.append([y for y in tree_leaves(results) if isinstance(y, Tensor)])
-                self._agreements[key] = all(_close(a, b) for a, b in zip(*passes, strict=True))
-            except Exception:  # whatever a prefix cannot follow; if the net itself is wrong, the ordinary pass will say so
-                self._agreements[key] = False
-            finally:
-                self.drawing.watch = None
-        return self._agreements[key]
+    def _passes(self, call: Inputs, samples: int, coherent: bool, folds: bool) -> tuple[list[ForwardPass], Any]:
+        """The passes for all draws and the outputs (S, B, ...)."""
+        if folds and samples > 1:
+            forward_pass = self._new_pass(samples, coherent, True, samples * call.batch)
+            outputs = self._run(forward_pass, call, samples)
+            return [forward_pass], tree_map(lambda y: _unfold(y, samples, call.batch), outputs)
+        passes, runs = list[ForwardPass](), list[Any]()
+        for s in range(samples):
+            passes.append(self._new_pass(1, coherent, s == 0, None))
+            runs.append(self._run(passes[-1], call, 1))
+        return passes, tree_map(lambda *ys: self._stack(ys, call.batch), *runs)
 
-    def _rows(self, x: Any, batch: int, few: int) -> Any:
-        has_rows = isinstance(x, Tensor) and x.dim() > self.batch_dim and x.shape[self.batch_dim] == batch
-        return x.narrow(self.batch_dim, 0, few) if has_rows else x
+    def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None) -> ForwardPass:
+        if self._prefix is not None:
+            return ReplayPass(self._prefix, samples, coherent)
+        return ForwardPass(samples, coherent=coherent, pays_kl=first and self.pays_kl, rows=rows)
 
-    def function(self, seed: int) -> Callable[..., Any]:
-        check_integer("seed", seed, least=0)
-        drawing, drawn = self.drawing, {}
-        with torch.no_grad(), own_noise(self.parameters()) as reseed:
-            reseed(seed)
-            drawing.samples, drawing.drawn = 1, drawn
-            try:
-                for _, site in self.sites():
-                    site.draw()
-            finally:
-                drawing.drawn = None
-
-        def function(*inputs: Any, **kwargs: Any) -> Any:
-            drawing.samples, drawing.coherent, drawing.drawn = 1, True, dict(drawn)
-            try:
-                return self.net(*inputs, **kwargs)
-            finally:
-                drawing.coherent, drawing.drawn = False, None
-
-        return function
+    def _run(self, forward_pass: ForwardPass, call: Inputs, samples: int) -> Any:
+        prefix = self._prefix
+        if prefix is None:
+            args, kwargs = call.folded(samples)
+            return self.passes.run(forward_pass, self.net, args, kwargs)
+        args, kwargs = call.map(prefix.certain, [isinstance(x, Tensor) and may for x, may in call.pairs()])
+        with prefix:
+            outputs = self.passes.run(forward_pass, self.net, args, kwargs)
+        outputs = prefix.end(outputs)
+        if prefix.idle:  # all is random from the beginning: later passes do without
+            self._prefix = None
+        return outputs
 
     def _stack(self, runs: tuple[Any, ...], batch: int) -> Any:
         for y in runs:
             _check_output(y, batch, self.batch_dim, 1)
         return torch.stack([y.movedim(self.batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
 
+    # Whether draws may be folded
+
+    def _plan(self, call: Inputs, samples: int) -> tuple[bool, bool]:
+        """Whether rows stay apart, and whether draws may be folded."""
+        verdict = self._verdicts.get(call.kind)
+        if verdict is None:
+            verdict = self._examined(call)
+        if verdict is None:  # tracing, or a net that fails on these inputs
+            return True, False
+        if verdict.without_rows:
+            call.without(verdict.without_rows)
+        if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
+            return True, True
+        folds = verdict.apart and self.fold is not False
+        return verdict.apart, folds and (samples == 1 or not self.training or self._folds_in_training(call))
+
+    def _examined(self, call: Inputs) -> Verdict | None:
+        """Look at the net, now; while `torch.compile` traces, with the values of the traced inputs."""
+        if torch.compiler.is_compiling():
+            flat = len(call.leaves) == len(call.args) + len(call.kwargs)
+            apart, without_rows = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else (None, ())
+            return None if apart is None else Verdict(apart, without_rows=without_rows)
+        if not can_compare(self.net):
+            return None
+        verdict = self._look(call)
+        if verdict is not None:
+            self._verdicts[call.kind] = verdict
+        return verdict
+
+    @torch._dynamo.assume_constant_result
+    def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool | None, tuple[int, ...]]:
+        """`_examined`, called by the compiler itself."""
+        if any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in leaves):
+            return None, ()
+        call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
+        verdict = self._look(call)
+        return (None, ()) if verdict is None else (verdict.apart, verdict.without_rows)
+
+    def _look(self, call: Inputs) -> Verdict | None:
+        layers = dict(self.random_layers())
+        verdict = examine(self.net, layers.values(), self.passes, call)
+        if verdict is None:
+            return None
+        if not verdict.apart and not self.fold and self.batch_dim == 0:
+            self._tell_of_rows(verdict.reason)
+        if unused := [name for name, layer in layers.items() if not layer.is_used]:
+            self.tell(
+                f"{len(unused)} layers that were made random are not used by the net for these inputs; they add their KL and "
+                f"nothing else: {_listing(unused)}"
+            )
+        return verdict
+
+    def _folds_in_training(self, call: Inputs) -> bool:
+        if not can_compare(self.net):
+            return not _pools_batches(self.net)
+        key = call.kind, tuple(module.training for module in self.net.modules())
+        if key not in self._training_verdicts:
+            layers = [layer for _, layer in self.random_layers()]
+            folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call)
+            if not folds:
+                self.tell(
+                    "in training mode every draw takes a pass of its own, because the rows of a batch do not stay apart there "
+                    "(batch normalisation): S draws take the time of S passes"
+                )
+        return self._training_verdicts[key]
+
+    def _distrust(self, call: Inputs, reason: str) -> None:
+        """A folded pass has failed although a few rows had gone well."""
+        self._verdicts[call.kind] = Verdict(False, reason)
+        self._tell_of_rows(reason)
+
+    def _tell_of_rows(self, reason: str) -> None:
+        self.tell(
+            f"every draw takes a pass of its own, with one draw of the weights for the whole batch, because {reason}: S draws take "
+            "the time of S passes"
+        )
+
+    # Prediction and functions
+
+    @contextmanager
+    def predicting(
+        self,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        coherent: bool,
+        reseed: Callable[[int], object],
+        believed: dict[object, bool] | None = None,
+    ) -> Iterator[None]:
+        with super().predicting(inputs, kwargs, coherent, reseed):
+            call, believed = self.inputs_of(inputs, kwargs), {} if believed is None else believed
+            key = id(self), call.kind
+            if key not in believed:
+                believed[key] = self._has_prefix() and self._replays(call, coherent, reseed)
+            if believed[key]:
+                self._prefix = Prefix(call.batch, self._plan(call, 2)[1])
+            try:
+                yield
+            finally:
+                self._prefix = None
+
+    def stop_replay(self) -> bool:
+        replaying, self._prefix = self._prefix is not None, None
+        return replaying
+
+    def _has_prefix(self) -> bool:
+        """Whether anything that takes time can come before random outputs, and nobody would see the stand-ins."""
+        modules = [part for part in self.net.modules() if not isinstance(part, Posterior)]
+        if self.training or any(isinstance(part, BayesianLayer) and part.is_read for part in modules):
+            return False
+        hooked = any((part._forward_hooks or _foreign(part)) and not isinstance(part, BayesianLayer) for part in modules)
+        return not hooked and any(_before_noise(part) for part in modules)
+
+    @torch.no_grad()
+    def _replays(self, call: Inputs, coherent: bool, reseed: Callable[[int], object]) -> bool:
+        """Whether replayed passes give what ordinary ones do, for a few of the rows and equal noise."""
+        few = min(call.batch, 3) if call.can_be_cut else call.batch
+        args, kwargs = call.map(lambda x: x.narrow(self.batch_dim, 0, few))
+        ordinary = self._outputs(args, kwargs, coherent, reseed)
+        try:
+            self._prefix = Prefix(few, self._plan(self.inputs_of(args, kwargs), 2)[1])
+            replayed = self._outputs(args, kwargs, coherent, reseed)
+        except MISFITS:
+            return False
+        finally:
+            self._prefix = None
+        return not leaves_stand_ins(self.net) and all(map(_close, ordinary, replayed))
+
+    def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]) -> list[Tensor]:
+        """The outputs of two calls with two draws each."""
+        reseed(0)
+        results = [self(*args, samples=2, coherent=coherent, **kwargs).outputs for _ in range(2)]
+        return [y for y in tree_leaves(results) if isinstance(y, Tensor)]
+
+    def function(self, seed: int) -> Callable[..., Any]:
+        check_integer("seed", seed, least=0)
+        with torch.no_grad(), own_noise(self.parameters()) as reseed:
+            reseed(seed)
+            layers = [layer for _, layer in self.random_layers()]
+            drawn = {layer: with_whole_parameters(layer, lambda layer=layer: layer.sample(1)) for layer in layers}
+
+        def apply(*inputs: Any, **kwargs: Any) -> Any:
+            return self.passes.run(ForwardPass(coherent=True, drawn=drawn), self.net, inputs, kwargs)
+
+        return DrawnFunction(self.net, apply, self.batch_dim)
+
 
 def _before_noise(part: nn.Module) -> bool:
     """Whether a module, if it comes first, computes something that all draws share."""
-    if not isinstance(part, Site):
+    if not isinstance(part, BayesianLayer):
         return bool(part._parameters)
-    return part.posterior.log_ensemble_size(part) == 0 or type(part.posterior).moments is not Posterior.moments
+    return not part.posterior.is_random or part.posterior.has_moments
 
 
-def _fold(x: Any, samples: int, batch: int) -> Any:
-    """(B, ...) to (S*B, ...), all rows of draw 0 first."""
-    if samples == 1 or not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != batch:
-        return x
-    return x.expand(samples, *x.shape).flatten(0, 1)
+def _foreign(part: nn.Module) -> bool:
+    """Whether a module has forward pre-hooks that are not ours."""
+    return any(not getattr(hook, "of_bayesify", False) for hook in part._forward_pre_hooks.values())
+
+
+def _pools_batches(net: nn.Module) -> bool:
+    """Whether batch normalisation would take statistics over all draws of a folded pass."""
+    return any(
+        isinstance(module, _NormBase)
+        and (module.training or module.running_mean is None)
+        and not (isinstance(module, BayesianLayer) and module.posterior.is_random)
+        for module in net.modules()
+    )
 
 
 def _unfold(y: Any, samples: int, batch: int) -> Any:
@@ -207,7 +285,7 @@ def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:
         raise ValueError(
             f"the net returned a tensor of shape {tuple(y.shape)} for {batch} examples and {samples} draws in one pass; its "
             f"dimension {batch_dim} must be the batch ({samples * batch} rows). If the batch is another dimension, "
-            "say so: bayesify(net, method, batch_dim=1); if it is moved in between: bayesify(net, method, fold=False)"
+            "say so: bayesify(net, method, batch_dim=1)"
         )
 
 
@@ -219,3 +297,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
         return bool((a == b).all())
     tolerance = min(0.05, 1000 * torch.finfo(a.dtype).eps)
     return torch.allclose(a, b, rtol=0, atol=tolerance * float(a.nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
+
+
+def _listing(names: list[str]) -> str:
+    more = f" ... and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

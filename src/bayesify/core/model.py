@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Drawing, Site
+from bayesify.core.forward_pass import Passes
+from bayesify.core.inputs import Inputs, input_names
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.method import Method
+from bayesify.core.outputs import Draws, NormalOutputs
+from bayesify.core.shards import shards_of, with_whole_parameters
+from bayesify.errors import BayesifyWarning
 
-__all__ = ["Bayesian", "Draws", "LayerReport", "NormalOutputs"]
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class Draws(NamedTuple):
-    """What one forward pass of a Bayesian network returns.
-
-    Attributes:
-        outputs: (S, B, ...), the net's output for each of S draws; a net that returns a tuple or dict gives the same structure.
-        kl: scalar of at least float32, nats, paid once per data set.
-        local_kl: (B,) of at least float32, nats, paid once per example (zero for methods without one).
-        score: (S,) zeros whose gradient is that of the log probability of each draw's discrete choices; `elbo` needs it to learn
-            such probabilities. None where nothing of the kind is learned.
-    """
-
-    outputs: Tensor
-    kl: Tensor
-    local_kl: Tensor
-    score: Tensor | None = None
-
-
-class NormalOutputs(NamedTuple):
-    """The distribution of a network's outputs, where it is an independent normal one in closed form.
-
-    Attributes:
-        mean, std: (B, ...) of at least float32.
-        kl, local_kl: as in `Draws`.
-    """
-
-    mean: Tensor
-    std: Tensor
-    kl: Tensor
-    local_kl: Tensor
+__all__ = ["Bayesian", "LayerReport"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +38,15 @@ class Bayesian(nn.Module, ABC):
     """Root of a Bayesian network: `forward(*inputs, samples=1, coherent=False, **kwargs) -> Draws`.
 
     `train()` and `eval()` keep their PyTorch meaning (batch normalisation, plain dropout); how random the outputs are depends on
-    `samples` and `coherent` alone. One pass at a time: threads that share a network would mix up what its layers draw.
+    `samples` and `coherent` alone. One pass at a time: a second one raises while the first is under way.
 
     Attributes:
         net: the network itself, its layers made random in place.
         batch_dim, fold, shared: how inputs are laid out, as given to `bayesify`.
         report: what became of each layer, for `summary`.
-        local_beta: the weight of the per-example KL that the method asks for; `fit` uses it unless told otherwise.
+        findings: what the passes so far have shown about the net, one sentence each, for `summary`.
+        passes: which pass the network is in.
+        local_beta: the weight of the per-example KL that the method asks for, as in `Draws`.
         auxiliary_beta: the weight of the per-example KL at auxiliary inputs; where it is above zero, `fit` makes some.
         one_pass: whether any number of draws takes one pass through the net.
         pays_kl: whether passes return the KL; while predicting nobody asks for it, and it is zero.
@@ -85,15 +56,17 @@ class Bayesian(nn.Module, ABC):
     auxiliary_beta: float = 0.0
     one_pass: bool = False
     pays_kl: bool = True
+    accepts_loss_kwargs: bool = False  # transformers.Trainer: losses are means over a batch, to be divided by its accumulation
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
-        self.drawing = Drawing()
+        self.passes = Passes()
         self.batch_dim = 0
-        self.fold = True
+        self.fold: bool | None = None
         self.shared: tuple[str, ...] = ()
         self.report: tuple[LayerReport, ...] = ()
+        self.findings: list[str] = []
 
     @abstractmethod
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
@@ -127,13 +100,19 @@ class Bayesian(nn.Module, ABC):
 
     @contextmanager
     def predicting(
-        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]
+        self,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        coherent: bool,
+        reseed: Callable[[int], object],
+        believed: dict[object, bool] | None = None,
     ) -> Iterator[None]:
         """Passes inside are over this one batch: they return no KL, and may compute once what is the same in all of them.
 
         Args:
             inputs, kwargs, coherent: as in `forward`.
             reseed: sets all random generators; to be called before the first pass inside.
+            believed: whether replayed passes have agreed with ordinary ones, kept from batch to batch of one call of `predict`.
         """
         self.pays_kl = False
         try:
@@ -141,16 +120,22 @@ class Bayesian(nn.Module, ABC):
         finally:
             self.pays_kl = True
 
-    def function(self, seed: int) -> Callable[..., Any]:
-        """One draw from the posterior: a function of any inputs, the same for equal seeds.
+    def stop_replay(self) -> bool:
+        """Make ordinary passes for the rest of `predicting`; whether any would have been replayed."""
+        return False
 
-        What it returns can be differentiated with respect to the inputs (Thompson sampling, optimisation of designs).
+    def function(self, seed: int) -> Callable[..., Any]:
+        """One draw from the posterior: a function of any inputs, the same for equal seeds, evaluated in eval mode.
+
+        What it returns can be differentiated with respect to the inputs (Thompson sampling, optimisation of designs), also by
+        `torch.func`.
 
         Args:
             seed: a whole number of at least 0.
 
         Returns:
-            What takes the net's inputs and returns its outputs (B, ...), for as long as the net is not trained further.
+            What takes the net's inputs and returns its outputs (B, ...). It raises a `StaleFunctionError` once the net has been
+            trained or changed.
 
         Raises:
             NotImplementedError: the method has no such functions.
@@ -164,69 +149,71 @@ class Bayesian(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} draws no functions")
 
-    def sites(self) -> Iterator[tuple[str, Site]]:
-        """Names (within `net`) and modules of all random layers."""
-        return ((name, module) for name, module in self.net.named_modules() if isinstance(module, Site))
+    def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
+        """Names (within `net`) and modules of all layers that have a posterior."""
+        return ((name, module) for name, module in self.net.named_modules() if isinstance(module, BayesianLayer))
 
     def kl(self) -> Tensor:
         """KL(q || prior) of all random layers together: nats, summed, a scalar of at least float32."""
-        return self._kl({})
+        return self.kl_of_pass({})
 
-    def kl_of_pass(self) -> Tensor:
-        """`kl()`, with what the layers have found of it in the pass just made, or zero while predicting."""
-        if self.pays_kl:
-            return self._kl(self.drawing.kls or {})
-        return next((torch.zeros((), device=parameter.device) for parameter in self.net.parameters()), torch.zeros(()))
-
-    def _kl(self, found: Mapping[Posterior, Tensor]) -> Tensor:
-        parameter = next(self.net.parameters(), None)
-        device = torch.device("cpu") if parameter is None else parameter.device
+    def kl_of_pass(self, found: Mapping[nn.Module, Tensor]) -> Tensor:
+        """`kl()`, with what posteriors have found of it in the pass just made, or zero while predicting."""
+        device = next((parameter.device for parameter in self.net.parameters()), torch.device("cpu"))
+        if not self.pays_kl:
+            return torch.zeros((), device=device)
         # the meta device, for one, knows no autocast to switch off
         autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
         with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
-            terms = [_kl(site, found.get(site.posterior)).to(device) for _, site in self.sites()]
+            terms = [_kl(layer, found.get(layer.posterior)).to(device) for _, layer in self.random_layers()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
 
-    def _named(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        """The positional inputs by the name of the parameter they are bound to, or by position where no name matters."""
-        names: list[str] = []
-        if self.shared:
-            names = [p.name for p in inspect.signature(self.net.forward).parameters.values() if p.kind in _POSITIONAL]
-        return {names[i] if i < len(names) else str(i): x for i, x in enumerate(inputs)}
+    def parameter_groups(self, weight_decay: float, **options: Any) -> list[dict[str, Any]]:
+        """Two groups of parameters for an optimiser: weight decay for weights and their means, none for what says how they vary.
 
-    def _batch_size(self, inputs: dict[str, Any]) -> int:
-        """The number of examples in inputs by name."""
-        for leaf in tree_leaves({name: x for name, x in inputs.items() if name not in self.shared}):
-            if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim:
-                return leaf.shape[self.batch_dim]
-        kinds = {name: type(x).__name__ for name, x in inputs.items()}
-        raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
+        Decay pulls a log standard deviation towards 0, a standard deviation of 1, whatever the prior.
+
+        Args:
+            weight_decay: of the first group.
+            options: of both, such as `lr`.
+
+        Returns:
+            What `torch.optim.AdamW` takes for parameters, frozen ones left out.
+
+        Example:
+            >>> from bayesify import MeanField, bayesify
+            >>> groups = bayesify(nn.Linear(3, 1), MeanField()).parameter_groups(weight_decay=0.01, lr=1e-3)
+            >>> [(sum(p.numel() for p in group["params"]), group["weight_decay"]) for group in groups]
+            [(4, 0.01), (4, 0.0)]
+        """
+        varying = {
+            parameter
+            for module in self.modules()
+            if isinstance(module, BayesianLayer)
+            for name, parameter in module.posterior.named_parameters()
+            if name not in module.posterior.means
+        }
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        split = [[p for p in trained if p not in varying], [p for p in trained if p in varying]]
+        return [{"params": p, "weight_decay": w, **options} for p, w in zip(split, (weight_decay, 0.0), strict=True) if p]
+
+    def inputs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """The inputs of a call; a ValueError where none has a batch dimension."""
+        names = input_names(self.net) if self.shared else []
+        return Inputs(args, kwargs, names=names, shared=self.shared, batch_dim=self.batch_dim)
+
+    def tell(self, finding: str) -> None:
+        """Warn of something that was found out about the net, once, and let `summary` say it."""
+        if finding not in self.findings:
+            self.findings.append(finding)
+            warnings.warn(finding, BayesifyWarning, stacklevel=2)
 
 
-def _kl(site: Site, found: Tensor | None) -> Tensor:
+def _kl(layer: BayesianLayer, found: Tensor | None) -> Tensor:
     """KL of one layer, perhaps found on the way through it.
 
     FSDP leaves parameters in shards: they are put together here, and again in the backward, which takes less memory.
     """
-    shards = {}
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        shards = {name: p for name, p in site.named_parameters() if getattr(p, "full_tensor", None) is not None}
-    if not shards:
-        # of a pass without gradients (a reentrant checkpoint) it would be a mere number
-        return site.posterior.kl(site) if found is None or (torch.is_grad_enabled() and not found.requires_grad) else found
-
-    def whole() -> Tensor:
-        return functional_call(_KL(site), {f"site.{name}": cast(Any, p).full_tensor() for name, p in shards.items()}, ())
-
-    return checkpoint(whole, use_reentrant=False)
-
-
-class _KL(nn.Module):
-    """The KL of a site as a module, so that `functional_call` can lend it parameters."""
-
-    def __init__(self, site: Site) -> None:
-        super().__init__()
-        self.site = site
-
-    def forward(self) -> Tensor:
-        return self.site.posterior.kl(self.site)
+    if not shards_of(layer):
+        return layer.posterior.kl(layer) if found is None else found
+    return checkpoint(lambda: with_whole_parameters(layer, lambda: layer.posterior.kl(layer)), use_reentrant=False)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from bayesify.core.model import Bayesian
-from bayesify.core.sites import SITES, Site
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.layers import layer_type
 
 __all__ = ["LayerSpectrum", "spectrum"]
 
@@ -65,12 +66,13 @@ def spectrum(net: nn.Module) -> tuple[LayerSpectrum, ...]:
         raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     net = net.net if isinstance(net, Bayesian) else net
     # a posterior may be made of layers too
-    inner = {module for site in net.modules() if isinstance(site, Site) for module in site.posterior.modules()}
+    inner = {module for layer in net.modules() if isinstance(layer, BayesianLayer) for module in layer.posterior.modules()}
     found = []
     for name, module in net.named_modules():
-        kind = module.original if isinstance(module, Site) else type(module)
-        if module not in inner and kind in SITES and SITES[kind].contracts:
-            weight = module.posterior.mean(module)[0] if isinstance(module, Site) else cast(Tensor, module.weight)
+        kind = module.original if isinstance(module, BayesianLayer) else type(module)
+        bayesian = layer_type(kind)
+        if module not in inner and bayesian is not None and bayesian.contracts:
+            weight = module.posterior.mean(module)[0] if isinstance(module, BayesianLayer) else cast(Tensor, module.weight)
             found.append(LayerSpectrum(name, kind.__name__, *_norm_and_rank(_matrix(weight.detach(), kind))))
     if not found:
         raise ValueError("the net has no linear layer or convolution whose weight could be looked at")

@@ -7,8 +7,8 @@ import math
 
 from torch import nn
 
-from bayesify.core.model import Bayesian
-from bayesify.core.sites import Site
+from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.layer import BayesianLayer
 
 __all__ = ["LayerSummary", "Summary", "summary"]
 
@@ -41,11 +41,13 @@ class Summary:
         layers: one entry per layer with parameters, in the net's order.
         kl: the KL of all random layers, in nats.
         networks: the number of members of an ensemble, whose layers are all listed; 1 for a single network.
+        findings: what passes so far have shown about the network, one sentence each.
     """
 
     layers: tuple[LayerSummary, ...]
     kl: float
     networks: int = 1
+    findings: tuple[str, ...] = ()
 
     @property
     def plain(self) -> int:
@@ -86,7 +88,8 @@ class Summary:
         text = [lines[0], rule, *lines[1:-1], rule, lines[-1], random]
         left = [f"  {row.name or '(net)'} ({row.layer}): {row.reason}" for row in self.layers if row.reason]
         said = [f"  {row.name or '(net)'} ({row.layer}): {row.remark}" for row in self.layers if row.remark]
-        return "\n".join([*text, *(["remarks:", *said] if said else []), *(["left as they were:", *left] if left else [])])
+        parts = {"found out in passes": [f"  {finding}" for finding in self.findings], "remarks": said, "left as they were": left}
+        return "\n".join([*text, *(line for title, lines in parts.items() if lines for line in (f"{title}:", *lines))])
 
 
 def summary(bnn: Bayesian) -> Summary:
@@ -115,30 +118,41 @@ def summary(bnn: Bayesian) -> Summary:
         raise TypeError(f"bnn must be what bayesify returned, got {type(bnn).__name__}")
     modules = dict(bnn.net.named_modules())
     seen: set[int] = set()
-    layers = []
-    for report in bnn.report:
-        module = modules[report.name]
-        parameters = _count(module, seen)
-        plain, log_ensemble = parameters, 0.0
-        if isinstance(module, Site):
-            plain = math.prod(module.weight_shape) + (math.prod(module.bias_shape) if module.bias_shape is not None else 0)
-            log_ensemble = module.posterior.log_ensemble_size(module)
-        method = "" if report.method is None else type(report.method).__name__
-        remark = module.posterior.remark() if isinstance(module, Site) else ""
-        random = report.method is not None and (log_ensemble > 0 or not isinstance(module, Site))
-        layers.append(
-            LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark, log_ensemble, random)
-        )
+    layers = [_layer(report, modules.get(report.name), seen) for report in bnn.report]
+    known = {report.name for report in bnn.report}
+    for name, module in modules.items():  # put in later
+        if name not in known and name.rpartition(".posterior")[0] not in known and module._parameters:
+            layers.append(LayerSummary(name, type(module).__name__, "", 0, _count(module, seen), "it is new since bayesify"))
     for name, module in bnn.named_children():  # such as a second network
         if module is not bnn.net and (parameters := sum(_count(part, seen) for part in module.modules())):
             layers.append(LayerSummary(name, type(module).__name__, "", 0, parameters, ""))
     kl = bnn.kl().detach()
-    return Summary(tuple(layers), math.nan if kl.is_meta else float(kl), max(1, len(bnn.members)))
+    findings = [finding for root in (bnn, *bnn.members) for finding in root.findings]
+    return Summary(tuple(layers), math.nan if kl.is_meta else float(kl), max(1, len(bnn.members)), tuple(dict.fromkeys(findings)))
+
+
+def _layer(report: LayerReport, module: nn.Module | None, seen: set[int]) -> LayerSummary:
+    """What is to be said of one layer, that may have been taken out of the net meanwhile."""
+    method = "" if report.method is None else type(report.method).__name__
+    if module is None:
+        return LayerSummary(report.name, report.layer, "", 0, 0, "it is no longer in the net")
+    parameters = _count(module, seen)
+    if not isinstance(module, BayesianLayer):
+        whole = report.method is not None and report.method.is_whole
+        if report.method is not None and not whole:
+            return LayerSummary(report.name, type(module).__name__, "", parameters, parameters, "it is new since bayesify")
+        return LayerSummary(report.name, report.layer, method, parameters, parameters, report.reason, random=whole)
+    plain = math.prod(module.weight_shape) + (math.prod(module.bias_shape) if module.bias_shape is not None else 0)
+    size, remark = module.posterior.log_ensemble_size(module), module.posterior.remark()
+    if module.is_used is False:
+        remark = "; ".join(filter(None, (remark, "the net does not use it")))
+    random = module.posterior.is_random and module.is_used is not False
+    return LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark, size, random)
 
 
 def _count(module: nn.Module, seen: set[int]) -> int:
     """Parameters of one layer and its posterior, a tied one counted where it is first met."""
-    parameters = module.parameters(recurse=isinstance(module, Site))
+    parameters = module.parameters(recurse=isinstance(module, BayesianLayer))
     new = [p for p in parameters if id(p) not in seen and not isinstance(p, nn.UninitializedParameter)]
     seen.update(map(id, new))
     return sum(p.numel() for p in new)

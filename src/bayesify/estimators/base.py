@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bayesify.core.checks import check_fraction, check_integer, check_positive
 from bayesify.core.convert import bayesify
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 from bayesify.data import conform, describe_columns, preprocessing
 from bayesify.estimators.fields import fields_of, with_fields
 from bayesify.estimators.network import mlp

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import CLASSES, Recipe
 from bayesify.likelihoods import Categorical, Likelihood

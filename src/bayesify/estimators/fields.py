@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 
 __all__ = ["fields_of", "with_fields"]
 

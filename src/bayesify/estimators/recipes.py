@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 from bayesify.methods import VIFO, VSD, WHVI, MCDropout, MeanField, VariationalDropout
 
 __all__ = ["CLASSES", "NUMBERS", "Recipe"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import NUMBERS, Recipe
 from bayesify.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood

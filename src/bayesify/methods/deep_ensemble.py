@@ -15,15 +15,19 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bayesify.core.checks import check_integer
-from bayesify.core.model import Bayesian, Draws, LayerReport
-from bayesify.core.posterior import Method, Posterior
+from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.outputs import Draws
+from bayesify.core.drawn_function import DrawnFunction
+from bayesify.core.initialization import looks_initialized
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
 
 __all__ = ["DeepEnsemble", "Ensemble", "reset_parameters"]
 
@@ -32,8 +36,9 @@ __all__ = ["DeepEnsemble", "Ensemble", "reset_parameters"]
 class DeepEnsemble(Method):
     """Several networks, each initialised and trained by itself.
 
-    `fit` trains them together where they are small (`fit_many`). The first member keeps the net's weights, the others get new ones
-    from the `reset_parameters` of PyTorch's layers; what is learned of the likelihood is averaged over the members.
+    `fit` trains them together where they are small (`fit_many`); what is learned of the likelihood is averaged over the members.
+    Give `bayesify` the members, `bayesify([make() for _ in range(5)], DeepEnsemble())`, or one fresh net: it is then the first
+    member, and the others get new weights from the `reset_parameters` of its layers.
 
     Args:
         members: how many.
@@ -45,6 +50,8 @@ class DeepEnsemble(Method):
         torch.Size([10, 2, 3])
     """
 
+    is_whole: ClassVar[bool] = True
+
     members: int = 5
     method: Method | None = None
 
@@ -55,14 +62,20 @@ class DeepEnsemble(Method):
         if isinstance(self.method, DeepEnsemble):
             raise ValueError("an ensemble cannot consist of ensembles; give the number of members once")
 
-    def whole(self, net: nn.Module, convert: Callable[[nn.Module, Method], Bayesian]) -> Bayesian:
-        nets = [net, *(copy.deepcopy(net) for _ in range(self.members - 1))]
-        for fresh in nets[1:]:
-            reset_parameters(fresh)
-        members = [Certain(one) if self.method is None else convert(one, self.method) for one in nets]
+    def whole(self, nets: Sequence[nn.Module], convert: Callable[[nn.Module, Method], nn.Module]) -> Ensemble:
+        if len(nets) == 1:
+            check_initialized(nets[0])
+            nets = [nets[0], *(copy.deepcopy(nets[0]) for _ in range(self.members - 1))]
+            for fresh in nets[1:]:
+                reset_parameters(fresh)
+        elif len(nets) != self.members:
+            raise ValueError(f"DeepEnsemble(members={self.members}) was given {len(nets)} networks; give it as many")
+        elif len({id(parameter) for net in nets for parameter in net.parameters()}) != sum(len(list(net.parameters())) for net in nets):
+            raise ValueError("the networks of an ensemble share parameters; build each by itself: [make() for _ in range(5)]")
+        members = [Certain(one) if self.method is None else cast(Bayesian, convert(one, self.method)) for one in nets]
         return Ensemble(members, self)
 
-    def build(self, layer: nn.Module) -> Posterior | None:
+    def build(self, layer: BayesianLayer) -> Posterior | None:
         raise ValueError("DeepEnsemble takes the whole network: bayesify(net, DeepEnsemble(method=...)), without name patterns")
 
 
@@ -73,13 +86,13 @@ class Certain(Bayesian):
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
-        batch = self._batch_size({**self._named(inputs), **kwargs})
+        batch = self.inputs_of(inputs, kwargs).batch
         outputs = tree_map(lambda y: self._expanded(y, samples), self.net(*inputs, **kwargs))
-        kl = self.kl_of_pass()
+        kl = self.kl_of_pass({})
         return Draws(outputs, kl, kl.new_zeros(batch))
 
     def function(self, seed: int) -> Callable[..., Any]:
-        return self.net
+        return DrawnFunction(self.net, self.net, self.batch_dim)
 
     def _expanded(self, y: Any, samples: int) -> Any:
         if not isinstance(y, Tensor):
@@ -91,7 +104,8 @@ class Certain(Bayesian):
 class Ensemble(Bayesian):
     """Root of an ensemble: S draws are shared out among the members, the first S mod M of which make one more.
 
-    KL terms are means over the draws' members, so that a loss of all of them together trains each as its own would.
+    In training mode S is rounded up to a multiple of M, so that every step trains every member. A loss is then the mean over
+    members, and its gradient 1/M of that of a member trained alone, of which Adam makes the same step; `fit` trains them apart.
     """
 
     net: nn.ModuleList
@@ -112,6 +126,8 @@ class Ensemble(Bayesian):
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
         members = self.members
+        if self.training:
+            samples = -(-samples // len(members)) * len(members)
         counts = [samples // len(members) + (k < samples % len(members)) for k in range(len(members))]
         draws: list[Draws] = [
             member(*inputs, samples=n, coherent=coherent, **kwargs) for member, n in zip(members, counts, strict=True) if n
@@ -120,16 +136,26 @@ class Ensemble(Bayesian):
         shares = [n / samples for n in counts if n]
         kl = torch.stack([share * d.kl for share, d in zip(shares, draws, strict=True)]).sum()
         local_kl = torch.stack([share * d.local_kl for share, d in zip(shares, draws, strict=True)]).sum(0)
-        return Draws(outputs, kl, local_kl)
+        scores = [d.score if d.score is not None else d.kl.new_zeros(n) for d, n in zip(draws, filter(None, counts), strict=True)]
+        score = torch.cat(scores) if any(d.score is not None for d in draws) else None
+        return Draws(outputs, kl, local_kl, score, self.local_beta)
 
     @contextmanager
     def predicting(
-        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]
+        self,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        coherent: bool,
+        reseed: Callable[[int], object],
+        believed: dict[object, bool] | None = None,
     ) -> Iterator[None]:
         with ExitStack() as stack:
             for member in self.members:
-                stack.enter_context(member.predicting(inputs, kwargs, coherent, reseed))
+                stack.enter_context(member.predicting(inputs, kwargs, coherent, reseed, believed))
             yield
+
+    def stop_replay(self) -> bool:
+        return any([member.stop_replay() for member in self.members])
 
     def function(self, seed: int) -> Callable[..., Any]:
         check_integer("seed", seed, least=0)
@@ -143,6 +169,21 @@ class Ensemble(Bayesian):
 def _plain(member: Bayesian, method: DeepEnsemble) -> list[LayerReport]:
     layers = ((name, layer) for name, layer in member.net.named_modules() if any(True for _ in layer.parameters(recurse=False)))
     return [LayerReport(name, type(layer).__name__, method, "") for name, layer in layers]
+
+
+def check_initialized(net: nn.Module) -> None:
+    """Raise a ValueError where a net's weights are not those that `reset_parameters` of its layers would draw.
+
+    They were trained, or initialised in another way; members with other weights would not be members of one ensemble.
+    """
+    for name, module in net.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.requires_grad and not looks_initialized(type(module), weight):
+            raise ValueError(
+                f"{name or 'the net'} ({type(module).__name__}) has weights that its reset_parameters() would not draw: it was "
+                "trained, or initialised in another way. Give the members themselves: bayesify([make() for _ in range(5)], "
+                "DeepEnsemble(members=5))"
+            )
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ import dataclasses
 from torch import Tensor
 
 from bayesify.core.checks import check_positive
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
 from bayesify.functional import dropout_kl
 
 __all__ = ["Deterministic"]
@@ -41,26 +41,30 @@ class Deterministic(Method):
         if self.prior_std is not None:
             check_positive("prior_std", self.prior_std)
 
-    def build(self, layer: Site) -> Posterior:
+    @property
+    def is_random(self) -> bool:
+        return False
+
+    def build(self, layer: BayesianLayer) -> Posterior:
         return PointPosterior(self)
 
 
 class PointPosterior(Posterior):
     """All mass on the layer's own weight and bias."""
 
+    is_random = False
+    per_example = False
+
     def __init__(self, method: Deterministic) -> None:
         super().__init__()
         self.prior_std = method.prior_std
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         return weight.expand(samples, *weight.shape), None if bias is None else bias.expand(samples, *bias.shape)
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         return dropout_kl(*self.mean(layer), 0.0, self.prior_std)
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
-        return layer.act(x, *self.mean(layer))
-
-    def log_ensemble_size(self, layer: Site) -> float:
-        return 0.0
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        return layer.prepared_op(x, *self.mean(layer))

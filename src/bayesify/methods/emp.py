@@ -33,8 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice, check_integer, check_positive
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site, site_type
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layers import kind_of
+from bayesify.core.method import Method
 from bayesify.functional import at_least_float32
 
 __all__ = ["ECMP", "EMP"]
@@ -110,8 +111,12 @@ class EMP(Method):
         shared = self.replace(components=1, probabilities=None, learn_probabilities=False)
         return {name: self if name in patched else shared for name in layers}
 
-    def build(self, layer: Site) -> Posterior:
+    def build(self, layer: BayesianLayer) -> Posterior:
         return PatchPosterior(self, layer)
+
+    @property
+    def is_random(self) -> bool:
+        return self.components > 1
 
     def precisions(self) -> tuple[float, float]:
         """Those of the prior on weights and on biases."""
@@ -123,7 +128,7 @@ class EMP(Method):
     def _patched(self, layers: Mapping[str, nn.Module]) -> list[str]:
         """The names that `where` says, in the net's order."""
         # a subclass that cannot be patched is still the output layer: bayesify says why it stays as it is
-        kinds = {name: site_type(layer) for name, layer in layers.items()}
+        kinds = {name: kind_of(layer) for name, layer in layers.items()}
         contracting = [name for name, kind in kinds.items() if kind.contracts]
         entries = [name for name, layer in layers.items() if kinds[name].contracts or isinstance(layer, nn.Embedding)]
         groups = {"bn": [name for name, kind in kinds.items() if kind.normalizes], "in": entries[:1], "out": contracting[-1:]}
@@ -156,14 +161,17 @@ class ECMP(EMP):
 class PatchPosterior(Posterior):
     """K components of weight and bias, (K, *weight_shape) and (K, *bias_shape); a single one is the layer's own."""
 
+    per_example = False
+    means = ("weight", "bias")
+
     weight: Tensor | None
     bias: Tensor | None
     logits: Tensor | None
 
-    def __init__(self, method: EMP, layer: Site) -> None:
+    def __init__(self, method: EMP, layer: BayesianLayer) -> None:
         super().__init__()
         self.method = method
-        patched = method.components > 1
+        self.is_random = patched = method.components > 1
         for name in ("weight", "bias"):
             own: Tensor | None = getattr(layer, name)
             components = _spread(own, layer, method) if patched and own is not None else None
@@ -173,7 +181,7 @@ class PatchPosterior(Posterior):
         learned = patched and method.learn_probabilities
         self.register_parameter("logits", nn.Parameter(torch.tensor(_shares(method)).log()) if learned else None)
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self._components(layer)
         if self.weight is None:
             return weight.expand(samples, *weight.shape[1:]), None if bias is None else bias.expand(samples, *bias.shape[1:])
@@ -183,17 +191,17 @@ class PatchPosterior(Posterior):
         weight = weight.gather(0, self._choose(layer, (samples, *weight.shape[1:])))
         return weight, None if bias is None else bias.gather(0, self._choose(layer, (samples, *bias.shape[1:])))
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
-        return layer.act(x, layer.weight, layer.bias) if self.weight is None else super().forward(layer, x)
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        return layer.prepared_op(x, layer.weight, layer.bias) if self.weight is None else super().forward(layer, x)
 
-    def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+    def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         if self.weight is None:
             return layer.weight, layer.bias
         weight, bias = self._components(layer)
         p = self._probabilities(weight).to(weight)
         return torch.tensordot(p, weight, 1), None if bias is None else torch.tensordot(p, bias, 1)
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         method = self.method
         weight, bias = self._components(layer)
         total, p = at_least_float32(weight.new_zeros(())), None
@@ -212,10 +220,10 @@ class PatchPosterior(Posterior):
                 total = total + precision / 2 * (squares.flatten(1).sum(1) @ p)
         return total
 
-    def log_ensemble_size(self, layer: Site) -> float:
+    def log_ensemble_size(self, layer: BayesianLayer) -> float:
         return math.log(self.method.components) * (_elements(layer) if self.method.per_element else 1)
 
-    def _components(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+    def _components(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         """(K, *weight_shape) and (K, *bias_shape)."""
         if self.weight is not None:
             return self.weight, self.bias
@@ -227,7 +235,7 @@ class PatchPosterior(Posterior):
             return at_least_float32(self.logits).softmax(0)
         return torch.tensor(_shares(self.method), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
-    def _choose(self, layer: Site, shape: tuple[int, ...]) -> Tensor:
+    def _choose(self, layer: BayesianLayer, shape: tuple[int, ...]) -> Tensor:
         """Component numbers of that shape (S, ...), independent."""
         method, device = self.method, next(self.parameters()).device
         if self.logits is None:
@@ -236,11 +244,11 @@ class PatchPosterior(Posterior):
             return _categorical(shape, itertools.accumulate(method.probabilities[:-1]), device)
         log_p = at_least_float32(self.logits).log_softmax(0)
         z = _categorical(shape, log_p.detach().exp().cumsum(0)[:-1].unbind(), device)
-        layer.drawing.choose(log_p.index_select(0, z.flatten()).reshape(shape[0], -1).sum(1))
+        layer.forward_pass.choose(log_p.index_select(0, z.flatten()).reshape(shape[0], -1).sum(1))
         return z
 
 
-def _spread(own: Tensor, layer: Site, method: EMP) -> nn.Parameter:
+def _spread(own: Tensor, layer: BayesianLayer, method: EMP) -> nn.Parameter:
     """K components around a weight or bias; the padding vector of an embedding stays zero."""
     noise = torch.randn(method.components, *own.shape, dtype=own.dtype, device=own.device)
     noise = noise * (method.spread / math.sqrt(layer.fan_in))
@@ -261,7 +269,7 @@ def _shares(method: EMP) -> tuple[float, ...]:
     return method.probabilities or (1 / method.components,) * method.components
 
 
-def _elements(layer: Site) -> int:
+def _elements(layer: BayesianLayer) -> int:
     return math.prod(layer.weight_shape) + (0 if layer.bias_shape is None else math.prod(layer.bias_shape))
 
 

@@ -18,8 +18,8 @@ import math
 from torch import Tensor
 
 from bayesify.core.checks import check_fraction, check_positive
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
 from bayesify.functional import bernoulli_mask, dropout_kl
 
 __all__ = ["MCDropout"]
@@ -49,7 +49,11 @@ class MCDropout(Method):
         if self.prior_std is not None:
             check_positive("prior_std", self.prior_std)
 
-    def build(self, layer: Site) -> Posterior | None:
+    @property
+    def is_random(self) -> bool:
+        return self.p > 0
+
+    def build(self, layer: BayesianLayer) -> Posterior | None:
         return DropoutPosterior(self) if layer.contracts else None
 
 
@@ -60,18 +64,19 @@ class DropoutPosterior(Posterior):
         super().__init__()
         self.p = method.p
         self.prior_std = method.prior_std
+        self.is_random = method.is_random
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         mask = bernoulli_mask((samples, layer.input_channels), self.p, like=weight)
         return weight * layer.over_weight(mask), None if bias is None else bias.expand(samples, *bias.shape)
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         return dropout_kl(*self.mean(layer), self.p, self.prior_std)
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         mask = bernoulli_mask((x.shape[0], layer.input_channels), self.p, like=x)
         return layer.op(x * layer.over_channels(mask, x), *self.mean(layer))
 
-    def log_ensemble_size(self, layer: Site) -> float:
+    def log_ensemble_size(self, layer: BayesianLayer) -> float:
         return layer.input_channels * math.log(2) if self.p else 0.0

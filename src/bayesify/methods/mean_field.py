@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice, check_positive
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
 from bayesify.functional import at_least_float32, gaussian_kl_and_spread
 
 __all__ = ["MeanField"]
@@ -68,7 +68,7 @@ class MeanField(Method):
         if self.prior == "scale-mixture" and self.prior_mean == "pretrained":
             raise ValueError('prior_mean="pretrained" needs prior="normal": the scale mixture is centred on zero')
 
-    def build(self, layer: Site) -> Posterior:
+    def build(self, layer: BayesianLayer) -> Posterior:
         return GaussianPosterior(self, layer)
 
 
@@ -80,9 +80,10 @@ class GaussianPosterior(Posterior):
     weight_prior_mean: Tensor | None
     bias_prior_mean: Tensor | None
 
-    def __init__(self, method: MeanField, layer: Site) -> None:
+    def __init__(self, method: MeanField, layer: BayesianLayer) -> None:
         super().__init__()
         self.method = method
+        self.has_moments = self.per_example = method.noise == "local"
         log_std = math.log(method.initial_std) - 0.5 * math.log(layer.fan_in)
         for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
             log_stds = None if mean is None else nn.Parameter(torch.full(mean.shape, log_std))
@@ -90,35 +91,39 @@ class GaussianPosterior(Posterior):
             centre = mean.detach().clone() if method.prior_mean == "pretrained" and mean is not None else None
             self.register_buffer(f"{name}_prior_mean", centre)
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         weight_std, bias_std = self._spread(layer, power=1)
         drawn = _draw(weight, weight_std, samples)
         return drawn, None if bias is None or bias_std is None else _draw(bias, bias_std, samples)
 
-    def kl(self, layer: Site) -> Tensor:
+    def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
+        for centre, mean in ((self.weight_prior_mean, weight), (self.bias_prior_mean, bias)):
+            if centre is not None and mean is not None:
+                centre.copy_(mean)
+
+    def kl(self, layer: BayesianLayer) -> Tensor:
         return self._kl_and_spread(layer, power=1)[0]
 
-    def moments(self, layer: Site, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        if self.method.noise == "shared":
-            return None
+    def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         weight, bias = self.mean(layer)
         x = layer.prepare(x)
         return layer.op(x, weight, bias), layer.op(layer.square(x), *self._spread(layer, power=2))
 
-    def _spread(self, layer: Site, power: Literal[1, 2]) -> tuple[Tensor, Tensor | None]:
+    def _spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor | None]:
         """Standard deviations (power 1) or variances (power 2) of weight and bias, None for a missing bias.
 
         A pass that is to return the KL gets it from here, for it goes over the same numbers.
         """
-        kls = layer.drawing.kls
-        if kls is None:
+        forward_pass = layer.forward_pass
+        if not forward_pass.wants_kl():
             bias_spread = None if layer.bias is None else torch.exp(power * self.bias_log_std)
             return torch.exp(power * self.weight_log_std), bias_spread
-        kls[self], weight_spread, bias_spread = self._kl_and_spread(layer, power)
+        kl, weight_spread, bias_spread = self._kl_and_spread(layer, power)
+        forward_pass.kl(self, kl)
         return weight_spread, bias_spread
 
-    def _kl_and_spread(self, layer: Site, power: Literal[1, 2]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _kl_and_spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         kl, weight_spread = self._of(weight, self.weight_log_std, self.weight_prior_mean, power)
         if bias is None:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_integer, check_positive
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
 from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization
 
 __all__ = ["TensorFactorised"]
@@ -58,14 +58,14 @@ class TensorFactorised(Method):
         check_positive("prior_std", self.prior_std)
         check_positive("initial_std", self.initial_std)
 
-    def build(self, layer: Site) -> Posterior | None:
+    def build(self, layer: BayesianLayer) -> Posterior | None:
         return FactorisedPosterior(self, layer) if layer.contracts else None
 
 
 class FactorisedPosterior(Posterior):
     """first (O, R), core means and log standard deviations (K, R, R) in units of 1 / sqrt(R), last (R, I)."""
 
-    def __init__(self, method: TensorFactorised, layer: Site) -> None:
+    def __init__(self, method: TensorFactorised, layer: BayesianLayer) -> None:
         super().__init__()
         self.method = method
         rows, columns = layer.weight_shape[0], math.prod(layer.weight_shape[1:])
@@ -81,25 +81,25 @@ class FactorisedPosterior(Posterior):
         self.core_log_std = nn.Parameter(torch.full_like(self.core_mean, math.log(method.initial_std)))
         layer.weight = None  # pyright: ignore[reportAttributeAccessIssue] # the posterior takes its place
 
-    def _weight(self, cores: Tensor, layer: Site) -> Tensor:
+    def _weight(self, cores: Tensor, layer: BayesianLayer) -> Tensor:
         """The product of all cores: (S, *weight_shape) of inner cores (S, K, R, R)."""
         product = self.last
         for core in cores.flip(1).unbind(1):
             product = core @ product * self.rank**-0.5
         return (self.first @ product).reshape(-1, *layer.weight_shape)
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         eps = torch.randn(samples, *self.core_mean.shape, dtype=self.first.dtype, device=self.first.device)
         weight = self._weight(torch.addcmul(self.core_mean, self.core_log_std.exp(), eps), layer)
         return weight, None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         return gaussian_kl_sum(at_least_float32(self.core_mean), at_least_float32(self.core_log_std), 0.0, self.method.prior_std)
 
-    def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+    def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         return self._weight(self.core_mean.unsqueeze(0), layer)[0], layer.bias  # independent cores: the mean of a product
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         if not isinstance(layer, nn.Linear):
             return super().forward(layer, x)
         h = nn.functional.linear(x, self.last)

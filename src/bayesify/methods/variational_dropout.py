@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice, check_positive
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
 from bayesify.functional import at_least_float32, at_most, dropout_kl, log_uniform_kl
 
 __all__ = ["VariationalDropout"]
@@ -76,7 +76,7 @@ class VariationalDropout(Method):
         if self.prior_std is not None:
             check_positive("prior_std", self.prior_std)
 
-    def build(self, layer: Site) -> Posterior | None:
+    def build(self, layer: BayesianLayer) -> Posterior | None:
         if not layer.contracts:
             return None
         return InputNoisePosterior(self, layer) if self.noise == "input" else WeightNoisePosterior(self, layer)
@@ -85,7 +85,7 @@ class VariationalDropout(Method):
 class _GaussianDropoutPosterior(Posterior):
     """What both types share: alpha, its bound and the KL."""
 
-    def __init__(self, method: VariationalDropout, layer: Site) -> None:
+    def __init__(self, method: VariationalDropout, layer: BayesianLayer) -> None:
         super().__init__()
         shapes = {"layer": (), "unit": (layer.input_channels,), "weight": layer.weight_shape}
         log_alpha = torch.full(shapes[method.alpha_per], math.log(method.p) - math.log1p(-method.p))
@@ -101,11 +101,11 @@ class _GaussianDropoutPosterior(Posterior):
         """log alpha as the model sees it: (), (K,) or the weight's shape."""
         return self.log_alpha if self.log_bound is None else at_most(self.log_alpha, self.log_bound)
 
-    def terms(self, layer: Site) -> int:
+    def terms(self, layer: BayesianLayer) -> int:
         """How many noise variables the layer has, each with a KL of its own."""
         raise NotImplementedError(f"{type(self).__name__} does not count its noise variables")
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         # The KL falls with alpha, so beyond the bound its gradient only points outwards: `clamp` is `at_most` here, and cheaper.
         log_alpha = self.log_alpha if self.log_bound is None else self.log_alpha.clamp(max=self.log_bound)
         each = log_uniform_kl(at_least_float32(log_alpha))
@@ -116,20 +116,20 @@ class _GaussianDropoutPosterior(Posterior):
 class InputNoisePosterior(_GaussianDropoutPosterior):
     """Type A."""
 
-    def terms(self, layer: Site) -> int:
+    def terms(self, layer: BayesianLayer) -> int:
         return layer.input_channels
 
-    def noise(self, rows: int, layer: Site) -> Tensor:
+    def noise(self, rows: int, layer: BayesianLayer) -> Tensor:
         """xi (rows, K)."""
         std = torch.exp(0.5 * self.bounded_log_alpha())
         return 1 + std * torch.randn(rows, layer.input_channels, dtype=std.dtype, device=std.device)
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         noisy = weight * layer.over_weight(self.noise(samples, layer))
         return noisy, None if bias is None else bias.expand(samples, *bias.shape)
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         weight, bias = self.mean(layer)
         noise = self.noise(x.shape[0], layer).to(x.dtype)
         if layer.input_channels > 1:
@@ -143,20 +143,22 @@ class InputNoisePosterior(_GaussianDropoutPosterior):
 class WeightNoisePosterior(_GaussianDropoutPosterior):
     """Type B."""
 
-    def terms(self, layer: Site) -> int:
+    has_moments = True
+
+    def terms(self, layer: BayesianLayer) -> int:
         return math.prod(layer.weight_shape)
 
-    def over_weight(self, alpha: Tensor, layer: Site) -> Tensor:
+    def over_weight(self, alpha: Tensor, layer: BayesianLayer) -> Tensor:
         """alpha, broadcastable to the weight."""
         return layer.over_weight(alpha) if self.alpha_per == "unit" else alpha
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         std = self.over_weight(torch.exp(0.5 * self.bounded_log_alpha()), layer) * weight
         eps = torch.randn(samples, *weight.shape, dtype=weight.dtype, device=weight.device)
         return weight + std * eps, None if bias is None else bias.expand(samples, *bias.shape)
 
-    def moments(self, layer: Site, x: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         weight, bias = self.mean(layer)
         variance = self.over_weight(torch.exp(self.bounded_log_alpha()), layer) * weight.square()
         return layer.op(x, weight, bias), layer.op(layer.square(x), variance, None)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
-from bayesify.core.model import Bayesian, Draws, NormalOutputs
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site, site_type
+from bayesify.core.model import Bayesian
+from bayesify.core.noise_free import NoiseFree, can_compare, modes_kept
+from bayesify.core.outputs import Draws, NormalOutputs
+from bayesify.core.drawn_function import DrawnFunction
+from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.generators import noise_of_rank, own_noise
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layers import kind_of
+from bayesify.core.method import Method
 from bayesify.functional import (
     at_least_float32,
     vifo_empirical_bayes,
@@ -80,6 +87,8 @@ class VIFO(Method):
         (torch.Size([10, 5, 3]), tensor(0.), torch.Size([5]))
     """
 
+    has_root: ClassVar[bool] = True
+
     regularizer: Literal[
         "naive", "mean", "mean-variance", "empirical-bayes", "mean-all", "mean-variance-all", "empirical-bayes-all"
     ] = "mean"
@@ -115,7 +124,7 @@ class VIFO(Method):
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
         # a subclass that cannot be made random is still the last layer: bayesify says why it stays as it is
-        outputs = [name for name, layer in layers.items() if site_type(layer).contracts]
+        outputs = [name for name, layer in layers.items() if kind_of(layer).contracts]
         if self.head is None:
             return dict.fromkeys(outputs[-1:], self)
         if self.head not in outputs:
@@ -124,10 +133,10 @@ class VIFO(Method):
             )
         return {self.head: self}
 
-    def build(self, layer: Site) -> Posterior | None:
+    def build(self, layer: BayesianLayer) -> Posterior | None:
         return OutputPosterior(layer, self) if layer.contracts else None
 
-    def root(self, net: nn.Module) -> Bayesian:
+    def root(self, net: nn.Module) -> RandomOutputs:
         return RandomOutputs(net, self)
 
     def penalty(self, mean: Tensor, std: Tensor, averages: Tensor | None) -> Tensor:
@@ -158,6 +167,14 @@ class VIFO(Method):
         return _SMALLEST_STD + (raw.exp() if self.link == "exp" else F.softplus(raw))
 
 
+class _MomentsPass(ForwardPass):
+    """A pass in which the last layer returns its means and then what becomes the standard deviations, or `factor` times its means."""
+
+    def __init__(self, batch_dim: int, factor: float | None = None) -> None:
+        super().__init__()
+        self.batch_dim, self.factor = batch_dim, factor
+
+
 class OutputPosterior(Posterior):
     """The last layer: its weights are certain, and a second half of them says how uncertain its outputs are.
 
@@ -166,26 +183,32 @@ class OutputPosterior(Posterior):
     uncertainty does not depend on the input before training.
     """
 
-    def __init__(self, layer: Site, method: VIFO) -> None:
+    per_example = False
+    means = ("weight",)
+
+    def __init__(self, layer: BayesianLayer, method: VIFO) -> None:
         super().__init__()
         self.weight, self.bias = None, None
         if method.shared:
             self.weight = nn.Parameter(torch.zeros_like(layer.weight))
             self.bias = nn.Parameter(torch.full_like(self.weight[:1].flatten()[:1].expand(width(layer)), method.initial_bias()))
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         return weight.expand(samples, *weight.shape), None if bias is None else bias.expand(samples, *bias.shape)
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         return at_least_float32(layer.weight.new_zeros(()))
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         x = layer.prepare(x)
         mean = layer.op(x, *self.mean(layer))
-        if self.weight is None or layer.drawing.samples == 1:
+        asked = layer.forward_pass
+        if not isinstance(asked, _MomentsPass):
             return mean
-        return torch.cat([mean, layer.op(x, self.weight, self.bias)], layer.drawing.batch_dim)
+        if asked.factor is not None:
+            return asked.factor * mean
+        return mean if self.weight is None else torch.cat([mean, layer.op(x, self.weight, self.bias)], asked.batch_dim)
 
 
 class RandomOutputs(Bayesian):
@@ -204,14 +227,15 @@ class RandomOutputs(Bayesian):
     def __init__(self, net: nn.Module, method: VIFO) -> None:
         super().__init__(net)
         self.method = method
+        self.head_is_last = False
         self.local_beta, self.auxiliary_beta = method.eta, method.eta_aux
         self.second: nn.Module | None = None
-        sites = [site for _, site in self.sites()]
+        sites = [layer for _, layer in self.random_layers()]
         if len(sites) != 1:
             raise ValueError("VIFO needs all layers but the last deterministic, and stands alone in a bayesify call")
         if not method.shared:
-            self.second = copy.deepcopy(net, {id(sites[0].drawing): sites[0].drawing})
-            last = next(module for module in self.second.modules() if isinstance(module, Site))
+            self.second = copy.deepcopy(net, {id(sites[0].passes): sites[0].passes})
+            last = next(module for module in self.second.modules() if isinstance(module, BayesianLayer))
             with torch.no_grad():
                 last.weight.zero_()
                 last.bias = nn.Parameter(last.weight.new_full((width(last),), method.initial_bias()))
@@ -224,30 +248,33 @@ class RandomOutputs(Bayesian):
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
+        with noise_of_rank(self.net.parameters(), self.training):
+            return self._draws(inputs, kwargs, samples, coherent)
+
+    def _draws(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], samples: int, coherent: bool) -> Draws:
         mean, std = self._moments(inputs, kwargs)
         shape = (samples, *(1 for _ in mean.shape[:-1]), mean.shape[-1]) if coherent else (samples, *mean.shape)
         if coherent and mean.dim() == 1:
             shape = (samples, 1)
         noise = torch.randn(shape, dtype=mean.dtype, device=mean.device)
         outputs = mean + std.to(mean.dtype) * noise
-        return Draws(outputs, self.kl_of_pass(), self._penalty(mean, std))
+        return Draws(outputs, self.kl_of_pass({}), self._penalty(mean, std), local_beta=self.local_beta)
 
     def normal_outputs(self, *inputs: Any, **kwargs: Any) -> NormalOutputs:
         mean, std = self._moments(inputs, kwargs)
-        return NormalOutputs(at_least_float32(mean), std, self.kl(), self._penalty(mean, std))
+        return NormalOutputs(at_least_float32(mean), std, self.kl(), self._penalty(mean, std), self.local_beta)
 
     def function(self, seed: int) -> Callable[..., Any]:
         check_integer("seed", seed, least=0)
 
-        def function(*inputs: Any, **kwargs: Any) -> Tensor:
+        def apply(*inputs: Any, **kwargs: Any) -> Tensor:
             mean, std = self._moments(inputs, kwargs)
-            generator = torch.Generator(mean.device).manual_seed(seed)
-            noise = torch.randn(
-                mean.shape[-1:] if mean.dim() > 1 else (1,), dtype=mean.dtype, device=mean.device, generator=generator
-            )
-            return mean + std.to(mean.dtype) * noise
+            # No PyTorch generator, which torch.func.vmap would have to split
+            numbers = random.Random(seed)
+            noise = [numbers.gauss(0.0, 1.0) for _ in range(mean.shape[-1] if mean.dim() > 1 else 1)]
+            return mean + std.to(mean.dtype) * torch.tensor(noise, dtype=mean.dtype, device=mean.device)
 
-        return function
+        return DrawnFunction(self, apply)
 
     def regularizer(self, *inputs: Any, **kwargs: Any) -> Tensor:
         with _running_statistics_kept(self):
@@ -256,11 +283,12 @@ class RandomOutputs(Bayesian):
 
     def _moments(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the outputs, (B, ...) both."""
+        self._check_head(inputs, kwargs)
         if self.second is not None:
-            mean, raw = (self._pass(net, 1, inputs, kwargs) for net in (self.net, self.second))
+            mean, raw = (self._pass(net, inputs, kwargs) for net in (self.net, self.second))
             return mean, self.method.std(raw)
-        both = self._pass(self.net, 2, inputs, kwargs)
-        batch = self._batch_size({**self._named(inputs), **kwargs})
+        both = self._pass(self.net, inputs, kwargs)
+        batch = self.inputs_of(inputs, kwargs).batch
         if both.shape[0] != 2 * batch:
             raise ValueError(
                 f"the net's output has {both.shape[0]} rows in dimension {self.batch_dim} for {batch} examples and should keep "
@@ -270,16 +298,35 @@ class RandomOutputs(Bayesian):
         mean, raw = both.unflatten(0, (2, batch)).unbind(0)
         return mean, self.method.std(raw)
 
-    def _pass(self, net: nn.Module, halves: int, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        self.drawing.samples, self.drawing.coherent, self.drawing.drawn = halves, False, {}
-        try:
-            y = net(*inputs, **kwargs)
-        finally:
-            self.drawing.drawn = None
+    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], factor: float | None = None) -> Tensor:
+        y = self.passes.run(_MomentsPass(self.batch_dim, factor), net, inputs, kwargs)
         if not isinstance(y, Tensor) or y.dim() <= self.batch_dim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
             raise TypeError(f"VIFO needs a net that returns one tensor with the batch in dimension {self.batch_dim}, got {got}")
         return y.movedim(self.batch_dim, 0)
+
+    def _check_head(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The first time, see that only reshaping and averages follow the last layer: means and raw standard deviations pass both.
+
+        Raises:
+            ValueError: the output is not proportional to what the last layer returns.
+        """
+        if self.head_is_last or not can_compare(self.net):
+            return
+        call = self.inputs_of(inputs, kwargs)
+        few = min(call.batch, 2) if call.can_be_cut else call.batch
+        args, rest = call.map(lambda x: x.narrow(self.batch_dim, 0, few))
+        with torch.no_grad(), own_noise(self.net.parameters()), modes_kept(self.net.modules()), NoiseFree():
+            self.net.eval()
+            one, two = (self._pass(self.net, args, rest, factor) for factor in (1.0, 2.0))
+        error, scale = float((two - 2 * one).abs().max()), float(two.abs().max())
+        if error > 0.02 * scale:
+            raise ValueError(
+                "something follows the last layer that does more than reshape or average (softmax, normalisation, a skip "
+                "connection), but VIFO's random outputs are those of the last layer: let the net return its logits, or name the "
+                "layer that makes the output, VIFO(head=...)"
+            )
+        self.head_is_last = True
 
     def _penalty(self, mean: Tensor, std: Tensor) -> Tensor:
         if self.averages is not None and self.training:

@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.core.checks import check_choice, check_integer, check_positive
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
 from bayesify.functional import (
     CompactForm,
     at_least_float32,
@@ -110,7 +110,7 @@ class VSD(Method):
         if not 0 < self.p < 1:
             raise ValueError(f"p must be in (0, 1), got {self.p!r}; without noise, use Deterministic()")
 
-    def build(self, layer: Site) -> Posterior | None:
+    def build(self, layer: BayesianLayer) -> Posterior | None:
         return StructuredDropoutPosterior(self, layer) if layer.contracts else None
 
 
@@ -120,7 +120,7 @@ class StructuredDropoutPosterior(Posterior):
     log_scale_mean: Tensor
     log_scale_log_std: Tensor
 
-    def __init__(self, method: VSD, layer: Site) -> None:
+    def __init__(self, method: VSD, layer: BayesianLayer) -> None:
         super().__init__()
         self.method = method
         self.of_kernels = isinstance(layer, _ConvNd) and method.conv_noise == "kernel"
@@ -140,7 +140,7 @@ class StructuredDropoutPosterior(Posterior):
             vectors.append(connection(vectors[-1]))
         return torch.cat(vectors) if self.connections else self.first_vector
 
-    def noise(self, layer: Site, rows: int) -> Tensor:
+    def noise(self, layer: BayesianLayer, rows: int) -> Tensor:
         """xi (rows, K), in the parameters' precision also under autocast, so that U here is the U of the KL.
 
         A pass that is to return the KL gets it from here, where the reflections are at hand.
@@ -148,8 +148,8 @@ class StructuredDropoutPosterior(Posterior):
         eps = torch.randn(rows, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
         with _without_autocast(self.log_alpha.device):
             form = compact_form(self.vectors())
-            if layer.drawing.kls is not None:
-                layer.drawing.kls[self] = self._kl(layer, form)
+            if layer.forward_pass.wants_kl():
+                layer.forward_pass.kl(self, self._kl(layer, form))
             return structured_noise(self.log_alpha, form, eps)
 
     def scale(self, samples: int) -> Tensor:
@@ -157,23 +157,23 @@ class StructuredDropoutPosterior(Posterior):
         eps = torch.randn(samples, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
         return torch.exp(self.log_scale_mean + self.log_scale_log_std.exp() * eps)
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         factor = self.noise(layer, samples).to(layer.weight.dtype)
         if self.method.hierarchical:
             factor = factor * self.scale(samples)
         bias = None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
         return layer.weight * self._over_weight(factor, layer), bias
 
-    def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+    def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         if not self.method.hierarchical:
             return layer.weight, layer.bias
         factor = torch.exp(self.log_scale_mean + 0.5 * torch.exp(2 * self.log_scale_log_std))
         return layer.weight * self._over_weight(factor, layer), layer.bias
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         return self._kl(layer, compact_form(self.vectors()))
 
-    def _kl(self, layer: Site, form: CompactForm) -> Tensor:
+    def _kl(self, layer: BayesianLayer, form: CompactForm) -> Tensor:
         kl = self._kl_of_noise(form)
         if self.method.prior_std is None:
             return kl
@@ -186,10 +186,10 @@ class StructuredDropoutPosterior(Posterior):
         hyperprior = (self.method.concentration, self.method.rate, self.method.hyperprior)
         return vsd_hierarchical_kl(self.log_alpha, form, self.columns, self.log_scale_mean, variance, *hyperprior)
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         factor = self.noise(layer, x.shape[0])
         if self.method.hierarchical:
-            z = self._scale_of_pass(layer)
+            z = layer.forward_pass.once(self, self.scale)  # one for the whole pass, also where the module is used twice in it
             factor = (factor.unflatten(0, (len(z), -1)) * z.unsqueeze(1)).flatten(0, 1)
         if not self.of_kernels and len(self.log_alpha) > 1:
             return layer.op(x * layer.over_channels(factor, x).to(x.dtype), layer.weight, layer.bias)
@@ -198,16 +198,7 @@ class StructuredDropoutPosterior(Posterior):
         y = y * layer.over_channels(factor, y).to(y.dtype)
         return y if layer.bias is None else y.add_(layer.over_outputs(layer.bias, y))
 
-    def _scale_of_pass(self, layer: Site) -> Tensor:
-        """z (S, K), one for the whole pass, also where the module is used twice in it."""
-        drawn = layer.drawing.drawn
-        if drawn is None:
-            return self.scale(layer.drawing.samples)
-        if self not in drawn:
-            drawn[self] = (self.scale(layer.drawing.samples), None)
-        return drawn[self][0]
-
-    def _over_weight(self, v: Tensor, layer: Site) -> Tensor:
+    def _over_weight(self, v: Tensor, layer: BayesianLayer) -> Tensor:
         """Shape v (..., K) to multiply the weight."""
         if not self.of_kernels:
             return layer.over_weight(v)

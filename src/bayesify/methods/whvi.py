@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice, check_integer, check_positive
-from bayesify.core.posterior import Method, Posterior
-from bayesify.core.sites import Site
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
 from bayesify.core.vector_law import VectorLaw
 from bayesify.functional import (
     Structure,
@@ -105,7 +105,7 @@ class WHVI(Method):
                 f"flows={self.flows!r}"
             )
 
-    def build(self, layer: Site) -> Posterior | None:
+    def build(self, layer: BayesianLayer) -> Posterior | None:
         return HadamardPosterior(self, layer) if layer.contracts else None
 
 
@@ -119,7 +119,7 @@ class HadamardPosterior(Posterior):
     bias_log_std: Tensor | None
     residual: Tensor | None
 
-    def __init__(self, method: WHVI, layer: Site) -> None:
+    def __init__(self, method: WHVI, layer: BayesianLayer) -> None:
         super().__init__()
         self.method = method
         self.rows, self.columns = layer.weight_shape[0], math.prod(layer.weight_shape[1:])
@@ -184,7 +184,7 @@ class HadamardPosterior(Posterior):
         s1, s2 = (None if s is None else _draw(s, log_std, samples) for s, log_std in pairs)
         return s1, s2
 
-    def weight(self, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: Site) -> Tensor:
+    def weight(self, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: BayesianLayer) -> Tensor:
         """Weights (S, *weight_shape) of g (S, K or 1, D) and scales (K, D) or (S, K, D), linear in each of the three."""
         samples, wanted = g.shape[0], self.rows * self.columns
         rows, columns = (-(-wanted // self.size), self.size) if self.square else (min(self.size, self.rows), self.columns)
@@ -192,27 +192,26 @@ class HadamardPosterior(Posterior):
         stack = blocks.expand(samples, self.count, rows, columns).reshape(samples, -1)
         return stack[:, :wanted].reshape(samples, *layer.weight_shape)
 
-    def sample(self, layer: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         (s1, s2), (g, _) = self._scales(samples), self.g.draw(samples)
         return self.weight(s1, g, s2, layer), self._draw_bias(layer, samples)
 
-    def _draw_bias(self, layer: Site, samples: int) -> Tensor | None:
+    def _draw_bias(self, layer: BayesianLayer, samples: int) -> Tensor | None:
         return None if layer.bias is None else _draw(layer.bias, self.bias_log_std, samples)
 
-    def forward(self, layer: Site, x: Tensor) -> Tensor:
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         if self.method.noise == "shared" or not isinstance(layer, nn.Linear):
             return super().forward(layer, x)
         (s1, s2), (g, _) = self._scales(x.shape[0]), self.g.draw(x.shape[0])
         y = self._reshaped(x, s1, g, s2, layer) if self.square else self._stacked(x, s1, g, s2)
-        bias = self._draw_bias(layer, layer.drawing.samples)
-        if bias is None:
+        if layer.bias is None:
             return y
-        bias = bias.to(y.dtype)
+        bias = layer.forward_pass.once(self, lambda samples: _draw(layer.bias, self.bias_log_std, samples)).to(y.dtype)
         if len(bias) == 1:
             return y + bias[0]
         return (y.unflatten(0, (len(bias), -1)) + bias.reshape(len(bias), *[1] * (y.dim() - 1), -1)).flatten(0, 1)
 
-    def _reshaped(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: Site) -> Tensor:
+    def _reshaped(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: BayesianLayer) -> Tensor:
         """A vector as weight, written out per example; x (R, ..., I), scales (K, D) or (R, K, D)."""
         rows = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
         return torch.bmm(rows, self.weight(s1, g, s2, layer).mT).reshape(*x.shape[:-1], self.rows)
@@ -227,7 +226,7 @@ class HadamardPosterior(Posterior):
         y = hadamard_product(x.unsqueeze(-2), _over(g, positions), s1, s2, self.method.structure)
         return y.expand(*y.shape[:-2], self.count, self.size).flatten(-2)[..., : self.rows]
 
-    def kl(self, layer: Site) -> Tensor:
+    def kl(self, layer: BayesianLayer) -> Tensor:
         total = self.g.kl()
         for s, log_std, prior_std in ((self.s1, "s1_log_std", "s1_prior_std"), (self.s2, "s2_log_std", "s2_prior_std")):
             if s is not None and self.method.scales == "variational":
@@ -239,7 +238,7 @@ class HadamardPosterior(Posterior):
         mean, log_std = at_least_float32(layer.bias), at_least_float32(self.bias_log_std)
         return total + gaussian_kl_sum(mean, log_std, 0.0, math.sqrt(self.method.bias_prior_variance))
 
-    def mean(self, layer: Site) -> tuple[Tensor, Tensor | None]:
+    def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         """Exact but for flows, where it is the average of 2 x 8,192 fixed draws."""
         return self.weight(self.s1, self.g.average().unsqueeze(0), self.s2, layer)[0], layer.bias
 

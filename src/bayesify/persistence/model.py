@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 from bayesify.data import Column
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.likelihoods import Likelihood

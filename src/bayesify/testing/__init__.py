@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.posterior import Method
+from bayesify.core.method import Method
 from bayesify.testing.cases import LAYERS, Case, References
 from bayesify.testing.checks import CHECKS, OF_ONE_LAYER
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.convert import bayesify
-from bayesify.core.model import Bayesian, Draws
-from bayesify.core.posterior import Method
-from bayesify.core.sites import Site
+from bayesify.core.model import Bayesian
+from bayesify.core.outputs import Draws
+from bayesify.core.method import Method
+from bayesify.core.layer import BayesianLayer
 from bayesify.objectives import elbo
 
 __all__ = ["LAYERS", "Case", "References"]
@@ -58,9 +59,9 @@ class References:
         noisy_kl: the KL is itself estimated by sampling.
     """
 
-    collapse: Callable[[Site], None] | None = None
-    to_prior: Callable[[Site], None] | None = None
-    log_ratio: Callable[[Site, Tensor, Tensor | None], Tensor] | None = None
+    collapse: Callable[[BayesianLayer], None] | None = None
+    to_prior: Callable[[BayesianLayer], None] | None = None
+    log_ratio: Callable[[BayesianLayer, Tensor, Tensor | None], Tensor] | None = None
     noisy_kl: bool = False
 
 
@@ -81,9 +82,9 @@ class Case:
             torch.manual_seed(7)
             return bayesify(copy.deepcopy(self.plain), self.method)
 
-    def site(self, bnn: Bayesian) -> Site:
+    def site(self, bnn: Bayesian) -> BayesianLayer:
         """Its one random layer."""
-        return next(site for _, site in bnn.sites())
+        return next(site for _, site in bnn.random_layers())
 
     def loss(self, draws: Draws) -> Tensor:
         """A loss that depends on every draw and on the KL."""

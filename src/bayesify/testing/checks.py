@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify.core.convert import bayesify, unbayesify
-from bayesify.core.model import Draws
-from bayesify.core.posterior import Method
+from bayesify.core.outputs import Draws
+from bayesify.core.method import Method
 from bayesify.testing.cases import Case
 
 __all__ = ["CHECKS", "OF_ONE_LAYER"]
@@ -33,7 +33,7 @@ def check_shapes_and_dtypes(case: Case) -> None:
         assert draws.outputs.shape == (samples, *expected), f"outputs {tuple(draws.outputs.shape)} for S={samples}"
         assert draws.kl.shape == (), f"kl has shape {tuple(draws.kl.shape)}"
         assert draws.local_kl.shape == expected[:1], f"local_kl has shape {tuple(draws.local_kl.shape)}"
-        assert all(v.isfinite().all() for v in draws if v is not None), "not finite"
+        assert all(v.isfinite().all() for v in draws if isinstance(v, Tensor)), "not finite"
 
 
 def check_configuration(case: Case) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from bayesify.core.model import Bayesian, Draws
+    from bayesify.core.model import Bayesian
+    from bayesify.core.outputs import Draws
     from bayesify.likelihoods import Likelihood
 
 __all__ = ["Batch", "Inputs", "Place", "apply", "as_batch", "call", "check_batch", "check_targets", "take"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.model import Draws
+from bayesify.core.outputs import Draws
 from bayesify.objectives import elbo
 from bayesify.train.batch import Batch, apply, call
 

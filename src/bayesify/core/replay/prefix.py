@@ -1,13 +1,4 @@
-"""Prediction computes what lies before the first random layer once per batch, not once per draw.
-
-The net runs as it is, on the B rows it was given, under a mode that sees every PyTorch function. A result that depends on the
-inputs alone is certain; what a random layer returns, and all that is made of it, is random and has S*B rows. Where the two meet (a
-skip connection), the certain one is repeated for every draw. Further passes over the same batch replay the certain part: functions
-whose results a random one needed hand out these, all others an empty stand-in of the right shape, and none is computed again. So
-branches and skip connections are served, and Python's control flow, too.
-
-A net may defeat this: one that reshapes by the number of rows of its input, or draws noise of its own. Therefore the root believes
-it only after a comparison with the ordinary pass on a few rows, at equal noise (`Folded.predicting`).
+"""`Prefix`: what lies before the first random layer is computed once per batch, not once per draw (README.md).
 
 Shapes: S draws, B batch.
 """
@@ -19,21 +10,26 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from bayesify.core.tracking import mark, mark_of, tensors_in
+from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.replay.marks import mark, mark_of, tensors_in
 from bayesify.functional import local_reparameterization
 
 if TYPE_CHECKING:
-    from bayesify.core.sites import Site
+    from bayesify.core.layer import BayesianLayer
 
-__all__ = ["Prefix", "PrefixError"]
+__all__ = ["MISFITS", "Prefix", "PrefixError", "ReplayPass", "leaves_stand_ins"]
 
 
 class PrefixError(RuntimeError):
     """The net did not do the same again, so what it did before cannot be replayed."""
+
+
+MISFITS = (RuntimeError, ValueError, IndexError)
+"""What a net that replay cannot follow raises: a `PrefixError`, or what PyTorch raises for tensors of the wrong shape."""
 
 
 @dataclasses.dataclass
@@ -75,18 +71,19 @@ class Prefix(TorchFunctionMode):
         """The net's outputs with a row for every draw."""
         return tree_map_only(Tensor, lambda y: self._repeat(y) if mark_of(y) else y, outputs)
 
-    def layer(self, site: Site, x: Tensor) -> Tensor:
-        """The output of a layer with a posterior for an input that is certain, random or neither."""
+    def call(self, layer: BayesianLayer, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        """The output of a random layer for an input that is certain, random or neither."""
         with torch._C.DisableTorchFunction():
+            posterior = layer.posterior
             if not mark_of(x):
-                return mark(site.sampled(x), False)
-            if site.posterior.log_ensemble_size(site) == 0:
-                return self._remember(site, lambda: site.act(x, *site.posterior.mean(site)))
-            if not (site.drawing.coherent or site.prefers_weights(x, x.shape[0])):
-                moments = self._remember(site, lambda: site.posterior.moments(site, x), needed=True)
-                if moments is not None:
-                    return mark(local_reparameterization(*moments, draws=self.samples), False)
-            return mark(site.sampled(self._repeat(x)), False)
+                return mark(layer.sampled(x), False)
+            if not posterior.is_random:
+                return self._remember(layer, lambda: layer.prepared_op(x, *posterior.mean(layer)))
+            local = posterior.has_moments and not forward_pass.coherent and not layer.prefers_weights(x, x.shape[0])
+            if not local:
+                return mark(layer.sampled(self._repeat(x)), False)
+            moments = self._remember(layer, lambda: posterior.moments(layer, x), needed=True)
+            return mark(local_reparameterization(*moments, draws=self.samples), False)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -156,3 +153,31 @@ def _stand_in(x: Any) -> Any:
     empty = mark(torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape), True)
     cast(Any, empty).bayesify_place = None
     return empty
+
+
+class ReplayPass(ForwardPass):
+    """A pass whose layers are called by a `Prefix`."""
+
+    def __init__(self, prefix: Prefix, samples: int, coherent: bool) -> None:
+        super().__init__(samples, coherent=coherent)
+        self.prefix = prefix
+        prefix.begin(samples)
+
+    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        self._depth += 1
+        try:
+            return self.prefix.call(layer, x, self)
+        finally:
+            self._depth -= 1
+
+
+def leaves_stand_ins(net: nn.Module) -> bool:
+    """Whether an attribute of the net holds a tensor of a replayed pass."""
+    reserved = ("_parameters", "_buffers", "_modules", "passes")
+    return any(
+        isinstance(leaf, Tensor) and mark_of(leaf) is not None
+        for module in net.modules()
+        for name, value in vars(module).items()
+        if name not in reserved
+        for leaf in tree_leaves(value)
+    )

@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import Deterministic, MeanField, Site, bayesify
-from bayesify.core.sites import SITES
+from bayesify import Deterministic, MeanField, BayesianLayer, bayesify
+from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.layers import _TYPES
 from bayesify.testing import LAYERS
 
 CONTRACTING = [name for name in LAYERS if name.startswith(("Linear", "Conv"))]
 NORMALIZING = [name for name in LAYERS if "Norm" in name]
 
 
-def _site(make) -> tuple[nn.Module, Site, Tensor]:
+def _site(make) -> tuple[nn.Module, BayesianLayer, Tensor]:
     """The plain layer in eval mode, its deterministic site and an input, in float64."""
     layer, x = make()
     plain = layer.double().eval()
@@ -22,7 +23,7 @@ def _site(make) -> tuple[nn.Module, Site, Tensor]:
     return plain, bnn.net, x.double() if x.is_floating_point() else x
 
 
-def _draws(site: Site, samples: int) -> tuple[Tensor, Tensor | None]:
+def _draws(site: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
     weight = torch.randn(samples, *site.weight_shape, dtype=torch.float64)
     bias = None if site.bias_shape is None else torch.randn(samples, *site.bias_shape, dtype=torch.float64)
     return weight, bias
@@ -40,12 +41,12 @@ def _with(plain: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 
 def test_every_site_is_the_layer_it_was():
-    for original, site in SITES.items():
+    for original, site in _TYPES.items():
         assert site.original is original
         assert issubclass(site, original)
-        assert issubclass(site, Site)
+        assert issubclass(site, BayesianLayer)
     tested = {type(make()[0]) for make in LAYERS.values()}
-    assert tested == set(SITES)
+    assert tested == set(_TYPES)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -62,7 +63,7 @@ def test_many_weights_are_a_loop_over_plain_layers(name):
     torch.testing.assert_close(site(x), plain(x), rtol=1e-12, atol=1e-12)
 
 
-def _assert_channel_noise_is_weight_noise(site: Site, x: Tensor) -> None:
+def _assert_channel_noise_is_weight_noise(site: BayesianLayer, x: Tensor) -> None:
     weight, bias = _draws(site, 2)
     v = torch.randn(2, site.input_channels, dtype=torch.float64)
     folded = torch.cat([x, x.flip(0)])
@@ -183,10 +184,10 @@ def test_several_draws_are_normalised_as_several_passes(options, training):
             norm.bias.copy_(bias[s])
         expected.append(norm(rows[s]))
     before = copy.deepcopy(bnn.net)
-    torch.testing.assert_close(bnn.net.act(rows.flatten(0, 1), weight, bias), torch.cat(expected))
+    torch.testing.assert_close(bnn.net.prepared_op(rows.flatten(0, 1), weight, bias), torch.cat(expected))
     for expected_buffer, found in zip(norm.buffers(), bnn.net.buffers(), strict=True):
         torch.testing.assert_close(found, expected_buffer)
-    before.drawing.samples = 3
+    before.passes.current = ForwardPass(3)
     torch.testing.assert_close(before.op(before.prepare(rows.flatten(0, 1)), weight, bias), torch.cat(expected))
 
 

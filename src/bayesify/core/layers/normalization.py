@@ -1,4 +1,4 @@
-"""Layers whose weights act one by one: normalisations, which scale and shift, and embeddings, which look up."""
+"""Normalisation layers: a normalised input, then a scale and a shift per channel."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.core.sites.base import Site
+from bayesify.core.layer import BayesianLayer
 from bayesify.functional import at_least_float32
 
 __all__ = [
     "BayesBatchNorm1d",
     "BayesBatchNorm2d",
     "BayesBatchNorm3d",
-    "BayesEmbedding",
     "BayesGroupNorm",
     "BayesLayerNorm",
 ]
 
 
-class _Normalization(Site):
+class _Normalization(BayesianLayer):
     """What the normalisation layers share: a normalised input, then a scale and a shift per channel."""
 
     normalizes = True
 
-    def act(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def prepared_op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if weight.dim() > len(self.weight_shape):
             if weight.shape[0] > 1:
                 return self.op(self.prepare(x), weight, bias)
@@ -57,9 +56,9 @@ class _Normalization(Site):
 class _BatchNormalization(_Normalization, _BatchNorm):
     """Every draw is a pass of its own: it is normalised by its own batch, and moves the running statistics as it would alone."""
 
-    def act(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def prepared_op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if weight.dim() == 1 or weight.shape[0] == 1:
-            return super().act(x, weight, bias)
+            return super().prepared_op(x, weight, bias)
         if not self._uses_batch and self.running_mean is not None and self.running_var is not None:
             scale = at_least_float32(weight) * torch.rsqrt(at_least_float32(self.running_var) + self.eps)
             shift = -self.running_mean * scale
@@ -69,7 +68,7 @@ class _BatchNormalization(_Normalization, _BatchNorm):
         return torch.cat([self.normalize(rows[s], weight[s], biases[s]) for s in range(weight.shape[0])])
 
     def prepare(self, x: Tensor) -> Tensor:
-        samples = self.drawing.samples
+        samples = self.forward_pass.samples
         if samples == 1 or not self._uses_batch:
             return self.normalize(x, None, None)
         return torch.cat([self.normalize(rows, None, None) for rows in x.unflatten(0, (samples, -1))])
@@ -120,15 +119,3 @@ class BayesLayerNorm(_Normalization, nn.LayerNorm):
         # the last dimensions of x carry the weight's shape, those between batch and weight are broadcast
         lead = v.dim() - len(self.weight_shape)
         return v.reshape(*v.shape[:lead], *[1] * (x.dim() - 1 - len(self.weight_shape)), *self.weight_shape) if lead else v
-
-
-class BayesEmbedding(Site, nn.Embedding):
-    original = nn.Embedding
-
-    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = F.embedding(x, weight)
-        # the padding token stays the zero vector, without noise and without gradient
-        return y if self.padding_idx is None else y.masked_fill((x == self.padding_idx).unsqueeze(-1), 0)
-
-    def square(self, x: Tensor) -> Tensor:
-        return x  # an index stands for a one-hot row, which is its own square

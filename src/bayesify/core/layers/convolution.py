@@ -1,4 +1,4 @@
-"""Layers that sum over input channels: linear maps, convolutions and their transposes."""
+"""Convolutions and their transposes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from bayesify.core.sites.base import Site
+from bayesify.core.layer import BayesianLayer
 
 __all__ = [
     "BayesConv1d",
@@ -19,41 +19,10 @@ __all__ = [
     "BayesConvTranspose1d",
     "BayesConvTranspose2d",
     "BayesConvTranspose3d",
-    "BayesLinear",
 ]
 
 
-class BayesLinear(Site, nn.Linear):
-    original = nn.Linear
-    contracts = True
-
-    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    def apply_weights(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows = x.reshape(weight.shape[0], -1, self.in_features)
-        y = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-        return y.reshape(*x.shape[:-1], self.out_features)
-
-    @property
-    def fan_in(self) -> int:
-        return self.in_features
-
-    @property
-    def input_channels(self) -> int:
-        return self.in_features
-
-    def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
-        return v.reshape(v.shape[0], *[1] * (x.dim() - 2), v.shape[-1])
-
-    def over_outputs(self, v: Tensor, y: Tensor) -> Tensor:
-        return v
-
-    def over_weight(self, v: Tensor) -> Tensor:
-        return v.unsqueeze(-2)
-
-
-class _Convolution(Site, _ConvNd):
+class _Convolution(BayesianLayer, _ConvNd):
     """What Conv1d/2d/3d and their transposes share."""
 
     contracts = True

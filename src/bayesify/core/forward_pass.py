@@ -1,0 +1,255 @@
+"""One pass through a network: what its root asks of the random layers, and what they tell it.
+
+A layer finds the pass it is part of in `Passes`, which root and layers share. Three situations are told apart: a pass of the root, a
+backward pass that recomputes layers (activation checkpointing), and a layer that is called on its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.generators import generator_states, set_generator_states
+
+if TYPE_CHECKING:
+    from bayesify.core.layer import BayesianLayer
+
+__all__ = ["ForwardPass", "Passes", "RowsError"]
+
+T = TypeVar("T")
+
+
+class RowsError(RuntimeError):
+    """A random layer met an input that does not consist of rows of all draws."""
+
+
+class ForwardPass:
+    """One pass through a network, over S draws that are folded into its batch.
+
+    A posterior reaches it as `layer.forward_pass` and calls `once`, `wants_kl`, `kl` and `choose`. Roots create it, and may subclass
+    it to tell their layers more.
+
+    Args:
+        samples: S, the number of draws that share the pass; its batch has S*B rows, all rows of draw 0 first.
+        coherent: whether every layer draws weights, one per draw for the whole batch.
+        pays_kl: whether layers are asked for their KL on the way.
+        rows: S*B where it is known. Random layers are then given a multiple of it, or the pass ends with a `RowsError`.
+        drawn: what `once` returns without drawing, by key.
+    """
+
+    def __init__(
+        self,
+        samples: int = 1,
+        *,
+        coherent: bool = False,
+        pays_kl: bool = False,
+        rows: int | None = None,
+        drawn: Mapping[Any, Any] | None = None,
+    ) -> None:
+        self.samples, self.coherent, self.rows = samples, coherent, rows
+        self.score: Tensor | None = None
+        self.found_kls: dict[nn.Module, Tensor] = {}
+        self.checkpointed = False
+        self._pays_kl = pays_kl
+        self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
+        self._before: dict[Any, tuple[Any, Any]] = {}  # random states before and after a draw inside a checkpoint
+        self._depth = 0
+        self._over = False
+        self._differentiates = torch.is_grad_enabled()
+
+    # For posteriors
+
+    def once(self, key: nn.Module, make: Callable[[int], T]) -> T:
+        """What is drawn once per pass, so that a module used twice in it is one function.
+
+        Args:
+            key: the module it belongs to, `self` in a posterior.
+            make: from the number of draws S to the value, tensors with a row for each draw.
+        """
+        if torch.compiler.is_compiling() or not (self.checkpointed and self._differentiates):
+            if key not in self._drawn:
+                self._drawn[key] = make(self.samples)
+            return self._drawn[key]
+        return self._redraw(key, make) if self._over else self._draw(key, make)
+
+    def wants_kl(self) -> bool:
+        """Whether the pass takes the KL of a posterior that finds it on its way (see `kl`)."""
+        return self._pays_kl
+
+    def kl(self, posterior: nn.Module, value: Tensor) -> None:
+        """Tell the KL of a posterior, where its numbers are at hand; otherwise the root calls `Posterior.kl` after the pass."""
+        # Without a gradient (inside a reentrant checkpoint) it would be a mere number.
+        if not self._over and (value.requires_grad or not self._differentiates):
+            self.found_kls[posterior] = value
+
+    def choose(self, log_prob: Tensor) -> None:
+        """Tell the log probability (S,) of discrete choices made in this pass: see `Draws.score`.
+
+        Raises:
+            RuntimeError: inside a reentrant checkpoint, where the probabilities would get no gradient.
+        """
+        if self._over:
+            return
+        if self._differentiates and not torch.is_grad_enabled() and self.checkpointed:
+            raise RuntimeError(
+                "probabilities of discrete choices get no gradient inside torch.no_grad() or a reentrant activation checkpoint; "
+                "use checkpoint(..., use_reentrant=False)"
+            )
+        score = log_prob - log_prob.detach()
+        self.score = score if self.score is None else self.score + score
+
+    # For layers and roots
+
+    @property
+    def inside_layer(self) -> bool:
+        """Whether a random layer is at work, and not the net around it."""
+        return self._depth > 0
+
+    def draw(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+        """Weight (S, *) and bias (S, *) of a layer in this pass."""
+        self._depth += 1
+        try:
+            return self.once(layer, layer.sample)
+        finally:
+            self._depth -= 1
+
+    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        """The output of a random layer for x (S*B, ...)."""
+        if not torch.compiler.is_compiling():
+            if self.rows is not None and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0):
+                raise RowsError(f"a random layer was given shape {tuple(x.shape)} in a pass over {self.rows} rows")
+            if not self.checkpointed and self._differentiates and _in_checkpoint():
+                self.checkpointed = True
+        self._depth += 1
+        try:
+            return layer.sampled(x)
+        finally:
+            self._depth -= 1
+
+    def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
+        """What the net gets that reads a layer's weight or bias instead of calling it.
+
+        Raises:
+            RowsError: several draws share the pass, and the net computes with the weight.
+        """
+        if not layer.is_read:
+            self._depth += 1
+            try:
+                return layer.resting(name)
+            finally:
+                self._depth -= 1
+        if self.samples > 1:
+            raise RowsError(f"the net reads the {name} of a layer in a pass of {self.samples} draws")
+        value = self.draw(layer)[name == "bias"]
+        return None if value is None else value.squeeze(0)
+
+    def end(self) -> None:
+        """The net has returned; what comes now is a backward pass."""
+        self._over = True
+        if not self.checkpointed:
+            self._drawn = {}
+
+    # Draws inside activation checkpoints
+
+    def _draw(self, key: nn.Module, make: Callable[[int], T]) -> T:
+        """Draw, and remember the random state: the backward pass may need the draw once more, wherever it is then."""
+        if key not in self._drawn:
+            tensors = list(key.parameters())
+            before = generator_states(tensors)
+            # What the draw saves is kept: a checkpoint in which only its result is used could not make it again.
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+                self._drawn[key] = make(self.samples)
+            self._before[key] = before, generator_states(tensors)
+        return self._drawn[key]
+
+    def _redraw(self, key: nn.Module, make: Callable[[int], T]) -> T:
+        """The draw of the pass, for a backward pass that repeats a layer."""
+        drawn = self._drawn.get(key)
+        reentrant = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        if key not in self._before:
+            if drawn is not None and not reentrant:
+                return drawn
+            raise RuntimeError(
+                "a random layer is used both inside and outside a reentrant activation checkpoint; use "
+                "checkpoint(..., use_reentrant=False)"
+            )
+        before, after = self._before[key]
+        tensors = list(key.parameters())
+        drew_here = _equal(generator_states(tensors), before)
+        if not reentrant:  # the graph of the pass is there, only saved tensors are missing, in the same order
+            if drew_here:
+                set_generator_states(tensors, after)
+            return drawn
+        if drew_here:
+            return make(self.samples)
+        now = generator_states(tensors)
+        set_generator_states(tensors, before)
+        try:
+            return make(self.samples)
+        finally:
+            set_generator_states(tensors, now)
+
+
+class Passes:
+    """Which pass a network is in; one object, shared by the root and all its random layers."""
+
+    def __init__(self) -> None:
+        self.current: ForwardPass | None = None
+        self._backward: weakref.ref[ForwardPass] | None = None  # the pass whose backward has begun last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"current": None, "_backward": None}  # a copy is in no pass
+
+    def run(self, forward_pass: ForwardPass, net: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What the net returns in this pass.
+
+        Raises:
+            RuntimeError: another pass through the network is under way.
+        """
+        if self.current is not None:
+            raise RuntimeError(
+                "a pass through this network is under way already: threads cannot share it, and its hooks cannot call it; "
+                "give each a copy (copy.deepcopy)"
+            )
+        self.current = forward_pass
+        try:
+            return net(*args, **kwargs)
+        finally:
+            self.current = None
+            forward_pass.end()
+
+    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        """The output of a layer that is called when no pass is under way: on its own, or by a backward pass that repeats it."""
+        repeated = None
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1 and self._backward is not None:
+            repeated = self._backward()
+        self.current = ForwardPass() if repeated is None else repeated
+        try:
+            return self.current.call(layer, x)
+        finally:
+            self.current = None
+
+    def watch_backward(self, forward_pass: ForwardPass, *tensors: Any) -> None:
+        """Make the backward pass through these outputs know its forward pass, where it will repeat layers."""
+        if torch.compiler.is_compiling() or not forward_pass.checkpointed:
+            return
+
+        def begin(gradient: Tensor) -> None:
+            self._backward = weakref.ref(forward_pass)
+
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(begin)
+
+
+def _in_checkpoint() -> bool:
+    """Whether saved tensors are dropped here, to be made again: in a reentrant checkpoint, or under hooks on saved tensors."""
+    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _equal(a: Mapping[Any, Tensor], b: Mapping[Any, Tensor]) -> bool:
+    return all(torch.equal(state, b[device]) for device, state in a.items())

@@ -1,0 +1,114 @@
+"""The inputs of one call of a network: which of their tensors have a row for every example, and what to do with the rows.
+
+Shapes: S draws, B batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+__all__ = ["Arguments", "Inputs", "fold", "input_names"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def input_names(net: nn.Module) -> list[str]:
+    """The names of a net's positional inputs."""
+    return [p.name for p in inspect.signature(net.forward).parameters.values() if p.kind in _POSITIONAL]
+
+
+class Inputs:
+    """Positional and keyword inputs.
+
+    Attributes:
+        batch: B.
+        kind: what decides how a net treats them: dimensions, types and which of them have rows, but no sizes.
+
+    Args:
+        args, kwargs: as given to the network.
+        names: of the positional inputs; needed where `shared` names some.
+        shared: names of inputs without rows.
+        batch_dim: the dimension of the rows.
+
+    Raises:
+        ValueError: none has a batch dimension.
+    """
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        names: list[str],
+        shared: Collection[str] = (),
+        batch_dim: int = 0,
+    ) -> None:
+        self.args, self.kwargs, self.batch_dim = args, kwargs, batch_dim
+        tops = [*((names[i] if i < len(names) else str(i), x) for i, x in enumerate(args)), *kwargs.items()]
+        self.leaves, self.spec = tree_flatten((args, kwargs))
+        self.may_have_rows = [name not in shared for name, x in tops for _ in tree_leaves(x)]
+        self.batch = self._batch([name for name, _ in tops])
+        self.has_rows = [may and self._sized(x) for x, may in self.pairs()]
+        self.kind = (
+            tuple(kwargs),
+            tuple(
+                (x.dim(), x.dtype, has) if isinstance(x, Tensor) else type(x)
+                for x, has in zip(self.leaves, self.has_rows, strict=True)
+            ),
+        )
+
+    def pairs(self) -> Iterable[tuple[Any, bool]]:
+        """Leaves, and whether they may have rows."""
+        return zip(self.leaves, self.may_have_rows, strict=True)
+
+    def without(self, positions: Collection[int]) -> None:
+        """Take these leaves to have no rows."""
+        self.has_rows = [has and i not in positions for i, has in enumerate(self.has_rows)]
+
+    def _sized(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.dim() > self.batch_dim and x.shape[self.batch_dim] == self.batch
+
+    def _batch(self, names: list[str]) -> int:
+        for x, may in self.pairs():
+            if may and isinstance(x, Tensor) and x.dim() > self.batch_dim:
+                return x.shape[self.batch_dim]
+        kinds = {name: type(x).__name__ for name, x in zip(names, (*self.args, *self.kwargs.values()), strict=True)}
+        raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
+
+    def map(self, change: Callable[[Tensor], Tensor], chosen: Collection[bool] | None = None) -> Arguments:
+        """Arguments and keyword arguments with every chosen tensor changed: by default those that have rows."""
+        chosen = self.has_rows if chosen is None else chosen
+        leaves = [change(x) if take else x for x, take in zip(self.leaves, chosen, strict=True)]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return tuple(args), kwargs
+
+    def folded(self, samples: int) -> Arguments:
+        """(B, ...) to (S*B, ...), all rows of draw 0 first."""
+        if samples == 1:
+            return self.args, self.kwargs
+        return self.map(lambda x: fold(x, samples))
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the first rows make sense alone: no tensor can hold numbers of rows, as the edges of a graph do."""
+        tensors = [x for x in self.leaves if isinstance(x, Tensor)]
+        integers = [not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool) for x in tensors]
+        return not any(integers) or (all(integers) and all(self.has_rows))
+
+    @property
+    def ambiguous(self) -> list[int]:
+        """Positions of leaves whose size may be B by chance, such as a (T, T) mask with T = B: all after the first with rows."""
+        return [i for i, has in enumerate(self.has_rows) if has][1:]
+
+
+def fold(x: Tensor, samples: int) -> Tensor:
+    """(B, ...) to (S*B, ...), all rows of draw 0 first."""
+    return x.expand(samples, *x.shape).flatten(0, 1)

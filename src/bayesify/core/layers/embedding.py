@@ -1,0 +1,22 @@
+"""Embeddings, which look up rows of their weight."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesify.core.layer import BayesianLayer
+
+__all__ = ["BayesEmbedding"]
+
+
+class BayesEmbedding(BayesianLayer, nn.Embedding):
+    original = nn.Embedding
+
+    def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = F.embedding(x, weight)
+        # the padding token stays the zero vector, without noise and without gradient
+        return y if self.padding_idx is None else y.masked_fill((x == self.padding_idx).unsqueeze(-1), 0)
+
+    def square(self, x: Tensor) -> Tensor:
+        return x  # an index stands for a one-hot row, which is its own square
