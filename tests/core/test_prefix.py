@@ -167,19 +167,24 @@ class Counts(TorchDispatchMode):
 
 def test_certain_layers_see_every_row_once() -> None:
     bnn, x = made("a block")
-    predict(bnn, x, Categorical(), samples=2, seed=0)  # the comparison
-    with Counts() as counts:
-        predict(bnn, x, Categorical(), samples=50, chunk=8, batch_size=4, seed=0)
-    stem, side, block = (6, 3, 3, 3), (6, 3, 1, 1), (6, 6, 3, 3)
-    assert counts.rows == {str(stem): 9, str(side): 9, str(block): 50 * 9}  # the random layer, once per draw
+    predict(bnn, x, Categorical(), samples=2, seed=0)  # looks at the net
+    rows = []
+    for chunk in (8, 25):
+        with Counts() as counts:
+            predict(bnn, x, Categorical(), samples=50, chunk=chunk, batch_size=4, seed=0)
+        rows.append(counts.rows)
+    stem, side, block = (str(shape) for shape in ((6, 3, 3, 3), (6, 3, 1, 1), (6, 6, 3, 3)))
+    # two calls of two draws over three rows, without replay and with it: the comparison that every call of `predict` makes
+    compared = {stem: 12 + 3, side: 12 + 3, block: 12 + 12}
+    assert rows == 2 * [{stem: 9 + compared[stem], side: 9 + compared[side], block: 50 * 9 + compared[block]}]
 
 
 def test_a_random_layer_draws_for_every_row() -> None:
     bnn, x = made("a block, dropout")
-    predict(bnn, x, Categorical(), samples=2, seed=0)
+    predict(bnn, x, Categorical(), samples=2, seed=0)  # looks at the net
     with Counts() as counts:
         predict(bnn, x, Categorical(), samples=50, chunk=8, batch_size=4, seed=0)
-    assert counts.rows[str((6, 6, 3, 3))] == 50 * 9
+    assert counts.rows[str((6, 6, 3, 3))] == 50 * 9 + 24, "and for the comparison"
 
 
 def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +196,7 @@ def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pyte
         def forward(self, x: Tensor) -> Tensor:
             self.passes += 1
             h = self.first(x)
-            return self.second(h.tanh() if self.passes < 8 else h)
+            return self.second(h.tanh() if self.passes < 16 else h)
 
     def net() -> Any:
         torch.manual_seed(0)
@@ -199,11 +204,11 @@ def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pyte
 
     bnn = net()
     predict(bnn, TABLE, Categorical(), samples=1, seed=0)
-    assert bnn.net.passes == 5  # four of the comparison
+    assert bnn.net.passes == 9  # four look at the net, four compare
     fast = predict(bnn, TABLE, Categorical(), samples=6, chunk=2, seed=1)
     without_prefix(monkeypatch)
     other = net()
-    other.net.passes = 5
+    other.net.passes = 9
     plain = predict(other, TABLE, Categorical(), samples=6, chunk=2, seed=1)
     assert fast.mean.shape == plain.mean.shape
     assert bool(fast.mean.isfinite().all())
@@ -229,7 +234,7 @@ def test_no_kl_is_computed_while_predicting(monkeypatch: pytest.MonkeyPatch) -> 
             patch.setattr(owner, name, refuse)
             predict(bnn, x, Categorical(), samples=3, seed=0)
             with pytest.raises(AssertionError, match="KL"):
-                bnn(x)
+                bnn.kl()
 
 
 def test_training_mode_has_no_prefix() -> None:
@@ -264,10 +269,10 @@ def test_nothing_but_what_random_layers_need_is_kept(monkeypatch: pytest.MonkeyP
 
     bnn = bayesify(Deep().double().eval(), {"head": MCDropout(p=0.5)})
     predict(bnn, torch.randn(5, 64, dtype=F64), Categorical(), samples=2, seed=0)  # the comparison
-    refs.clear()
-    alive.clear()
     monkeypatch.setattr(F, "linear", watched)
     with torch.no_grad(), bnn.predicting((x := torch.randn(5, 64, dtype=F64),), {}, False, torch.manual_seed):
+        refs.clear()
+        alive.clear()
         bnn(x, samples=3)
         assert alive == [1], "the last one, which is in use"
         assert bnn._prefix is not None

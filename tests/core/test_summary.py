@@ -57,7 +57,7 @@ def test_text():
     ]
     assert text[8] == "left as they were:"
     assert text[9] == "  1 (MultiheadAttention): this type is not supported; register_layer teaches new ones"
-    assert text[10].startswith("  1.out_proj (NonDynamicallyQuantizableLinear): a subclass of Linear may use")
+    assert text[10].startswith("  1.out_proj (NonDynamicallyQuantizableLinear): nn.MultiheadAttention multiplies")
     assert len(text) == 11
     assert len(text[1]) == max(map(len, text[:7])), "the rule is as wide as the table"
     assert text[7].startswith("1 of 3 layers are random; KL ")

@@ -80,6 +80,7 @@ def bayesify(
         root = cast(Bayesian, method.whole(nets, partial(bayesify, batch_dim=batch_dim, fold=fold, shared=shared)))
         for each in (root, *root.members):
             each.batch_dim, each.shared = batch_dim, tuple(shared)
+            each.training = nets[0].training
         return root
     return _converted(nets[0], patterns, batch_dim, fold, tuple(shared))
 

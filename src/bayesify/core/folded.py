@@ -70,7 +70,8 @@ class Folded(Bayesian):
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch)
             outputs = self._run(forward_pass, call, samples)
             return [forward_pass], tree_map(lambda y: _unfold(y, samples, call.batch), outputs)
-        passes, runs = list[ForwardPass](), list[Any]()
+        passes: list[ForwardPass] = []
+        runs: list[Any] = []
         for s in range(samples):
             passes.append(self._new_pass(1, coherent, s == 0, None))
             runs.append(self._run(passes[-1], call, 1))

@@ -8,19 +8,34 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.core.generators import generator_states, set_generator_states
 
-if TYPE_CHECKING:
-    from bayesify.core.layer import BayesianLayer
-
-__all__ = ["ForwardPass", "Passes", "RowsError"]
+__all__ = ["ForwardPass", "Passes", "RandomLayer", "RowsError"]
 
 T = TypeVar("T")
+
+
+class RandomLayer(Protocol):
+    """What a pass asks of a layer; `BayesianLayer` has it."""
+
+    is_read: bool
+
+    def sampled(self, x: Tensor) -> Tensor:
+        """The random output for x (S*B, ...)."""
+        ...
+
+    def sample(self, samples: int) -> tuple[Tensor, Tensor | None]:
+        """Weight (S, *) and bias (S, *), drawn afresh."""
+        ...
+
+    def resting(self, name: str) -> Tensor | None:
+        """The posterior mean of weight or bias."""
+        ...
 
 
 class RowsError(RuntimeError):
@@ -63,7 +78,7 @@ class ForwardPass:
 
     # For posteriors
 
-    def once(self, key: nn.Module, make: Callable[[int], T]) -> T:
+    def once(self, key: Any, make: Callable[[int], T]) -> T:
         """What is drawn once per pass, so that a module used twice in it is one function.
 
         Args:
@@ -109,7 +124,7 @@ class ForwardPass:
         """Whether a random layer is at work, and not the net around it."""
         return self._depth > 0
 
-    def draw(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+    def draw(self, layer: RandomLayer) -> tuple[Tensor, Tensor | None]:
         """Weight (S, *) and bias (S, *) of a layer in this pass."""
         self._depth += 1
         try:
@@ -117,7 +132,7 @@ class ForwardPass:
         finally:
             self._depth -= 1
 
-    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+    def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
         """The output of a random layer for x (S*B, ...)."""
         if not torch.compiler.is_compiling():
             if self.rows is not None and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0):
@@ -130,7 +145,7 @@ class ForwardPass:
         finally:
             self._depth -= 1
 
-    def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
+    def read(self, layer: RandomLayer, name: str) -> Tensor | None:
         """What the net gets that reads a layer's weight or bias instead of calling it.
 
         Raises:
@@ -222,7 +237,7 @@ class Passes:
             self.current = None
             forward_pass.end()
 
-    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+    def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
         """The output of a layer that is called when no pass is under way: on its own, or by a backward pass that repeats it."""
         repeated = None
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1 and self._backward is not None:

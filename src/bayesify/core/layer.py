@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,14 @@ class Posterior(nn.Module, ABC):
         """
         if layer.is_replaced:
             raise NotImplementedError(f"{type(self).__name__} cannot start from the weights of a plain network")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As in `nn.Module`; the K kernels of a convolution, (K, O, I, *), count as K*O kernels where a memory format is set."""
+
+        def of_kernels(x: Tensor) -> Tensor:
+            return fn(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if x.dim() == 5 else fn(x)
+
+        return super()._apply(of_kernels, recurse)
 
     def remark(self) -> str:
         """What `summary` should say about this layer next to its numbers, such as what its conversion lost; usually nothing."""

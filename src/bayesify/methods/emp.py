@@ -201,6 +201,11 @@ class PatchPosterior(Posterior):
         p = self._probabilities(weight).to(weight)
         return torch.tensordot(p, weight, 1), None if bias is None else torch.tensordot(p, bias, 1)
 
+    def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
+        for components, mean in ((self.weight, weight), (self.bias, bias)):
+            if components is not None and mean is not None:
+                components.copy_(_spread(mean, layer, self.method))
+
     def kl(self, layer: BayesianLayer) -> Tensor:
         method = self.method
         weight, bias = self._components(layer)

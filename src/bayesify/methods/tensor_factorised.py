@@ -65,6 +65,9 @@ class TensorFactorised(Method):
 class FactorisedPosterior(Posterior):
     """first (O, R), core means and log standard deviations (K, R, R) in units of 1 / sqrt(R), last (R, I)."""
 
+    drops_weights = True
+    means = ("first", "core_mean", "last")
+
     def __init__(self, method: TensorFactorised, layer: BayesianLayer) -> None:
         super().__init__()
         self.method = method
@@ -95,6 +98,20 @@ class FactorisedPosterior(Posterior):
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         return gaussian_kl_sum(at_least_float32(self.core_mean), at_least_float32(self.core_log_std), 0.0, self.method.prior_std)
+
+    def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
+        # The best approximation of rank R, with the cores' means as they are.
+        product = torch.eye(self.rank, dtype=weight.dtype, device=weight.device)
+        for core in self.core_mean * self.rank**-0.5:
+            product = product @ core
+        u, s, v = torch.linalg.svd(weight.reshape(weight.shape[0], -1), full_matrices=False)
+        kept = min(self.rank, len(s))
+        self.first.zero_()[:, :kept] = u[:, :kept] * s[:kept].sqrt()
+        self.first.copy_(torch.linalg.solve(product, self.first, left=False))
+        self.last.zero_()[:kept] = s[:kept].sqrt().unsqueeze(1) * v[:kept]
+
+    def remark(self) -> str:
+        return "it started at random, whatever weight it had"
 
     def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         return self._weight(self.core_mean.unsqueeze(0), layer)[0], layer.bias  # independent cores: the mean of a product

@@ -33,6 +33,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
@@ -214,8 +215,22 @@ class StructuredDropoutPosterior(Posterior):
 def _connection(channels: int, rank: int | None) -> nn.Module:
     """FC, from one Householder vector to the next."""
     if rank is None:
-        return nn.Linear(channels, channels)
-    return nn.Sequential(nn.Linear(channels, rank), nn.ReLU(), nn.Linear(rank, channels))
+        return _Affine(channels, channels)
+    return nn.Sequential(_Affine(channels, rank), nn.ReLU(), _Affine(rank, channels))
+
+
+class _Affine(nn.Module):
+    """A linear map that is no layer of the net: what wraps or counts each `nn.Linear` (FSDP) does not meet it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear
+        nn.init.uniform_(self.bias, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Literal, get_args
 
 import torch
@@ -34,6 +35,7 @@ from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.vector_law import VectorLaw
+from bayesify.errors import BayesifyWarning
 from bayesify.functional import (
     Structure,
     at_least_float32,
@@ -112,6 +114,8 @@ class WHVI(Method):
 class HadamardPosterior(Posterior):
     """s1, s2 (K, D) of K blocks of size D, the law of g, and the deviations of the bias, whose mean is the layer's own."""
 
+    means = ("s1", "s2", "g.mean")
+
     s1: Tensor | None
     s2: Tensor | None
     s1_log_std: Tensor | None
@@ -130,7 +134,8 @@ class HadamardPosterior(Posterior):
             self.size = _power_of_two(self.columns)
             self.count = -(-self.rows // self.size)
         s1, s2, g, residual = self._project(layer.weight) if method.initial == "pretrained" else self._random(layer.fan_in)
-        self.register_buffer("residual", residual)
+        self.register_buffer("residual", residual, persistent=residual is not None)
+        self.drops_weights = method.initial == "random"
         self.g = VectorLaw(g, method.initial_std, full=method.covariance == "full", flows=method.flows)
         for name, value, there in (("s1", s1, method.structure != "GH"), ("s2", s2, "S2" in method.structure)):
             self.register_parameter(name, nn.Parameter(value) if there else None)
@@ -170,6 +175,23 @@ class HadamardPosterior(Posterior):
             return F.pad(weight.flatten(), (0, self.size**2 - weight.numel())).reshape(1, self.size, self.size)
         padding = (0, self.size - self.columns, 0, self.count * self.size - self.rows)
         return F.pad(weight.reshape(self.rows, self.columns), padding).reshape(self.count, self.size, self.size)
+
+    def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
+        if self.method.structure != "S1HGHS2" or self.method.flows:
+            warnings.warn(
+                f'structure={self.method.structure!r} with flows={self.method.flows} has no projection: a layer stays random '
+                "whatever weight the checkpoint has for it",
+                BayesifyWarning,
+                stacklevel=2,
+            )
+            return
+        s1, s2, g, residual = self._project(weight)
+        self.g.mean.copy_(g)
+        for name, value in (("s1", s1), ("s2", s2)):
+            getattr(self, name).copy_(value)
+            if getattr(self, f"{name}_prior_std") is not None:
+                getattr(self, f"{name}_prior_std").copy_(value.square().mean().sqrt().clamp_min(1e-12))
+        self.residual = residual
 
     def remark(self) -> str:
         if self.residual is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.layer import BayesianLayer
 from bayesify.core.replay.marks import mark, mark_of, tensors_in
 from bayesify.functional import local_reparameterization
-
-if TYPE_CHECKING:
-    from bayesify.core.layer import BayesianLayer
 
 __all__ = ["MISFITS", "Prefix", "PrefixError", "ReplayPass", "leaves_stand_ins"]
 
