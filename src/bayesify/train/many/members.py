@@ -13,7 +13,7 @@ from bayesify.core.model import Bayesian
 from bayesify.likelihoods import Likelihood
 from bayesify.train.batches import seed_for
 from bayesify.train.history import History
-from bayesify.train.many.loop import Training
+from bayesify.train.training import Training
 
 __all__ = ["average", "merged", "with_members"]
 

@@ -1,0 +1,47 @@
+"""The batches of one model: training data, validation data and auxiliary inputs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from bayesify.train.auxiliary import auxiliary_inputs
+from bayesify.train.batch import Place
+from bayesify.train.batches import Batches, batches_of, seed_for
+from bayesify.train.device import seed_noise
+from bayesify.train.training import Training
+
+__all__ = ["Sources", "sources_of"]
+
+
+class Sources(NamedTuple):
+    """Where the batches of one model come from.
+
+    Attributes:
+        train: the training data.
+        held_out: the validation data.
+        sampler: makes auxiliary inputs for a network that needs them, where none are given.
+    """
+
+    train: Batches
+    held_out: Batches | None
+    sampler: nn.Module | None
+
+
+def sources_of(training: Training, batch_size: int, device: torch.device, rank: int = 0, world: int = 1) -> Sources:
+    """The checked data of one model, for process `rank` of `world`.
+
+    Raises:
+        TypeError, ValueError: data that the model or its likelihood cannot take.
+    """
+    bnn, likelihood, seed = training.bnn, training.likelihood, training.seed
+    seed_noise(device, seed, "checks")
+    common: Any = {"batch_size": batch_size, "place": Place(device, next(bnn.parameters()).dtype)}
+    train = batches_of("data", training.data, bnn, likelihood, seed=seed, rank=rank, world=world, **common)
+    train, sampler = auxiliary_inputs(training.auxiliary, train, bnn, seed=seed_for(seed, "auxiliary", rank), **common)
+    if training.validation is None:
+        return Sources(train, None, sampler)
+    held_out = batches_of("validation", training.validation, bnn, likelihood, seed=seed, shuffle=False, **common)
+    return Sources(train, held_out, sampler)
