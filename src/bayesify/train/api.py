@@ -41,6 +41,7 @@ def fit(
     epochs: int = 100,
     batch_size: int = 128,
     samples: int = 1,
+    n: int | None = None,
     beta: float | KLSchedule = 1.0,
     local_beta: float | None = None,
     learning_rate: float = 1e-3,
@@ -65,7 +66,7 @@ def fit(
 ) -> History:
     r"""Train a Bayesian network and its likelihood, in place, by maximising the evidence lower bound.
 
-    Every step descends $-\mathrm{ELBO} / n$ of one batch (see `elbo`), n being the number of training examples. With `validation`
+    Every step descends $-\mathrm{ELBO} / n$ of one batch (see `elbo`), `n` being the number of training examples. With `validation`
     the weights of the epoch with the lowest validation NLL are kept, otherwise those of the last epoch. Data and net are checked
     first. Afterwards the net is back on its device, its modules in the train or eval mode they were in.
 
@@ -77,11 +78,16 @@ def fit(
         bnn: what `bayesify` returned.
         data: `(inputs, y)` tensors, a `Dataset` or a `DataLoader` of the same. Inputs are one tensor, a tuple (positional) or a
             dict (keyword arguments of the net). Tensors are the fastest: rows are cut out of them. A loader keeps its own order
-            and batch size.
+            and batch size. An `IterableDataset` needs `n`, keeps its own order, and has to start again whenever it is iterated
+            over; a schedule of `beta` also needs its `__len__`.
         likelihood: of the targets; what it learns (noise) is trained along.
         epochs: passes over the data, all in all (a resumed run makes the missing ones).
         batch_size: examples per step and device; a single one left over joins the last batch.
         samples: S, posterior draws per example and step.
+        n: the number of examples in the whole training set, by which the KL is divided. None for the length of the data set,
+            however many examples a sampler draws per epoch; samplers that can only visit a part of it count that part. Give it
+            where the length is unknown, where `data` is a part of the training set (n is larger), or where it holds copies (n is
+            smaller, with a warning).
         beta: weight of the KL, or its schedule, evaluated at every step.
         local_beta: weight of the per-example KL of methods that have one; None for the one the method asks for.
         learning_rate: of Adam; not used by a given `optimizer`.
@@ -128,7 +134,7 @@ def fit(
     """
     training = Training(
         bnn=bnn, data=data, likelihood=likelihood, auxiliary=auxiliary, validation=validation, seed=seed, beta=beta,
-        local_beta=local_beta, learning_rate=learning_rate,
+        local_beta=local_beta, learning_rate=learning_rate, n=n,
     )  # fmt: skip
     settings = Settings(
         epochs=epochs, batch_size=batch_size, samples=samples, optimizer=optimizer, scheduler=scheduler, clip_norm=clip_norm,

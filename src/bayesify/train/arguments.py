@@ -20,6 +20,8 @@ def check(training: Training, settings: Settings, **more_counts: int) -> None:
     counts = {name: getattr(settings, name) for name in ("epochs", "batch_size", "samples", "validation_samples")}
     for name, count in {**counts, **more_counts}.items():
         check_integer(name, count)
+    if training.n is not None:
+        check_integer("n", training.n)
     check_integer("seed", training.seed, least=0)
     check_positive("learning_rate", training.learning_rate)
     if settings.clip_norm is not None:

@@ -99,7 +99,7 @@ def describe(name: str, batches: Batches | None) -> dict[str, object]:
     """What has to be the same for a run to go on: the number of examples and, in memory, their values."""
     if batches is None:
         return {f"examples of {name}": 0}
-    settings: dict[str, object] = {f"examples of {name}": batches.n, f"batches of {name}": len(batches)}
+    settings: dict[str, object] = {f"examples of {name}": batches.examples, f"batches of {name}": batches.steps}
     if batches.tensors is not None:
         settings[f"checksum of {name}"] = _fingerprint((batches.tensors.inputs, batches.tensors.y))
     return settings

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from bayesify.train.batch import Batch
 from bayesify.train.batches import Batches
 from bayesify.train.checkpoint import Run, describe, named
 from bayesify.train.device import borrowed, seed_noise
+from bayesify.train.examples import check_seen
 from bayesify.train.fabric import log, make_fabric, reduce, share_buffers
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
 from bayesify.train.objective import Objective, log_density
@@ -71,6 +73,7 @@ def fit_one(training: Training, settings: Settings, options: Options) -> History
     with borrowed(both, fabric.device), ProgressBar("training", shown) as bar:
         loop = _Loop(training, settings, options, fabric, parameters, bar)
         loop.begin()
+        loop.run.history.n = loop.sources.n
         loop.run_epochs()
         if loop.run.best is not None:
             loop.run.module.load_state_dict(loop.run.best)
@@ -113,7 +116,8 @@ class _Loop:
             "optimizer": named(run.optimizer, run.optimizer.defaults),
             "scheduler": named(run.scheduler, run.scheduler.state_dict() if run.scheduler else {}),
             "patience": settings.patience, "precision": self.options.precision, "processes": self.fabric.world_size,
-            **describe("data", self.sources.train), **describe("validation", self.sources.held_out),
+            **describe("data", self.sources.train), "examples of data": self.sources.n,
+            **describe("validation", self.sources.held_out),
             **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in self.objective.state_dict().items()},
         }  # fmt: skip
 
@@ -130,8 +134,9 @@ class _Loop:
 
     def run_epochs(self) -> None:
         """Train the epochs that are missing."""
-        run, epochs, steps = self.run, self.settings.epochs, len(self.sources.train)
-        self.bar.total, self.bar.done = epochs * steps, len(run.history) * steps
+        run, epochs, steps = self.run, self.settings.epochs, self.sources.train.steps
+        if steps is not None:
+            self.bar.total, self.bar.done = epochs * steps, len(run.history) * steps
         for epoch in range(len(run.history) + 1, epochs + 1):
             if run.history.stopped_early:
                 break
@@ -160,17 +165,16 @@ class _Loop:
 
     def _train(self, epoch: int) -> dict[str, float]:
         """One step per batch, or per `accumulate` batches."""
-        train, accumulate = self.sources.train, self.options.accumulate
-        steps = len(train)
         terms: list[Tensor] = []
         sizes: list[int] = []
         betas: list[float] = []
-        for step, batch in enumerate(train.epoch(epoch)):
-            betas.append(self.training.beta_at(((epoch - 1) * steps + step) / (self.settings.epochs * steps)))
-            group = min(accumulate, steps - step // accumulate * accumulate)  # the last one of an epoch may be smaller
-            terms.append(self._step(batch, betas[-1], group, step % accumulate == group - 1))
+        for step, (batch, group, last) in enumerate(_grouped(self.sources.train, epoch, self.options.accumulate)):
+            betas.append(self.training.beta_at(self._progress(epoch, step)))
+            terms.append(self._step(batch, betas[-1], group, last))
             sizes.append(batch.size)
             self.bar.advance()
+        if epoch == 1 and self.sources.train.examples is None:
+            check_seen(self.sources.n, sum(sizes))
         share_buffers(self.objective, self.fabric)
         table = reduce(self.fabric, torch.stack(terms), "mean").double().cpu()
         learning_rate = float(self.run.optimizer.param_groups[0]["lr"])
@@ -180,10 +184,15 @@ class _Loop:
             raise FloatingPointError(broken + (f" The checkpoint {path} is from before it." if path is not None else ""))
         return epoch_record(table, sizes, betas, learning_rate)
 
+    def _progress(self, epoch: int, step: int) -> float:
+        """The share of all steps that is done, by which a schedule goes; data whose number of steps is unknown have none."""
+        steps = self.sources.train.steps
+        return 0.0 if steps is None else min(1.0, ((epoch - 1) * steps + step) / (self.settings.epochs * steps))
+
     def _step(self, batch: Batch, beta: float, group: int, last: bool) -> Tensor:
         """Descend one batch of a group, the last of which moves the weights; its loss, NLL and KL."""
         with self.fabric.no_backward_sync(self.model, enabled=not last):
-            loss, nll, kl = self.model(batch, self.settings.samples, self.sources.train.n, beta, self.training.local_weight)
+            loss, nll, kl = self.model(batch, self.settings.samples, self.sources.n, beta, self.training.local_weight)
             self.fabric.backward(loss if group == 1 else loss / group)
         if last:
             if self.settings.clip_norm is not None:
@@ -220,3 +229,18 @@ class _Loop:
         self.bar.text = " · ".join([f"epoch {epoch}", *(f"{names[n]} {v:.4g}" for n, v in record.items() if n in names)])
         for logger in options.loggers if first else ():
             log(logger, epoch, record)
+
+
+def _grouped(batches: Batches, epoch: int, accumulate: int) -> Iterator[tuple[Batch, int, bool]]:
+    """The batches of one epoch, each with the size of the group that makes a step and whether it is the last of it.
+
+    The last group of an epoch may be smaller.
+    """
+    if batches.exact and batches.steps is not None:
+        for number, batch in enumerate(batches.epoch(epoch)):
+            group = min(accumulate, batches.steps - number // accumulate * accumulate)
+            yield batch, group, number % accumulate == group - 1
+        return
+    source = batches.epoch(epoch)
+    while group := list(islice(source, accumulate)):
+        yield from ((batch, len(group), number == len(group)) for number, batch in enumerate(group, start=1))

@@ -34,6 +34,7 @@ class Training:
     beta: float | KLSchedule = 1.0
     local_beta: float | None = None
     learning_rate: float = 1e-3
+    n: int | None = None
 
     @property
     def local_weight(self) -> float:

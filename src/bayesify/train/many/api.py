@@ -169,7 +169,7 @@ class _Work:
                 return {i: history for kind in kinds for i, history in self._train(kind).items()}
             if self.together:
                 raise ValueError(f"these models cannot be trained together: {reason}; pass together=None")
-        return {i: train_alone(self.trainings[i], self.settings, self.device, self.bar.advance) for i in group}
+        return {i: train_alone(self.trainings[i], self.sources[i].n, self.settings, self.device, self.bar.advance) for i in group}
 
 
 def _check(trainings: Sequence[Training], settings: Settings) -> None:
@@ -193,9 +193,10 @@ def _check(trainings: Sequence[Training], settings: Settings) -> None:
 def _groups(trainings: Sequence[Training], sources: Sequence[Sources]) -> list[list[int]]:
     """Which models may be stacked: same architecture and shapes; sorted by learning rate: equal ones share an optimiser."""
     groups: dict[object, list[int]] = {}
-    for i, (training, (train, held_out, auxiliary)) in enumerate(zip(trainings, sources, strict=True)):
-        objective = Objective(training.bnn, training.likelihood, auxiliary)
+    for i, (training, (n, train, held_out, sampler)) in enumerate(zip(trainings, sources, strict=True)):
+        objective = Objective(training.bnn, training.likelihood, sampler)
         key: Any = (
+            n,
             [(name, type(module)) for name, module in objective.named_modules()],
             [(name, x.shape, x.dtype, x.requires_grad) for name, x in objective.state_dict(keep_vars=True).items()],
             *(None if source is None else _shapes(source) for source in (train, held_out)),
@@ -209,7 +210,7 @@ def _groups(trainings: Sequence[Training], sources: Sequence[Sources]) -> list[l
 
 def _shapes(source: Batches) -> object:
     whole = source.tensors
-    return None if whole is None else (source.n, [(x.shape, x.dtype) for x in tree_leaves((whole.inputs, whole.y))])
+    return None if whole is None else [(x.shape, x.dtype) for x in tree_leaves((whole.inputs, whole.y))]
 
 
 def _kinds(group: list[int], trainings: Sequence[Training]) -> list[list[int]]:

@@ -23,9 +23,9 @@ from bayesify.train.training import Settings, Training
 __all__ = ["train_alone", "train_together"]
 
 
-def train_alone(training: Training, settings: Settings, device: torch.device, advance: Callable[[int], object]) -> History:
-    """Train one model as `fit` does; a failure is noted in the history."""
-    history = History()
+def train_alone(training: Training, n: int, settings: Settings, device: torch.device, advance: Callable[[int], object]) -> History:
+    """Train one model as `fit` does; a failure is noted in the history, which has `n` examples."""
+    history = History(n=n)
 
     def log(record: dict[str, float]) -> None:
         history.append({name: value for name, value in record.items() if name != "epoch"})
@@ -69,7 +69,7 @@ def train_together(
     with ExitStack() as exits:
         for objective in objectives:
             exits.enter_context(borrowed(objective, device))
-        stack = Stack(objectives, device, settings.samples, compile)
+        stack = Stack(objectives, sources[0].n, device, settings.samples, compile)
         loop = _Loop(trainings, sources, settings, stack)
         for epoch in range(1, settings.epochs + 1):
             loop.run_epoch(epoch)
@@ -96,7 +96,7 @@ class _Loop:
         self.held_out = StackedData(held_out) if held_out else None
         rates = [training.learning_rate for training in trainings]
         self.optimizers = Optimizers(stack.parameters, rates, settings.optimizer, settings.scheduler, settings.clip_norm)
-        self.histories = [History() for _ in trainings]
+        self.histories = [History(n=own.n) for own in sources]
         self.best: list[dict[str, Tensor] | None] = [None] * len(trainings)
         self.running = set(range(len(trainings)))
 
@@ -158,4 +158,4 @@ class _Loop:
             log_prob = partial(self.stack.log_prob, batch, held_out)
             density = log_density(log_prob, size, self.settings.samples, self.settings.validation_samples)
             total += density.double().sum(1).cpu()
-        return (-total / held_out.n).tolist()
+        return (-total / held_out.rows).tolist()

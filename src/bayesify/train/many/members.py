@@ -49,7 +49,7 @@ def average(likelihood: Likelihood, members: Sequence[Likelihood]) -> None:
 
 def merged(histories: Sequence[History]) -> History:
     """One history of several: means over the models that still ran, `seconds` as a sum; what went wrong, by member."""
-    one = History(stopped_early=all(history.stopped_early for history in histories))
+    one = History(stopped_early=all(history.stopped_early for history in histories), n=histories[0].n)
     for field in dataclasses.fields(History):
         rows = [getattr(history, field.name) for history in histories]
         if isinstance(rows[0], list):
