@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Constant", "Cyclical", "KLSchedule", "LinearWarmup", "elbo"]
 
 
-def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, local_beta: float | Tensor = 1.0) -> Tensor:
+def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, local_beta: float | Tensor | None = None) -> Tensor:
     r"""Evidence lower bound per example, estimated from one minibatch; `-elbo(...)` is the loss.
 
     $$\frac{1}{SB}\sum_{s,b} \log p(y_b \mid x_b, w_s) \;-\; \frac{\beta}{n}\,\mathrm{KL}
@@ -30,7 +30,8 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
             `draws.score` is given, its values also decide the gradient of the probabilities of discrete choices.
         n: the number of examples in the whole training set; the KL is paid once per data set, so each example pays 1/n of it.
         beta: weight of the KL; a `KLSchedule` gives it as training goes on. 1 is the bound, below 1 a cold posterior.
-        local_beta: weight of the per-example KL of methods that have one.
+        local_beta: weight of the per-example KL of methods that have one; None for the one the method asks for
+            (`draws.local_beta`).
 
     Returns:
         Nats per example, a scalar to maximise.
@@ -56,6 +57,7 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
         )
     if draws.score is not None:
         log_prob = log_prob + draws.score.unsqueeze(1) * _advantage(log_prob.detach())
+    local_beta = draws.local_beta if local_beta is None else local_beta
     return log_prob.mean() - beta / n * draws.kl - local_beta * draws.local_kl.mean()
 
 

@@ -33,12 +33,14 @@ class Draws(NamedTuple):
         local_kl: (B,) of at least float32, nats, paid once per example (zero for methods without one).
         score: (S,) zeros whose gradient is that of the log probability of each draw's discrete choices; `elbo` needs it to learn
             such probabilities. None where nothing of the kind is learned.
+        local_beta: the weight of `local_kl` that the method asks for (`VIFO(eta=...)`); `elbo` uses it unless told otherwise.
     """
 
     outputs: Tensor
     kl: Tensor
     local_kl: Tensor
     score: Tensor | None = None
+    local_beta: float = 1.0
 
 
 class NormalOutputs(NamedTuple):
@@ -46,13 +48,14 @@ class NormalOutputs(NamedTuple):
 
     Attributes:
         mean, std: (B, ...) of at least float32.
-        kl, local_kl: as in `Draws`.
+        kl, local_kl, local_beta: as in `Draws`.
     """
 
     mean: Tensor
     std: Tensor
     kl: Tensor
     local_kl: Tensor
+    local_beta: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
