@@ -192,7 +192,7 @@ class _Loop:
     def _step(self, batch: Batch, beta: float, group: int, last: bool) -> Tensor:
         """Descend one batch of a group, the last of which moves the weights; its loss, NLL and KL."""
         with self.fabric.no_backward_sync(self.model, enabled=not last):
-            loss, nll, kl = self.model(batch, self.settings.samples, self.sources.n, beta, self.training.local_weight)
+            loss, nll, kl = self.model(batch, self.settings.samples, self.sources.n, beta, self.training.local_beta)
             self.fabric.backward(loss if group == 1 else loss / group)
         if last:
             if self.settings.clip_norm is not None:

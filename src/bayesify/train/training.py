@@ -38,7 +38,7 @@ class Training:
 
     @property
     def local_weight(self) -> float:
-        """`local_beta`, or the weight the method asks for."""
+        """`local_beta`, or the weight the method asks for, as a number."""
         return self.bnn.local_beta if self.local_beta is None else self.local_beta
 
     def beta_at(self, progress: float) -> float:

@@ -31,7 +31,6 @@ def with_members(trainings: Sequence[Any]) -> list[list[Any]]:
                 bnn=member,
                 likelihood=copy.deepcopy(training.likelihood),
                 seed=seed_for(training.seed, "member", k),
-                local_beta=training.local_weight,
             )
             for k, member in enumerate(members)
         ]
