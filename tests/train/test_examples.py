@@ -57,6 +57,13 @@ class Unmeasured(Dataset):
         return X[i], Y[i]
 
 
+class Lettered(Dataset):
+    """Rows by letter."""
+
+    def __getitem__(self, letter):
+        return X[ord(letter) - ord("a")], Y[ord(letter) - ord("a")]
+
+
 class Stream(IterableDataset):
     def __init__(self, rows=40):
         self.rows = rows
@@ -143,7 +150,9 @@ SOME = torch.cat([torch.ones(10), torch.zeros(30)])
         (loader(SubsetRandomSampler([*range(10)] * 3)), 10),
         (loader(SubsetRandomSampler(range(10)), Unmeasured()), 10),
         (loader([3, 1, 4, 1, 5]), 4),
+        (loader(SubsetRandomSampler("abba"), Lettered()), 2),
         (loader(range(10)), 10),
+        (DataLoader(ROWS, batch_sampler=[[0, 1], [2, 0]]), 3),
         (loader(DistributedSampler(ROWS, num_replicas=4, rank=1)), 40),
         (loader(Custom([*range(40)] * 10)), 40),
         (DataLoader(ROWS, batch_sampler=BatchSampler(RandomSampler(ROWS, replacement=True, num_samples=400), 8, False)), 40),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -39,7 +38,8 @@ def examples_of(loader: DataLoader[Any]) -> int | None:
     """
     sampler = _sampler_of(loader)
     if isinstance(sampler, (SubsetRandomSampler, *_FIXED)):
-        return torch.as_tensor(getattr(sampler, "indices", sampler)).unique().numel()
+        indices: Any = getattr(sampler, "indices", sampler)
+        return len(set(indices.tolist() if isinstance(indices, Tensor) else indices))
     if isinstance(sampler, WeightedRandomSampler):
         return int((sampler.weights > 0).sum())
     if isinstance(sampler, RandomSampler | SequentialSampler):
@@ -49,8 +49,11 @@ def examples_of(loader: DataLoader[Any]) -> int | None:
 
 def _sampler_of(loader: DataLoader[Any]) -> Any:
     """What chooses the examples of a loader; None where the data set yields whole batches, and its length is their number."""
-    if loader.batch_sampler is not None:
-        return getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
+    batches: Any = loader.batch_sampler
+    if isinstance(batches, list | tuple):
+        return [index for batch in batches for index in batch]
+    if batches is not None:
+        return getattr(batches, "sampler", batches)
     return loader.sampler.sampler if isinstance(loader.sampler, BatchSampler) else None
 
 

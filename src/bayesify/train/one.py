@@ -25,7 +25,7 @@ from bayesify.train.examples import check_seen
 from bayesify.train.fabric import log, make_fabric, reduce, share_buffers
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
 from bayesify.train.objective import Objective, log_density
-from bayesify.train.sources import Sources, sources_of
+from bayesify.train.sources import sources_of
 from bayesify.train.training import Settings, Training
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class _Loop:
     ) -> None:
         self.training, self.settings, self.options = training, settings, options
         self.fabric, self.parameters, self.bar = fabric, parameters, bar
-        self.sources: Sources = sources_of(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
+        self.sources = sources_of(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
         self.objective = Objective(training.bnn, training.likelihood, self.sources.sampler)
         # Fused Adam unscales gradients itself, which does not go with clipping under a gradient scaler.
         adam = partial(torch.optim.Adam, lr=training.learning_rate, fused=options.precision != "16-mixed")
