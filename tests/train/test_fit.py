@@ -512,3 +512,15 @@ def test_training_flushes_subnormal_numbers_to_zero_and_leaves_that_as_it_was(be
         assert flushes() == before
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_without_local_beta_the_draws_say_what_a_local_kl_weighs() -> None:
+    class Local(type(net())):
+        def forward(self, *inputs, samples=1, coherent=False, **kwargs):
+            draws = super().forward(*inputs, samples=samples, coherent=coherent, **kwargs)
+            return draws._replace(local_kl=draws.local_kl + 3.0, local_beta=0.25)
+
+    bnn = net()
+    bnn.__class__ = Local
+    history = fit_cpu(bnn, (X, Y), Gaussian(), epochs=1, beta=0.0)
+    assert history.loss[0] == pytest.approx(history.nll[0] + 0.75, rel=1e-5)

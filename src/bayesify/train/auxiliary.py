@@ -86,12 +86,14 @@ class Paired(Batches):
     """Training batches, each with the next batch of auxiliary inputs, which begin anew when they are through."""
 
     def __init__(self, train: Batches, given: AuxiliaryInputs, bnn: Bayesian, seed: int, place: Place, batch_size: int) -> None:
-        self.train, self.n, self.tensors = train, train.n, train.tensors
+        self.train, self.tensors = train, train.tensors
+        self.examples, self.steps, self.exact = train.examples, train.steps, train.exact
         self.batch_dim, self.shared, self.seed, self.place = bnn.batch_dim, bnn.shared, seed, place
-        if isinstance(given, Dataset) and not isinstance(given, IterableDataset):
-            given = DataLoader(given, batch_size=batch_size, shuffle=True, generator=torch.Generator())
+        if isinstance(given, Dataset):
+            shuffle = not isinstance(given, IterableDataset)
+            given = DataLoader(given, batch_size=batch_size, shuffle=shuffle, generator=torch.Generator())
         if not isinstance(given, Tensor | tuple | dict | DataLoader):
-            raise TypeError(f"auxiliary must be tensors, a Dataset with a length or a DataLoader, got {type(given).__name__}")
+            raise TypeError(f"auxiliary must be tensors, a Dataset or a DataLoader, got {type(given).__name__}")
         self.source = given
         if not isinstance(given, DataLoader):
             leaves = tree_leaves(_rows(given, self.shared))
@@ -99,9 +101,6 @@ class Paired(Batches):
             if len(rows) != 1 or 0 in rows:
                 raise ValueError(f"auxiliary tensors must have one number of rows, above 0, got {sorted(rows) or 'none'}")
             self.order = Order(rows.pop(), batch_size, seed)
-
-    def __len__(self) -> int:
-        return len(self.train)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         extra = (inputs for turn in itertools.count() for inputs in self._turn(epoch, turn))
@@ -117,14 +116,15 @@ class Paired(Batches):
                 cut = tree_map(lambda x, i=index: x.index_select(self.batch_dim, i.to(x.device)), _rows(self.source, self.shared))
                 yield {**self.source, **cut} if isinstance(self.source, dict) else cut
             return
-        if len(self.source) == 0:
-            raise ValueError("auxiliary is empty: its loader has no batches")
         for owner in (self.source, self.source.sampler):
             generator = getattr(owner, "generator", None)
             if generator is not None:
                 generator.manual_seed(seed)
+        item = None
         for item in self.source:  # x, (x,) or (x, y), as `predict` takes them
             yield item[0] if isinstance(item, list | tuple) else item
+        if item is None:
+            raise ValueError("auxiliary is empty: its loader has no batches")
 
 
 def _rows(inputs: Any, shared: tuple[str, ...]) -> Any:

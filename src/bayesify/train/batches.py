@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from bayesify.train.batch import Batch, Inputs, Place, as_batch, check_batch, check_targets, take
+from bayesify.train.examples import examples_of, length_of
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -70,16 +71,16 @@ class Batches(ABC):
     """One pass over the data per epoch.
 
     Attributes:
-        n: the number of examples of the whole data set, whatever share of it this process sees.
+        examples: the number of examples of the whole data set, whatever share of it an epoch or this process sees; None if unknown.
+        steps: the number of batches this process makes of one epoch; None if unknown.
+        exact: whether `steps` can be relied on.
         tensors: all data, where it is in memory.
     """
 
-    n: int
+    examples: int | None
+    steps: int | None
+    exact: bool = True
     tensors: Batch | None = None
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of batches this process makes of one epoch."""
 
     @abstractmethod
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -90,13 +91,11 @@ class InMemory(Batches):
     """Tensors, cut by rows; moved to the device as a whole where they take at most a quarter of its free memory."""
 
     def __init__(self, whole: Batch, order: Order, batch_dim: int, shared: tuple[str, ...], place: Place) -> None:
-        self.n, self.order, self.batch_dim, self.shared, self.place = whole.size, order, batch_dim, shared, place
+        self.examples, self.steps = whole.size, len(order)
+        self.order, self.batch_dim, self.shared, self.place = order, batch_dim, shared, place
         size = sum(x.nbytes for x in tree_leaves((whole.inputs, whole.y)))
         roomy = place.device.type != "cuda" or 4 * size < torch.cuda.mem_get_info(place.device)[0]
         self.tensors = place(whole) if roomy else whole
-
-    def __len__(self) -> int:
-        return len(self.order)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self.order.epoch = epoch
@@ -110,12 +109,13 @@ class InMemory(Batches):
 class Loaded(Batches):
     """A loader; its own generators are seeded, and every batch is checked the first time round."""
 
-    def __init__(self, name: str, loader: DataLoader[Any], n: int, seed: int, place: Place, likelihood: Likelihood) -> None:
-        self.name, self.loader, self.n, self.seed, self.place, self.likelihood = name, loader, n, seed, place, likelihood
+    def __init__(
+        self, name: str, loader: DataLoader[Any], examples: int | None, seed: int, place: Place, likelihood: Likelihood
+    ) -> None:
+        self.name, self.loader, self.seed, self.place, self.likelihood = name, loader, seed, place, likelihood
+        self.examples, self.steps = examples, length_of(loader)
+        self.exact = not isinstance(loader.dataset, IterableDataset)  # workers may each end with a smaller batch
         self.checked = False
-
-    def __len__(self) -> int:
-        return len(self.loader)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         batch_sampler, sampler = self.loader.batch_sampler, self.loader.sampler
@@ -127,11 +127,15 @@ class Loaded(Batches):
             generator = getattr(owner, "generator", None)
             if generator is not None:
                 generator.manual_seed(seed_for(self.seed, "loader", epoch))
+        number = 0
         for number, item in enumerate(self.loader, start=1):
             batch = as_batch(f"batch {number} of {self.name}", item)
             if not self.checked:
                 check_batch(f"batch {number} of {self.name}", batch, self.likelihood)
             yield self.place(batch)
+        if number == 0:
+            when = f" in epoch {epoch}" if epoch else ""
+            raise ValueError(f"{self.name} gave no batches{when}; it must start again whenever it is iterated over")
         self.checked = True
 
 
@@ -163,20 +167,27 @@ def batches_of(
         order = Order(whole.size, batch_size, seed if shuffle else None, rank, world)
         return InMemory(whole, order, bnn.batch_dim, bnn.shared, place)
     if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset):
-            raise TypeError(f"{name} must have a length: the KL is divided by the number of examples; use a Dataset with __len__")
         if world > 1 and shuffle and not isinstance(data.sampler, DistributedSampler):
             raise ValueError(f"{name}: on several devices give the Dataset itself, or a DataLoader with a DistributedSampler")
-        n = len(data.dataset if isinstance(data.sampler, DistributedSampler) else data.sampler)  # pyright: ignore[reportArgumentType]
-        loader = data
-    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        n = len(data)  # pyright: ignore[reportArgumentType]
-        order = Order(n, batch_size, seed if shuffle else None, rank, world)
-        loader = DataLoader(data, batch_sampler=order, generator=torch.Generator())  # or it would draw from the noise's generator
+        loader, examples = data, examples_of(data)
+    elif isinstance(data, Dataset):
+        loader = _loader(name, data, batch_size, seed if shuffle else None, rank, world)
+        examples = length_of(data)
     else:
-        raise TypeError(
-            f"{name} must be a tuple (inputs, y) of tensors, a Dataset with a length or a DataLoader, got {type(data).__name__}"
-        )
-    if n == 0 or len(loader) == 0:
+        raise TypeError(f"{name} must be a tuple (inputs, y) of tensors, a Dataset or a DataLoader, got {type(data).__name__}")
+    if 0 in (examples, length_of(loader)):
         raise ValueError(f"{name} is empty")
-    return Loaded(name, loader, n, seed, place, likelihood)
+    return Loaded(name, loader, examples, seed, place, likelihood)
+
+
+def _loader(name: str, data: Dataset[Any], batch_size: int, seed: int | None, rank: int, world: int) -> DataLoader[Any]:
+    """A loader over a data set, shuffled where there is a seed."""
+    own: Any = {"generator": torch.Generator()}  # or it would draw from the noise's generator
+    if isinstance(data, IterableDataset):
+        if world > 1:
+            raise ValueError(f"{name}: on several devices an IterableDataset cannot be shared out; give a Dataset with a length")
+        return DataLoader(data, batch_size=batch_size, **own)
+    examples = length_of(data)
+    if examples is None:
+        raise TypeError(f"{name} must be a Dataset with a length, or a DataLoader with a sampler that needs none")
+    return DataLoader(data, batch_sampler=Order(examples, batch_size, seed, rank, world), **own)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
+from bayesify.train.batches import Batches
 from bayesify.train.history import History
 
-__all__ = ["Run", "fingerprint", "read", "write"]
+__all__ = ["Run", "describe", "named", "read", "write"]
 
 FORMAT = 1
 
@@ -41,6 +43,31 @@ class Run:
     scaler: Any
     history: History = dataclasses.field(default_factory=History)
     best: dict[str, Tensor] | None = None
+
+    def begin(self, path: Path, settings: dict[str, Any], resume: bool, first: bool) -> None:
+        """Go on from the checkpoint, or write the first one.
+
+        It is written before the work begins, and read back, so that a folder without room or permission, or an optimiser whose
+        state is no plain data, is known now.
+
+        Args:
+            path: of the checkpoint.
+            settings: what has to be the same for a run to go on.
+            resume: whether to go on.
+            first: whether this process is the one that writes.
+        """
+        if resume:
+            self.load(path, settings)
+        elif first:
+            self.save(path, settings)
+            try:
+                read(path)
+            except ValueError as error:
+                path.unlink()
+                raise TypeError(
+                    f"the state of {type(self.optimizer).__name__} or {type(self.scheduler).__name__} is more than tensors, "
+                    "numbers and strings, and cannot be read back safely; train with checkpoint=None or give it a plain state_dict"
+                ) from error
 
     def save(self, path: Path, settings: dict[str, Any]) -> None:
         """Write all of it; errors as in `write`."""
@@ -66,6 +93,22 @@ class Run:
         self.scaler.load_state_dict(state["scaler"])
         self.history = History(**state["history"])
         self.best = state["best"]
+
+
+def describe(name: str, batches: Batches | None) -> dict[str, object]:
+    """What has to be the same for a run to go on: the number of examples and, in memory, their values."""
+    if batches is None:
+        return {f"examples of {name}": 0}
+    settings: dict[str, object] = {f"examples of {name}": batches.examples, f"batches of {name}": batches.steps}
+    if batches.tensors is not None:
+        settings[f"checksum of {name}"] = _fingerprint((batches.tensors.inputs, batches.tensors.y))
+    return settings
+
+
+def named(thing: object, values: Mapping[str, Any]) -> str:
+    """The type with those of its settings that are numbers or words, to tell whether it is the same."""
+    words = [f"{name}={value!r}" for name, value in values.items() if isinstance(value, int | float | str)]
+    return f"{type(thing).__name__}({', '.join(words)})"
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
@@ -131,7 +174,7 @@ def _check_settings(path: Path, then: dict[str, Any], now: dict[str, Any]) -> No
         )
 
 
-def fingerprint(tensors: Any) -> int:
+def _fingerprint(tensors: Any) -> int:
     """A checksum of the values, so that a run is not continued on other data of the same shape (the next fold, say)."""
     value = 0
     for tensor in tree_leaves(tensors):

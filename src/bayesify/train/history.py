@@ -28,6 +28,7 @@ class History:
         validation_nll: negative log predictive density of the validation data, nats per example; empty without validation.
         stopped_early: whether `patience` ran out.
         failure: what went wrong, for one of many models trained together (`fit` raises it); None if nothing did.
+        n: the number of training examples, by which the KL was divided; None in a history that was saved before it was noted.
 
     Example:
         >>> history = History(loss=[3.0, 2.0, 1.0], validation_nll=[2.5, 2.0, 2.2])
@@ -44,6 +45,7 @@ class History:
     validation_nll: list[float] = dataclasses.field(default_factory=list)
     stopped_early: bool = False
     failure: str | None = None
+    n: int | None = None
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -67,7 +69,7 @@ class History:
         return self.best_epoch == len(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All lists and `stopped_early`, ready for JSON; `History(**fields)` reads it back."""
+        """All fields, ready for JSON; `History(**fields)` reads it back."""
         return dataclasses.asdict(self)
 
 

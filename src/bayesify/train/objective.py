@@ -32,7 +32,7 @@ class Objective(nn.Module):
         self.bnn, self.likelihood, self.auxiliary = bnn, likelihood, auxiliary
 
     def forward(
-        self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor
+        self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, minus the ELBO per example; the negative log likelihood per example; the KL of the data set."""
         draws, log_prob = self._expectation(batch) or self._draws(batch, samples)
@@ -56,7 +56,8 @@ class Objective(nn.Module):
         if outputs is None:
             return None
         log_prob = self.likelihood.expected_log_prob(outputs.mean, outputs.std, batch.y)
-        return Draws(outputs.mean.unsqueeze(0), outputs.kl, outputs.local_kl), log_prob.unsqueeze(0)
+        draws = Draws(outputs.mean.unsqueeze(0), outputs.kl, outputs.local_kl, local_beta=outputs.local_beta)
+        return draws, log_prob.unsqueeze(0)
 
 
 def log_density(log_prob: Callable[[int], Tensor], size: int, samples: int, draws: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Many models trained at once: `fit_many`.
 
 - `api` sorts models into groups that can be stacked
-- `loop` is the loop of `fit` for a stack of models
+- `loop` trains a stack of models together, or models one after another
 - `stack` holds the stacked tensors
 - `trace` makes one function of the functions of all models, `graph` traces and tidies it
 - `streams` gives every model its own random numbers
@@ -10,6 +10,5 @@
 """
 
 from bayesify.train.many.api import fit_many
-from bayesify.train.many.loop import Training
 
-__all__ = ["Training", "fit_many"]
+__all__ = ["fit_many"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -14,15 +15,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from bayesify.progress import ProgressBar
-from bayesify.train.arguments import check_model, check_numbers
+from bayesify.train.arguments import check
 from bayesify.train.batches import Batches, InMemory
+from bayesify.train.fabric import make_fabric
 from bayesify.train.history import History
 from bayesify.train.many.alike import alike
-from bayesify.train.many.loop import Plan, Sources, Training, sources_of, train_alone, train_together
+from bayesify.train.many.loop import train_alone, train_together
 from bayesify.train.many.members import average, merged, with_members
 from bayesify.train.many.trace import UntraceableError
 from bayesify.train.objective import Objective
-from bayesify.train.setup import make_fabric
+from bayesify.train.sources import Sources, sources_of
+from bayesify.train.training import Settings, Training
 
 __all__ = ["fit_many"]
 
@@ -89,73 +92,94 @@ def fit_many(
         [5, 5, 5]
     """
     parts = with_members(trainings)
-    trainings, whole = [part for own in parts for part in own], trainings
-    plan = Plan(
-        epochs, batch_size, samples, optimizer, scheduler, clip_norm, validation_samples, patience, compile,
-        device=_check(trainings, epochs, batch_size, samples, validation_samples, clip_norm, patience, accelerator),
+    singles = [part for own in parts for part in own]
+    settings = Settings(
+        epochs=epochs, batch_size=batch_size, samples=samples, optimizer=optimizer, scheduler=scheduler, clip_norm=clip_norm,
+        validation_samples=validation_samples, patience=patience,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[plan.device] if plan.device.type == "cuda" else []):
-        sources = [sources_of(training, plan) for training in trainings]
-    histories: dict[int, History] = {}
-    report = progress if callable(progress) else None
-    total = len(trainings) * epochs
-    with ProgressBar("training", False if callable(progress) else progress, total=total) as bar:
-
-        def advance(epochs: int) -> None:
-            bar.advance(epochs)
-            if report is not None:
-                report(min(1.0, bar.done / total))
-
-        queue = _groups(trainings, sources)
-        while queue:
-            group = queue.pop(0)
-            chosen = [trainings[i] for i in group]
-            begun, results = bar.done, None
-            if together or (together is None and len(group) > 1 and _small(chosen[0].bnn, batch_size * samples)):
-                try:
-                    results = train_together(chosen, [sources[i] for i in group], plan, advance)
-                except UntraceableError as error:  # nothing has changed yet but the bar
-                    bar.done = begun
-                    kinds = _kinds(group, trainings)
-                    if len(kinds) > 1:
-                        queue = kinds + queue
-                        continue
-                    if together:
-                        raise ValueError(f"these models cannot be trained together: {error}; pass together=None") from error
-            if results is None:
-                results = [train_alone(training, plan, advance) for training in chosen]
-            histories |= dict(zip(group, results, strict=True))
-    results = []
-    trained = iter(range(len(trainings)))
-    for i, (training, own) in enumerate(zip(whole, parts, strict=True)):
-        mine = [histories[next(trained)] for _ in own]
-        results.append(mine[0] if own[0] is training else merged(mine))
-        if own[0] is not training and results[i].failure is None:
-            average(training.likelihood, [part.likelihood for part in own])
-        if results[i].failure is not None:
-            warnings.warn(f"training {i} failed: {results[i].failure}", RuntimeWarning, stacklevel=2)
+    _check(singles, settings)
+    device = make_fabric(singles[0].bnn, accelerator, 1, "auto", "32-true").device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        sources = [sources_of(training, batch_size, device) for training in singles]
+    with _Progress(progress, total=len(singles) * epochs) as bar:
+        trained = iter(_Work(singles, sources, settings, device, together, compile, bar).histories())
+    results = [_put_together(training, own, [next(trained) for _ in own]) for training, own in zip(trainings, parts, strict=True)]
+    for i, result in enumerate(results):
+        if result.failure is not None:
+            warnings.warn(f"training {i} failed: {result.failure}", RuntimeWarning, stacklevel=2)
     return results
 
 
-def _check(
-    trainings: Sequence[Training],
-    epochs: int,
-    batch_size: int,
-    samples: int,
-    validation_samples: int,
-    clip_norm: float | None,
-    patience: int | None,
-    accelerator: str,
-) -> torch.device:
-    """Raise TypeError or ValueError unless everything but the data is as it should be; the device to train on."""
-    counts = {"epochs": epochs, "batch_size": batch_size, "samples": samples, "validation_samples": validation_samples}
+def _put_together(training: Training, parts: Sequence[Training], histories: Sequence[History]) -> History:
+    """The history of a training and, of an ensemble whose members were trained, the likelihood."""
+    if parts[0] is training:
+        return histories[0]
+    result = merged(histories)
+    if result.failure is None:
+        average(training.likelihood, [part.likelihood for part in parts])
+    return result
+
+
+class _Progress(ProgressBar):
+    """A bar, or a function that is told the share of the work that is done."""
+
+    def __init__(self, progress: bool | Callable[[float], object] | None, total: int) -> None:
+        self.report = progress if callable(progress) else None
+        self.whole = total
+        super().__init__("training", False if callable(progress) else progress, total=total)
+
+    def advance(self, by: float = 1) -> None:
+        super().advance(by)
+        if self.report is not None:
+            self.report(min(1.0, self.done / self.whole))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """Models to train, and what `fit_many` was told about how."""
+
+    trainings: Sequence[Training]
+    sources: Sequence[Sources]
+    settings: Settings
+    device: torch.device
+    together: bool | None
+    compile: bool
+    bar: _Progress
+
+    def histories(self) -> list[History]:
+        """Train all models, group by group; their histories in order."""
+        found: dict[int, History] = {}
+        for group in _groups(self.trainings, self.sources):
+            found |= self._train(group)
+        return [found[i] for i in range(len(self.trainings))]
+
+    def _train(self, group: list[int]) -> dict[int, History]:
+        """Train a group together if that is wanted and possible, otherwise in smaller groups or one after another."""
+        chosen, begun = [self.trainings[i] for i in group], self.bar.done
+        small = len(group) > 1 and _small(chosen[0].bnn, self.settings.batch_size * self.settings.samples)
+        if self.together or (self.together is None and small):
+            sources = [self.sources[i] for i in group]
+            try:
+                results = train_together(chosen, sources, self.settings, self.device, self.compile, self.bar.advance)
+                return dict(zip(group, results, strict=True))
+            except UntraceableError as error:  # nothing has changed yet but the bar
+                self.bar.done, reason = begun, str(error)
+            kinds = _kinds(group, self.trainings)
+            if len(kinds) > 1:
+                return {i: history for kind in kinds for i, history in self._train(kind).items()}
+            if self.together:
+                raise ValueError(f"these models cannot be trained together: {reason}; pass together=None")
+        return {i: train_alone(self.trainings[i], self.sources[i].n, self.settings, self.device, self.bar.advance) for i in group}
+
+
+def _check(trainings: Sequence[Training], settings: Settings) -> None:
+    """Raise TypeError or ValueError unless everything but the data is as it should be."""
     if not trainings:
         raise ValueError("trainings is empty; give one Training per model")
     for training in trainings:
         if not isinstance(training, Training):
             raise TypeError(f"trainings must hold Training(...), got {type(training).__name__}")
-        check_numbers(counts, training.seed, training.learning_rate, clip_norm)
-        check_model(training.bnn, training.beta, training.local_beta, patience, training.validation)
+        check(training, settings)
     owners: dict[int, int] = {}
     for i, training in enumerate(trainings):
         for module in (*training.bnn.modules(), *training.likelihood.modules()):
@@ -164,15 +188,15 @@ def _check(
                     f"trainings {owners[id(module)]} and {i} share a {type(module).__name__}; each needs a network and a "
                     "likelihood of its own (copy.deepcopy makes one)"
                 )
-    return make_fabric(trainings[0].bnn, accelerator, 1, "auto", "32-true").device
 
 
 def _groups(trainings: Sequence[Training], sources: Sequence[Sources]) -> list[list[int]]:
     """Which models may be stacked: same architecture and shapes; sorted by learning rate: equal ones share an optimiser."""
     groups: dict[object, list[int]] = {}
-    for i, (training, (train, held_out, auxiliary)) in enumerate(zip(trainings, sources, strict=True)):
-        objective = Objective(training.bnn, training.likelihood, auxiliary)
+    for i, (training, (n, train, held_out, sampler)) in enumerate(zip(trainings, sources, strict=True)):
+        objective = Objective(training.bnn, training.likelihood, sampler)
         key: Any = (
+            n,
             [(name, type(module)) for name, module in objective.named_modules()],
             [(name, x.shape, x.dtype, x.requires_grad) for name, x in objective.state_dict(keep_vars=True).items()],
             *(None if source is None else _shapes(source) for source in (train, held_out)),
@@ -186,7 +210,7 @@ def _groups(trainings: Sequence[Training], sources: Sequence[Sources]) -> list[l
 
 def _shapes(source: Batches) -> object:
     whole = source.tensors
-    return None if whole is None else (source.n, [(x.shape, x.dtype) for x in tree_leaves((whole.inputs, whole.y))])
+    return None if whole is None else [(x.shape, x.dtype) for x in tree_leaves((whole.inputs, whole.y))]
 
 
 def _kinds(group: list[int], trainings: Sequence[Training]) -> list[list[int]]:

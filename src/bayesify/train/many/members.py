@@ -13,7 +13,7 @@ from bayesify.core.model import Bayesian
 from bayesify.likelihoods import Likelihood
 from bayesify.train.batches import seed_for
 from bayesify.train.history import History
-from bayesify.train.many.loop import Training
+from bayesify.train.training import Training
 
 __all__ = ["average", "merged", "with_members"]
 
@@ -31,7 +31,6 @@ def with_members(trainings: Sequence[Any]) -> list[list[Any]]:
                 bnn=member,
                 likelihood=copy.deepcopy(training.likelihood),
                 seed=seed_for(training.seed, "member", k),
-                local_beta=training.local_weight,
             )
             for k, member in enumerate(members)
         ]
@@ -49,7 +48,7 @@ def average(likelihood: Likelihood, members: Sequence[Likelihood]) -> None:
 
 def merged(histories: Sequence[History]) -> History:
     """One history of several: means over the models that still ran, `seconds` as a sum; what went wrong, by member."""
-    one = History(stopped_early=all(history.stopped_early for history in histories))
+    one = History(stopped_early=all(history.stopped_early for history in histories), n=histories[0].n)
     for field in dataclasses.fields(History):
         rows = [getattr(history, field.name) for history in histories]
         if isinstance(rows[0], list):

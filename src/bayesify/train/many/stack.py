@@ -33,7 +33,7 @@ class StackedData:
         in_memory = [cast("InMemory", source) for source in sources]
         self.orders = [source.order for source in in_memory]
         flat = [tree_flatten((source.tensors.inputs, source.tensors.y)) for source in in_memory if source.tensors is not None]
-        self.n, self.sizes, self.structure = sources[0].n, self.orders[0].sizes(), flat[0][1]
+        self.rows, self.sizes, self.structure = self.orders[0].n, self.orders[0].sizes(), flat[0][1]
         self.leaves: list[Tensor] = []
         self.own: list[bool] = []
         for tensors in zip(*(leaves for leaves, _ in flat), strict=True):
@@ -47,7 +47,7 @@ class StackedData:
             order.epoch = epoch
             rows.append(torch.cat(list(order.indices())))
         shuffled = torch.stack(rows).to(self.leaves[0].device)
-        offset = torch.arange(len(self.orders), device=shuffled.device).unsqueeze(1) * self.n
+        offset = torch.arange(len(self.orders), device=shuffled.device).unsqueeze(1) * self.rows
         for row, own_row in zip(shuffled.split(self.sizes, 1), (shuffled + offset).split(self.sizes, 1), strict=True):
             where = {True: own_row.flatten(), False: row.flatten()}
             yield [
@@ -68,6 +68,7 @@ class Stack:
 
     Args:
         objectives: alike in the names, shapes and types of their parameters and buffers.
+        n: the number of training examples, by which the KL is divided.
         device: where they are.
         samples: S, draws per example and training step.
         compile: whether training steps become machine code.
@@ -78,8 +79,8 @@ class Stack:
         streams: where each model's random numbers come from.
     """
 
-    def __init__(self, objectives: Sequence[Objective], device: torch.device, samples: int, compile: bool) -> None:
-        self.objectives, self.samples, self.compile = objectives, samples, compile
+    def __init__(self, objectives: Sequence[Objective], n: int, device: torch.device, samples: int, compile: bool) -> None:
+        self.objectives, self.n, self.samples, self.compile = objectives, n, samples, compile
         states = [{**dict(o.named_parameters()), **dict(o.named_buffers())} for o in objectives]
         learned = [name for name, p in objectives[0].named_parameters() if p.requires_grad]
         self.names = _Names(learned, [name for name in states[0] if name not in set(learned)])
@@ -104,7 +105,7 @@ class Stack:
         arguments = [*self.parameters.values(), *self.state.values(), weights, *batch]
         key = tuple(x.shape for x in batch)
         if key not in self._steps:
-            steps = [_Step(o, self.names, self.samples, data.structure, data.n) for o in self.objectives]
+            steps = [_Step(o, self.names, self.samples, data.structure, self.n) for o in self.objectives]
             self._steps[key] = self._together([steps[kind] for kind in self.kinds], arguments, train=True), steps[0]
         together, step = self._steps[key]
         *outputs, terms = together(arguments, self.streams)

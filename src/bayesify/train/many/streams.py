@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.train.setup import seed_noise
+from bayesify.train.device import seed_noise
 
 __all__ = ["Draw", "Noise", "Streams"]
 
