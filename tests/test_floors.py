@@ -13,7 +13,7 @@ import bayesify
 
 SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
-    ("functional", "progress"),
+    ("functional", "progress", "errors"),
     ("core",),
     ("methods", "likelihoods", "predictive", "objectives", "predict", "metrics", "metrics_robustness", "testing"),
     ("data", "train", "estimators", "persistence", "plots", "report"),

@@ -15,6 +15,7 @@ from bayesify.core.checks import check_integer
 from bayesify.core.model import Bayesian, LayerReport
 from bayesify.core.posterior import Method
 from bayesify.core.sites import SITES, Drawing, Site
+from bayesify.errors import NothingRandomError
 
 __all__ = ["bayesify", "unbayesify"]
 
@@ -100,7 +101,7 @@ def bayesify(
             reports.append(LayerReport(name, kind, None if reason else chosen, reason))
         if all(report.method is None for report in reports):
             listing = "; ".join(f"{r.name or 'the net itself'} ({r.layer}): {r.reason}" for r in reports) or "it has no parameters"
-            raise ValueError(f"no layer of the net could be made random: {listing}")
+            raise NothingRandomError(f"no layer of the net could be made random: {listing}")
         root = _root(net, [report.method for report in reports])
     except BaseException:
         for layer, parameters in before:
