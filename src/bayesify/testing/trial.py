@@ -198,8 +198,8 @@ def _is_ensemble(method: Method) -> bool:
 
 @functools.cache
 def _probe(method: Method) -> Bayesian | None:
-    """The method's root around one linear layer; None if it leaves that as it is."""
+    """The method's root around a small network; None if it leaves that as it is."""
     try:
-        return bayesify(nn.Sequential(nn.Linear(2, 1)), method)
+        return bayesify(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), method)
     except NothingRandomError:
         return None
