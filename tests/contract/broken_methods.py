@@ -22,12 +22,12 @@ FAULTS = ("", "variance", "mean KL", "refilled buffer", "gradient of sigma")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Broken(Method):
-    """Independent normal weights without a bias, with a fault; the fault "" is none."""
+    """Independent normal weights and a certain bias, with a fault; the fault "" is none."""
 
     fault: str = ""
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
-        return BrokenPosterior(layer, self.fault) if layer.bias_shape is None else None
+        return BrokenPosterior(layer, self.fault)
 
 
 class BrokenPosterior(Posterior):
@@ -47,19 +47,20 @@ class BrokenPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         std = self._std()
+        bias = None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
         if self.fault != "refilled buffer":
-            return layer.weight + std * torch.randn(samples, *std.shape, dtype=std.dtype), None
+            return layer.weight + std * torch.randn(samples, *std.shape, dtype=std.dtype), bias
         draws = []
         for _ in range(samples):
             self.noise.data.normal_()
             draws.append(layer.weight + std * self.noise)
-        return torch.stack(draws), None
+        return torch.stack(draws), bias
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor] | None:
         if not self.has_moments:
             return None
         variance = self._std() ** 2 * (2 if self.fault == "variance" else 1)
-        return layer.op(x, layer.weight, None), layer.op(layer.square(x), variance, None)
+        return layer.op(x, layer.weight, layer.bias), layer.op(layer.square(x), variance, None)
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         kl = gaussian_kl_sum(at_least_float32(layer.weight), at_least_float32(self.log_std))

@@ -6,10 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from broken_methods import Broken
 
 from bayesify import MCDropout
 from bayesify.errors import ContractError
 from bayesify.testing import LAYERS, check_method
+from bayesify.testing.nets import TwoLayers
+from bayesify.testing.trial import Trial, numbers, require_equal_moments
 
 _CHECKS = {
     "": "",
@@ -36,3 +40,22 @@ def test_faults_are_found(flags: tuple[str, ...]) -> None:
 def test_a_method_that_supports_no_layer_breaks_the_contract() -> None:
     with pytest.raises(ContractError, match="supports none"):
         check_method(MCDropout(), {"LayerNorm": LAYERS["LayerNorm"]}, nets=())
+
+
+@pytest.mark.parametrize("fault", ["", "variance"])
+def test_moments_of_networks_tell_a_factor_of_two(fault: str) -> None:
+    torch.manual_seed(11)
+    trial = Trial(Broken(fault=fault), TwoLayers, (numbers(5, 4),))
+    if fault:
+        with pytest.raises(ContractError, match="variance"):
+            trial.require_equal_moments()
+    else:
+        trial.require_equal_moments()
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_comparisons_of_moments_tell_a_factor_of_two(factor: float) -> None:
+    truth, y = torch.randn(2, 800, 5, dtype=torch.float64)
+    require_equal_moments(y, truth)
+    with pytest.raises(ContractError, match="variance"):
+        require_equal_moments(factor**0.5 * y, truth)

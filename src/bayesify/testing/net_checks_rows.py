@@ -59,8 +59,8 @@ def check_batch_normalization_in_training(method: Method) -> None:
     trial.bnn.train()
     trial.require_equal_weights(coherent=True)
     with torch.no_grad(), quietly():
-        together = torch.cat([trial.bnn(x, samples=4).outputs for _ in range(100)])
-        one_by_one = torch.cat([trial.bnn(x).outputs for _ in range(400)])
+        together = torch.cat([trial.bnn(x, samples=4).outputs for _ in range(200)])
+        one_by_one = torch.cat([trial.bnn(x).outputs for _ in range(800)])
     require_equal_moments(together, one_by_one)
 
 
@@ -78,14 +78,10 @@ def check_compiled_positions(method: Method) -> None:
     compiled = torch.compile(trial.bnn, fullgraph=True, backend="aot_eager")
     x = trial.inputs[0][:1].expand(2, 8)
     with torch.no_grad(), quietly():
-        compiled(x, samples=4, coherent=True)
-        outputs = compiled(x, samples=4, coherent=True).outputs
+        outputs = torch.cat([compiled(x, samples=4, coherent=True).outputs for _ in range(8)])
     require_close(outputs[:, 0], outputs[:, 1], "equal rows in a compiled pass")
     if all(is_random(layer) for _, layer in random_layers(trial.bnn.net)):
-        require((outputs[1] != outputs[0]).any(), "all draws of the compiled pass are equal")
-    torch.compiler.reset()
-    trial = _positions(method)
-    trial.require_equal_moments(through=torch.compile(trial.bnn, fullgraph=True, backend="aot_eager"))
+        require((outputs != outputs[:1]).any(), "all draws of the compiled pass are equal")
 
 
 def check_mask_as_large_as_the_batch(method: Method) -> None:
