@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.convert import bayesify
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.outputs import Draws
-from bayesify.core.method import Method
-from bayesify.core.layer import BayesianLayer
 from bayesify.objectives import elbo
 
-__all__ = ["LAYERS", "Case", "References"]
+__all__ = ["LAYERS", "Case", "References", "random_layers"]
 
 
 def _trained_norm(norm: nn.Module, x: Tensor) -> nn.Module:
@@ -52,9 +52,9 @@ class References:
     """What only the author of a method knows, as independent references for `check_method`; each is optional.
 
     Attributes:
-        collapse: changes a site's posterior in place so that its spread vanishes.
-        to_prior: changes a site's posterior in place so that it equals the prior.
-        log_ratio: (site, weight (S, *), bias (S, *) or None) to log q - log p of each draw (S,), in nats, by other means than the
+        collapse: changes a layer's posterior in place so that its spread vanishes.
+        to_prior: changes a layer's posterior in place so that it equals the prior.
+        log_ratio: (layer, weight (S, *), bias (S, *) or None) to log q - log p of each draw (S,), in nats, by other means than the
             method's own (`torch.distributions`).
         noisy_kl: the KL is itself estimated by sampling.
     """
@@ -63,6 +63,11 @@ class References:
     to_prior: Callable[[BayesianLayer], None] | None = None
     log_ratio: Callable[[BayesianLayer, Tensor, Tensor | None], Tensor] | None = None
     noisy_kl: bool = False
+
+
+def random_layers(net: nn.Module) -> list[tuple[str, BayesianLayer]]:
+    """Names and modules of all layers that were made random."""
+    return [(name, module) for name, module in net.named_modules() if isinstance(module, BayesianLayer)]
 
 
 class Case:
@@ -82,9 +87,9 @@ class Case:
             torch.manual_seed(7)
             return bayesify(copy.deepcopy(self.plain), self.method)
 
-    def site(self, bnn: Bayesian) -> BayesianLayer:
+    def layer(self, bnn: Bayesian) -> BayesianLayer:
         """Its one random layer."""
-        return next(site for _, site in bnn.random_layers())
+        return next(layer for _, layer in random_layers(bnn.net))
 
     def loss(self, draws: Draws) -> Tensor:
         """A loss that depends on every draw and on the KL."""

@@ -1,4 +1,4 @@
-"""The checks of the contract: each is one function of a `Case` and raises AssertionError where a method breaks it.
+"""The checks of the contract: each is one function of a `Case` and raises ContractError where a method breaks it.
 
 Everything runs in float64 on small layers, seeded; statistical checks state their tolerance in standard errors.
 """
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify.core.convert import bayesify, unbayesify
-from bayesify.core.outputs import Draws
 from bayesify.core.method import Method
+from bayesify.core.outputs import Draws
+from bayesify.errors import ContractError
 from bayesify.testing.cases import Case
+from bayesify.testing.require import require, require_close, require_equal_means
 
 __all__ = ["CHECKS", "OF_ONE_LAYER"]
 
@@ -30,16 +32,16 @@ def check_shapes_and_dtypes(case: Case) -> None:
     expected = case.plain(case.x).shape
     for samples, coherent in ((1, False), (3, False), (3, True)):
         draws = bnn(case.x, samples=samples, coherent=coherent)
-        assert draws.outputs.shape == (samples, *expected), f"outputs {tuple(draws.outputs.shape)} for S={samples}"
-        assert draws.kl.shape == (), f"kl has shape {tuple(draws.kl.shape)}"
-        assert draws.local_kl.shape == expected[:1], f"local_kl has shape {tuple(draws.local_kl.shape)}"
-        assert all(v.isfinite().all() for v in draws if isinstance(v, Tensor)), "not finite"
+        require(draws.outputs.shape == (samples, *expected), f"outputs {tuple(draws.outputs.shape)} for S={samples}")
+        require(draws.kl.shape == (), f"kl has shape {tuple(draws.kl.shape)}")
+        require(draws.local_kl.shape == expected[:1], f"local_kl has shape {tuple(draws.local_kl.shape)}")
+        require(all(v.isfinite().all() for v in draws if isinstance(v, Tensor)), "not finite")
 
 
 def check_configuration(case: Case) -> None:
     """The method survives JSON."""
     text = json.dumps(case.method.to_dict())
-    assert Method.from_dict(json.loads(text)) == case.method, text
+    require(Method.from_dict(json.loads(text)) == case.method, text)
 
 
 def check_gradients(case: Case) -> None:
@@ -48,8 +50,9 @@ def check_gradients(case: Case) -> None:
         bnn = case.fresh().train()
         case.loss(bnn(x, samples=2)).backward()
         for name, parameter in bnn.named_parameters():
-            assert parameter.grad is not None, f"{name} gets no gradient"
-            assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
+            if parameter.grad is None:
+                raise ContractError(f"{name} gets no gradient")
+            require(parameter.grad.isfinite().all(), f"the gradient of {name} is not finite")
 
 
 def check_accumulated_gradients(case: Case) -> None:
@@ -61,7 +64,7 @@ def check_accumulated_gradients(case: Case) -> None:
     for _ in range(3):
         (case.loss(apart(case.x, samples=2)) / 3).backward()
     for (name, p), (_, q) in zip(together.named_parameters(), apart.named_parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, msg=lambda text, name=name: f"gradient of {name}: {text}")
+        require_close(p.grad, q.grad, f"gradient of {name}")
 
 
 def check_gradients_numerically(case: Case) -> None:
@@ -77,7 +80,7 @@ def check_gradients_numerically(case: Case) -> None:
             draws = functional_call(bnn, state, (case.x,), {"samples": 2, "coherent": coherent})
             return draws.outputs, draws.kl
 
-        assert torch.autograd.gradcheck(run, values, fast_mode=True, atol=1e-5), "gradcheck"
+        require(torch.autograd.gradcheck(run, values, fast_mode=True, atol=1e-5), "gradcheck")
 
 
 def check_copies(case: Case) -> None:
@@ -90,7 +93,7 @@ def check_copies(case: Case) -> None:
     loaded.load_state_dict(bnn.state_dict())
     for other in (copy.deepcopy(bnn), pickle.loads(pickle.dumps(bnn)), loaded):
         for coherent in (False, True):
-            assert torch.equal(_seeded(other, case.x, coherent), _seeded(bnn, case.x, coherent)), "copies draw differently"
+            require(torch.equal(_seeded(other, case.x, coherent), _seeded(bnn, case.x, coherent)), "copies draw differently")
     buffer = io.BytesIO()
     torch.save(bnn.state_dict(), buffer)
     buffer.seek(0)
@@ -102,27 +105,27 @@ def check_plain_checkpoint(case: Case) -> None:
     bnn = case.fresh()
     result = bnn.net.load_state_dict(case.plain.state_dict(), strict=False)
     foreign = [key for key in result.missing_keys if ".posterior." not in key]
-    assert not foreign, f"missing keys {foreign}"
-    replaced = [f"0.{name}" for name in ("weight", "bias") if getattr(case.site(bnn), name) is None]
+    require(not foreign, f"missing keys {foreign}")
+    replaced = {"0.weight", "0.bias"} - {name for name, _ in bnn.net.named_parameters()}
     unexpected = [key for key in result.unexpected_keys if key not in replaced]
-    assert not unexpected, f"unexpected keys {unexpected}"
+    require(not unexpected, f"unexpected keys {unexpected}")
 
 
 def check_moments(case: Case) -> None:
     """The route of the forward pass has the mean and variance of the definition, and the mean weight its mean output's weight."""
     bnn, n = case.fresh(), 4000
-    site = case.site(bnn)
+    layer = case.layer(bnn)
     with torch.no_grad():
-        drawn_weight, drawn_bias = site.posterior.sample(site, n)
-        for drawn, mean in zip((drawn_weight, drawn_bias), site.posterior.mean(site), strict=True):
+        drawn_weight, drawn_bias = layer.posterior.sample(layer, n)
+        for drawn, mean in zip((drawn_weight, drawn_bias), layer.posterior.mean(layer), strict=True):
             if drawn is not None and mean is not None:
-                assert drawn.shape == (n, *mean.shape), f"sample gives {tuple(drawn.shape)}"
-                _assert_equal_means(drawn, mean.expand_as(drawn), "mean of the weight draws")
+                require(drawn.shape == (n, *mean.shape), f"sample gives {tuple(drawn.shape)}")
+                require_equal_means(drawn, mean.expand_as(drawn), "mean of the weight draws")
         fast = bnn(case.x, samples=n).outputs
         exact = bnn(case.x, samples=n, coherent=True).outputs
-    _assert_equal_means(fast, exact, "mean of the outputs")
-    # The variance of a variance estimate needs the fourth moment, which the draws give.
-    _assert_equal_means((fast - fast.mean(0)) ** 2, (exact - exact.mean(0)) ** 2, "variance of the outputs")
+    require_equal_means(fast, exact, "mean of the outputs")
+    # The variance of a variance estimate needs the fourth moment, which the draws give: 4,000 of them tell 15 % apart.
+    require_equal_means((fast - fast.mean(0)) ** 2, (exact - exact.mean(0)) ** 2, "variance of the outputs")
 
 
 def check_coherence(case: Case) -> None:
@@ -130,29 +133,28 @@ def check_coherence(case: Case) -> None:
     bnn = case.fresh()
     rows = case.x[:1].expand(4, *case.x.shape[1:])
     outputs = bnn(rows, samples=3, coherent=True).outputs
-    torch.testing.assert_close(outputs, outputs[:, :1].expand_as(outputs))
+    require_close(outputs, outputs[:, :1].expand_as(outputs), "equal rows in, different rows out")
     twice = bayesify(_Twice(copy.deepcopy(case.plain)), case.method)
     first, second = twice(case.x, samples=2, coherent=True).outputs.unbind(2)
-    assert torch.equal(first, second), "a module used twice in one pass drew two functions"
+    require(torch.equal(first, second), "a module used twice in one pass drew two functions")
 
 
 def check_kl(case: Case) -> None:
     """The KL is not negative, zero at the prior, and agrees with Monte Carlo where the method's author gives densities."""
     bnn, references = case.fresh(), case.references
-    site = case.site(bnn)
+    layer = case.layer(bnn)
     with torch.no_grad():
         kl = torch.stack([bnn.kl() for _ in range(200 if references.noisy_kl else 1)])
-        assert kl.mean() >= 0, f"the KL is {kl.mean()}"
+        require(kl.mean() >= 0, f"the KL is {kl.mean()}")
         if references.log_ratio is not None:
-            weight, bias = site.posterior.sample(site, 20_000)
-            ratios = references.log_ratio(site, weight, bias)
+            weight, bias = layer.posterior.sample(layer, 20_000)
+            ratios = references.log_ratio(layer, weight, bias)
             error = 5 * math.hypot(ratios.std() / math.sqrt(len(ratios)), kl.std(correction=0) / math.sqrt(len(kl)))
-            assert abs(kl.mean() - ratios.mean()) <= error + 1e-9, (
-                f"the KL is {kl.mean()}, by Monte Carlo {ratios.mean()} +- {error}"
-            )
+            gap = abs(kl.mean() - ratios.mean())
+            require(gap <= error + 1e-9, f"the KL is {kl.mean()}, by Monte Carlo {ratios.mean()} +- {error}")
         if references.to_prior is not None:
-            references.to_prior(site)
-            assert bnn.kl().abs() < 1e-9, f"the KL at the prior is {bnn.kl()}"
+            references.to_prior(layer)
+            require(bnn.kl().abs() < 1e-9, f"the KL at the prior is {bnn.kl()}")
 
 
 def check_collapse(case: Case) -> None:
@@ -160,10 +162,10 @@ def check_collapse(case: Case) -> None:
     if case.references.collapse is None:
         return
     bnn = case.fresh()
-    case.references.collapse(case.site(bnn))
+    case.references.collapse(case.layer(bnn))
     for coherent in (False, True):
         outputs = bnn(case.x, samples=2, coherent=coherent).outputs
-        torch.testing.assert_close(outputs, case.plain(case.x).expand_as(outputs), atol=1e-5, rtol=1e-5)
+        require_close(outputs, case.plain(case.x).expand_as(outputs), "outputs without spread", rtol=1e-5, atol=1e-5)
 
 
 def check_precision(case: Case) -> None:
@@ -173,14 +175,14 @@ def check_precision(case: Case) -> None:
     reference = single.kl()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         draws = single(x, samples=2)
-    assert draws.outputs.isfinite().all(), "not finite under autocast"
-    assert draws.kl.dtype == torch.float32, f"the KL is {draws.kl.dtype} under autocast"
+    require(draws.outputs.isfinite().all(), "not finite under autocast")
+    require(draws.kl.dtype == torch.float32, f"the KL is {draws.kl.dtype} under autocast")
     if not case.references.noisy_kl:
-        torch.testing.assert_close(draws.kl, reference)
+        require_close(draws.kl, reference, "the KL under autocast", rtol=1e-5, atol=1e-5)
     half = single.to(torch.bfloat16)
     draws = half(x.bfloat16() if x.is_floating_point() else x, samples=2)
-    assert draws.outputs.dtype == torch.bfloat16, f"outputs are {draws.outputs.dtype} after .to(bfloat16)"
-    assert draws.kl.dtype == torch.float32, f"the KL is {draws.kl.dtype} after .to(bfloat16)"
+    require(draws.outputs.dtype == torch.bfloat16, f"outputs are {draws.outputs.dtype} after .to(bfloat16)")
+    require(draws.kl.dtype == torch.float32, f"the KL is {draws.kl.dtype} after .to(bfloat16)")
 
 
 def check_compile(case: Case) -> None:
@@ -189,7 +191,7 @@ def check_compile(case: Case) -> None:
     torch.compiler.reset()
     compiled = torch.compile(bnn, fullgraph=True, backend="aot_eager")
     for coherent in (False, True):
-        torch.testing.assert_close(_seeded(compiled, case.x, coherent), _seeded(bnn, case.x, coherent))
+        require_close(_seeded(compiled, case.x, coherent), _seeded(bnn, case.x, coherent), "compiled and eager outputs")
         case.loss(compiled(case.x, samples=2, coherent=coherent)).backward()
 
 
@@ -200,22 +202,23 @@ def check_export(case: Case) -> None:
     program = torch.export.export(bnn, (case.x,), {"samples": 2, "coherent": False}, dynamic_shapes=shapes)
     x = torch.cat([case.x, case.x[:2]])
     outputs = program.module()(x, samples=2, coherent=False).outputs
-    assert outputs.shape == bnn(x, samples=2).outputs.shape, f"exported outputs {tuple(outputs.shape)}"
+    require(outputs.shape == bnn(x, samples=2).outputs.shape, f"exported outputs {tuple(outputs.shape)}")
 
 
 def check_return(case: Case) -> None:
     """unbayesify gives back the original class and keys, with the posterior mean."""
     bnn = case.fresh()
-    site = case.site(bnn)
-    means = [None if mean is None else mean.detach().clone() for mean in site.posterior.mean(site)]
+    layer = case.layer(bnn)
+    means = [None if mean is None else mean.detach().clone() for mean in layer.posterior.mean(layer)]
     net = unbayesify(bnn)
-    assert isinstance(net, nn.Sequential)
-    assert type(net[0]) is type(case.plain[0]), f"the class is {type(net[0])}"
-    assert list(net.state_dict()) == list(case.plain.state_dict()), "the keys changed"
+    if not isinstance(net, nn.Sequential):
+        raise ContractError(f"the net is a {type(net).__name__}")
+    require(type(net[0]) is type(case.plain[0]), f"the class is {type(net[0])}")
+    require(list(net.state_dict()) == list(case.plain.state_dict()), "the keys changed")
     for name, mean in zip(("weight", "bias"), means, strict=True):
         if mean is not None:
-            assert torch.equal(net.state_dict()[f"0.{name}"], mean), f"{name} is not the posterior mean"
-    assert vars(net[0]).keys() == vars(case.plain[0]).keys(), "attributes were left behind"
+            require(torch.equal(net.state_dict()[f"0.{name}"], mean), f"{name} is not the posterior mean")
+    require(vars(net[0]).keys() == vars(case.plain[0]).keys(), "attributes were left behind")
 
 
 CHECKS: tuple[Callable[[Case], None], ...] = (
@@ -255,10 +258,3 @@ class _Twice(nn.Module):
 def _seeded(bnn: Callable[..., Draws], x: Tensor, coherent: bool) -> Tensor:
     torch.manual_seed(13)
     return bnn(x, samples=2, coherent=coherent).outputs
-
-
-def _assert_equal_means(a: Tensor, b: Tensor, what: str) -> None:
-    """Means over dimension 0 agree within 6 standard errors in every element (4,000 draws: variances within about 15 %)."""
-    error = 6 * torch.sqrt(a.var(0) / a.shape[0] + b.var(0) / b.shape[0]) + 1e-9
-    gap = (a.mean(0) - b.mean(0)).abs()
-    assert (gap <= error).all(), f"{what} differs by {gap.max():.4g}, tolerance {error.flatten()[gap.flatten().argmax()]:.4g}"

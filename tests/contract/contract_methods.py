@@ -1,11 +1,9 @@
-"""Every method in the registry, on every layer type, through the whole contract."""
+"""Every method of the registry, in the settings that are checked, with independent references."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
 import torch
-from _pytest.mark import ParameterSet
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, Normal
 
@@ -20,50 +18,50 @@ from bayesify import (
     DropConnect,
     MCDropout,
     MeanField,
-    Method,
-    BayesianLayer,
     TensorFactorised,
     VariationalDropout,
 )
-from bayesify.testing import LAYERS, References, check_method
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.method import Method
+from bayesify.testing import References
 
 
 def _flat(weight: Tensor, bias: Tensor | None) -> Tensor:
     return weight.flatten(1) if bias is None else torch.cat([weight.flatten(1), bias.flatten(1)], 1)
 
 
-def _mean_field_moments(site: BayesianLayer) -> tuple[Tensor, Tensor]:
-    weight, bias = site.posterior.mean(site)
-    stds = [p.exp() for p in (site.posterior.weight_log_std, site.posterior.bias_log_std) if p is not None]
+def _mean_field_moments(layer: BayesianLayer) -> tuple[Tensor, Tensor]:
+    weight, bias = layer.posterior.mean(layer)
+    stds = [p.exp() for p in (layer.posterior.weight_log_std, layer.posterior.bias_log_std) if p is not None]
     return _flat(weight[None], None if bias is None else bias[None])[0], torch.cat([std.flatten() for std in stds])
 
 
-def _shrink(site: BayesianLayer) -> None:
-    for name, parameter in site.posterior.named_parameters():
+def _shrink(layer: BayesianLayer) -> None:
+    for name, parameter in layer.posterior.named_parameters():
         if name.endswith(("log_std", "log_alpha")):
             torch.nn.init.constant_(parameter, -40.0)
 
 
-def _silence(site: BayesianLayer) -> None:
-    for parameter in site.posterior.parameters():
+def _silence(layer: BayesianLayer) -> None:
+    for parameter in layer.posterior.parameters():
         torch.nn.init.zeros_(parameter)
-    torch.nn.init.constant_(site.posterior.get_parameter("bias"), -40.0)
+    torch.nn.init.constant_(layer.posterior.get_parameter("bias"), -40.0)
 
 
 def _to_normal_prior(prior_std: float) -> Callable[[BayesianLayer], None]:
-    def to_prior(site: BayesianLayer) -> None:
-        for parameter in (site.weight, site.bias):
+    def to_prior(layer: BayesianLayer) -> None:
+        for parameter in (layer.weight, layer.bias):
             if parameter is not None:
                 torch.nn.init.zeros_(parameter)
-        for parameter in site.posterior.parameters():
+        for parameter in layer.posterior.parameters():
             torch.nn.init.constant_(parameter, torch.tensor(prior_std).double().log().item())
 
     return to_prior
 
 
 def _log_ratio(prior: torch.distributions.Distribution) -> Callable[[BayesianLayer, Tensor, Tensor | None], Tensor]:
-    def log_ratio(site: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
-        mean, std = _mean_field_moments(site)
+    def log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+        mean, std = _mean_field_moments(layer)
         w = _flat(weight, bias)
         return Independent(Normal(mean, std), 1).log_prob(w) - prior.log_prob(w).sum(-1)
 
@@ -82,9 +80,9 @@ _MEAN_FIELD = References(
 _SHRINKING = References(collapse=_shrink)
 
 
-def _to_standard_prior(site: BayesianLayer) -> None:
+def _to_standard_prior(layer: BayesianLayer) -> None:
     """Where all that is random has a standard normal prior."""
-    for name, parameter in site.named_parameters():
+    for name, parameter in layer.named_parameters():
         if name.endswith(("g.mean", "core_mean", "log_std", "tril", "bias")):
             torch.nn.init.zeros_(parameter)
 
@@ -92,12 +90,12 @@ def _to_standard_prior(site: BayesianLayer) -> None:
 _STANDARD = References(to_prior=_to_standard_prior)
 
 
-def _to_zero(site: BayesianLayer) -> None:
-    for parameter in site.parameters():
+def _to_zero(layer: BayesianLayer) -> None:
+    for parameter in layer.parameters():
         torch.nn.init.zeros_(parameter)
 
 
-_MIXTURE_OF_POINTS = References(collapse=lambda site: None, to_prior=_to_zero)
+_MIXTURE_OF_POINTS = References(collapse=lambda layer: None, to_prior=_to_zero)
 
 METHODS: list[tuple[Method, References]] = [
     (MeanField(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
@@ -118,9 +116,9 @@ METHODS: list[tuple[Method, References]] = [
     (VSD(transforms=3, rank=None, hierarchical=True), _SHRINKING),
     (VSD(transforms=1, hierarchical=True, hyperprior="gamma", conv_noise="input"), _SHRINKING),
     (MCDropout(p=0.3, prior_std=0.5), References()),
-    (MCDropout(p=0.0), References(collapse=lambda site: None)),
+    (MCDropout(p=0.0), References(collapse=lambda layer: None)),
     (DropConnect(p=0.3, prior_std=0.5), References()),
-    (DropConnect(p=0.0), References(collapse=lambda site: None)),
+    (DropConnect(p=0.0), References(collapse=lambda layer: None)),
     (EMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
     (EMP(where="*", components=3, spread=0.5, decay="plain"), References(to_prior=_to_zero)),
     (EMP(where="*", components=2, spread=0.5, probabilities=(0.8, 0.2), tau=0.0), References()),
@@ -129,8 +127,8 @@ METHODS: list[tuple[Method, References]] = [
     (ECMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
     (ECMP(where="*", components=2, spread=0.5, rho=2.0), References(to_prior=_to_zero)),
     (ECMP(where="*", components=3, spread=0.5, learn_probabilities=True), References(to_prior=_to_zero)),
-    (Deterministic(prior_std=0.5), References(collapse=lambda site: None)),
-    (Deterministic(), References(collapse=lambda site: None)),
+    (Deterministic(prior_std=0.5), References(collapse=lambda layer: None)),
+    (Deterministic(), References(collapse=lambda layer: None)),
     (WHVI(initial_std=0.5), _STANDARD),
     (WHVI(covariance="full", blocks="shared", vectors="stack"), _STANDARD),
     (WHVI(flows=2, noise="shared"), References(noisy_kl=True)),
@@ -150,7 +148,7 @@ ROOTS: list[tuple[str, Method, References]] = [
 ]
 
 
-def _identify(method: Method) -> str:
+def identify(method: Method) -> str:
     """The fields that differ from the defaults."""
     default = type(method)()
     fields = [
@@ -159,34 +157,3 @@ def _identify(method: Method) -> str:
         if getattr(method, f.name) != getattr(default, f.name)
     ]
     return f"{type(method).__name__}({', '.join(fields)})"
-
-
-def _cases() -> Iterator[ParameterSet]:
-    """The first setting of every method meets all layers; with the others, most layers are slow tests."""
-    seen: set[type[Method]] = set()
-    for method, references in METHODS:
-        for layer in LAYERS:
-            quick = type(method) not in seen or layer in ("Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "Embedding")
-            marks = () if quick else pytest.mark.slow
-            yield pytest.param(method, references, layer, marks=marks, id=f"{_identify(method)}-{layer}")
-        seen.add(type(method))
-
-
-@pytest.mark.parametrize(("method", "references", "layer"), _cases())
-def test_contract(method: Method, references: References, layer: str) -> None:
-    contracts = "Norm" not in layer and layer != "Embedding"
-    if contracts or isinstance(method, MeanField | Deterministic | EMP):
-        assert check_method(method, {layer: LAYERS[layer]}, references) == [layer]
-    else:
-        with pytest.raises(AssertionError, match="supports none"):
-            check_method(method, {layer: LAYERS[layer]}, references)
-
-
-@pytest.mark.parametrize(("name", "method", "references"), ROOTS, ids=[name for name, _, _ in ROOTS])
-def test_roots_fulfil_the_contract(name: str, method: Method, references: References) -> None:
-    assert check_method(method, {"Linear": LAYERS["Linear"]}, references) == ["Linear"]
-
-
-def test_every_registered_method_is_checked() -> None:
-    ours = {kind for kind in Method.registry.values() if kind.__module__.startswith("bayesify.")}
-    assert {type(method) for method in (*(m for m, _ in METHODS), *(m for _, m, _ in ROOTS))} == ours

@@ -1,0 +1,255 @@
+"""Small networks that nobody would call exotic, and that a root which folds draws into the batch can get wrong.
+
+Shapes: B batch (nodes of a graph), T positions, D features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+__all__ = [
+    "Attention",
+    "Checkpointed",
+    "Experts",
+    "Graph",
+    "LateDropout",
+    "Mixer",
+    "Named",
+    "Nested",
+    "Normalized",
+    "OwnSamples",
+    "Positions",
+    "Reader",
+    "RowCoupling",
+    "Scaled",
+    "SequenceFirst",
+    "Storing",
+    "TiedReader",
+    "TwoLayers",
+]
+
+
+class TwoLayers(nn.Module):
+    """`layer` and `head`; `spare` has parameters and is never used."""
+
+    def __init__(self, layer: nn.Module | None = None, spare: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3) if layer is None else layer
+        self.head = nn.Linear(3, 2)
+        self.spare = spare
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layer(x)))
+
+
+class Graph(nn.Module):
+    """A graph network: x (B, 4) and edges (2, E) from row to row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        h = self.layer(x)
+        messages = torch.zeros_like(h).index_add(0, target, h[source])
+        return self.head(torch.tanh(h + messages))
+
+
+class Mixer(nn.Module):
+    """x (B, T, D), whose batch is the second dimension while a layer works on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.layer(x.transpose(0, 1))).transpose(0, 1)
+        return self.head(h.sum(1))
+
+
+class RowCoupling(nn.Module):
+    """Centers its features over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return self.head(torch.tanh(h - h.mean(0)))
+
+
+class Experts(nn.Module):
+    """A mixture of experts: which one sees a row depends on random features, and all share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.expert = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.scales = (0.5, 1.0, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.layer(x))
+        choice, y = h.argmax(1), h.new_zeros(h.shape[0], 2)
+        for expert, scale in enumerate(self.scales):
+            rows = (choice == expert).nonzero().squeeze(1)
+            y = y.index_copy(0, rows, self.expert(scale * h[rows]))
+        return y
+
+
+class Normalized(nn.Module):
+    """Plain batch normalization and dropout around random layers."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+        self.dropout, self.head = nn.Dropout(dropout), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.dropout(torch.tanh(self.norm(self.layer(x)))))
+
+
+class Positions(nn.Module):
+    """x (B, T) plus learned positions, which a layer is given without a batch: an embedding, or a linear layer of features."""
+
+    features: Tensor
+
+    def __init__(self, positions: int, embedding: bool) -> None:
+        super().__init__()
+        self.layer = nn.Embedding(positions, 2) if embedding else nn.Linear(3, 2)
+        self.register_buffer("features", torch.randn(positions, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device) if isinstance(self.layer, nn.Embedding) else self.features
+        return torch.tanh(x.unsqueeze(-1) + self.layer(places))
+
+
+class Attention(nn.Module):
+    """Self-attention over x (B, T, D) with one mask (T, T) for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 9), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = self.layer(x).chunk(3, -1)
+        weights = torch.softmax(query @ key.mT + mask, -1)
+        return self.head(weights @ value)
+
+
+class Reader(nn.Module):
+    """Never calls its layer, but computes with its weight and bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(x), self.layer.weight, self.layer.bias)
+
+
+class TiedReader(nn.Module):
+    """Calls an embedding and projects with its weight: (B, T) tokens to (B, T, 5) logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Embedding(5, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.layer(tokens)), self.layer.weight)
+
+
+class Named(nn.Linear):
+    """A linear layer by another name: it does not override `forward`."""
+
+
+class Scaled(nn.Linear):
+    """A linear layer followed by a factor of its own."""
+
+    factor = 3.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.after(super().forward(input))
+
+    def after(self, output: Tensor) -> Tensor:
+        """What follows the linear layer."""
+        return self.factor * output
+
+
+class SequenceFirst(nn.Module):
+    """(T, B, D) to (T, B, 2), positions coupled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.layer(x))
+        return self.head(h - h.mean(0))
+
+
+class Nested(nn.Module):
+    """Takes a dict of dicts and lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, inputs: dict[str, Any]) -> Tensor:
+        return self.head(torch.tanh(self.layer(inputs["table"]["numbers"])) + inputs["more"][0])
+
+
+class OwnSamples(nn.Module):
+    """Has keywords of its own that the root would take for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, samples: int = 1, coherent: bool = False) -> Tensor:
+        return self.head(x)
+
+
+class LateDropout(nn.Module):
+    """Noise of its own before the random layer, with a switch that is not `training`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.noisy = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.dropout(torch.tanh(self.body(x)), 0.5, training=self.noisy))
+
+
+class Storing(nn.Module):
+    """Keeps its features, as nets that are inspected do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.features = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = torch.tanh(self.body(x))
+        return self.head(self.features)
+
+
+class Checkpointed(nn.Module):
+    """Uses one layer twice, under activation checkpointing of either kind or (None) without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.layer = nn.Linear(4, 3), nn.Linear(3, 3)
+        self.reentrant: bool | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._layer(torch.tanh(self._layer(torch.tanh(self.body(x)))))
+
+    def _layer(self, h: Tensor) -> Tensor:
+        return self.layer(h) if self.reentrant is None else checkpoint(self.layer, h, use_reentrant=self.reentrant)

@@ -1,0 +1,61 @@
+"""Methods with one fault each are rejected by the check that is there for it, with and without `assert` statements."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from broken_methods import Broken
+
+from bayesify import MCDropout
+from bayesify.errors import ContractError
+from bayesify.testing import LAYERS, check_method
+from bayesify.testing.nets import TwoLayers
+from bayesify.testing.trial import Trial, numbers, require_equal_moments
+
+_CHECKS = {
+    "": "",
+    "variance": "fails the check of moments",
+    "mean KL": "fails the check of kl",
+    "refilled buffer": "fails the check of accumulated gradients",
+    "gradient of sigma": "fails the check of gradients numerically",
+}
+
+
+@pytest.mark.parametrize("flags", [(), ("-O",)])
+def test_faults_are_found(flags: tuple[str, ...]) -> None:
+    script = Path(__file__).with_name("broken_methods.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, *flags, script], capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    verdicts = dict(line.split("\t") for line in result.stdout.splitlines())
+    assert verdicts.keys() == _CHECKS.keys()
+    assert not verdicts.pop(""), "without a fault it passes"
+    for fault, verdict in verdicts.items():
+        assert _CHECKS[fault] in verdict, f"{fault}: {verdict}"
+
+
+def test_a_method_that_supports_no_layer_breaks_the_contract() -> None:
+    with pytest.raises(ContractError, match="supports none"):
+        check_method(MCDropout(), {"LayerNorm": LAYERS["LayerNorm"]}, nets=())
+
+
+@pytest.mark.parametrize("fault", ["", "variance"])
+def test_moments_of_networks_tell_a_factor_of_two(fault: str) -> None:
+    torch.manual_seed(11)
+    trial = Trial(Broken(fault=fault), TwoLayers, (numbers(5, 4),))
+    if fault:
+        with pytest.raises(ContractError, match="variance"):
+            trial.require_equal_moments()
+    else:
+        trial.require_equal_moments()
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_comparisons_of_moments_tell_a_factor_of_two(factor: float) -> None:
+    truth, y = torch.randn(2, 800, 5, dtype=torch.float64)
+    require_equal_moments(y, truth)
+    with pytest.raises(ContractError, match="variance"):
+        require_equal_moments(factor**0.5 * y, truth)

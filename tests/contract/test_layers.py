@@ -1,0 +1,43 @@
+"""Every method in the registry, on every layer type, through the checks of one layer."""
+
+from collections.abc import Iterator
+
+import pytest
+from _pytest.mark import ParameterSet
+from contract_methods import METHODS, ROOTS, identify
+
+from bayesify import EMP, Deterministic, MeanField
+from bayesify.core.method import Method
+from bayesify.errors import ContractError
+from bayesify.testing import LAYERS, References, check_method
+
+
+def _cases() -> Iterator[ParameterSet]:
+    """The first setting of every method meets all layers; with the others, most layers are slow tests."""
+    seen: set[type[Method]] = set()
+    for method, references in METHODS:
+        for layer in LAYERS:
+            quick = type(method) not in seen or layer in ("Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "Embedding")
+            marks = () if quick else pytest.mark.slow
+            yield pytest.param(method, references, layer, marks=marks, id=f"{identify(method)}-{layer}")
+        seen.add(type(method))
+
+
+@pytest.mark.parametrize(("method", "references", "layer"), [*_cases()])
+def test_contract(method: Method, references: References, layer: str) -> None:
+    contracts = "Norm" not in layer and layer != "Embedding"
+    if contracts or isinstance(method, MeanField | Deterministic | EMP):
+        assert check_method(method, {layer: LAYERS[layer]}, references, nets=()) == [layer]
+    else:
+        with pytest.raises(ContractError, match="supports none"):
+            check_method(method, {layer: LAYERS[layer]}, references, nets=())
+
+
+@pytest.mark.parametrize(("name", "method", "references"), ROOTS, ids=[name for name, _, _ in ROOTS])
+def test_roots_fulfil_the_contract(name: str, method: Method, references: References) -> None:
+    assert check_method(method, {"Linear": LAYERS["Linear"]}, references, nets=()) == ["Linear"]
+
+
+def test_every_registered_method_is_checked() -> None:
+    ours = {kind for kind in Method.registry.values() if kind.__module__.startswith("bayesify.")}
+    assert {type(method) for method in (*(m for m, _ in METHODS), *(m for _, m, _ in ROOTS))} == ours
