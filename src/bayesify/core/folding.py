@@ -280,4 +280,4 @@ def _equal(together: Tensor, first: Tensor, second: Tensor) -> bool:
     halves = b.unflatten(0, (2, -1))
     differs = float((halves[0] - halves[1]).abs().max()) if b.numel() else 0.0
     rounding = min(0.02, 100 * torch.finfo(apart.dtype).eps) * float(b.abs().max()) if b.numel() else 0.0
-    return not b.numel() or float((a - b).abs().max()) <= max(0.05 * differs, rounding)
+    return not b.numel() or float((a - b).abs().max()) <= max(1e-3 * differs, rounding)

@@ -314,7 +314,7 @@ class RandomOutputs(Bayesian):
         if self.head_is_last or not can_compare(self.net):
             return
         call = self.inputs_of(inputs, kwargs)
-        few = min(call.batch, 2) if call.can_be_cut else call.batch
+        few = min(call.batch, 3) if call.can_be_cut else call.batch
         args, rest = call.map(lambda x: x.narrow(self.batch_dim, 0, few))
         with torch.no_grad(), own_noise(self.net.parameters()), modes_kept(self.net.modules()), NoiseFree():
             self.net.eval()
