@@ -32,7 +32,7 @@ def _flat(weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _mean_field_moments(layer: BayesianLayer) -> tuple[Tensor, Tensor]:
     weight, bias = layer.posterior.mean(layer)
-    stds = [p.exp() for p in (layer.posterior.weight_log_std, layer.posterior.bias_log_std) if p is not None]
+    stds = [parameter.exp() for parameter in layer.posterior.parameters()]
     return _flat(weight[None], None if bias is None else bias[None])[0], torch.cat([std.flatten() for std in stds])
 
 

@@ -46,6 +46,7 @@ def check_subclassed_layer(method: Method) -> None:
 
 def check_registered_layer(method: Method) -> None:
     """So is one that does, once `register_layer` has said what follows the layer."""
+    need_weights(method)
     _teach_scaled()
     _require_like_linear(method, Scaled)
 

@@ -78,10 +78,10 @@ def check_compiled_positions(method: Method) -> None:
     compiled = torch.compile(trial.bnn, fullgraph=True, backend="aot_eager")
     x = trial.inputs[0][:1].expand(2, 8)
     with torch.no_grad(), quietly():
-        outputs = torch.cat([compiled(x, samples=4, coherent=True).outputs for _ in range(8)])
-    require_close(outputs[:, 0], outputs[:, 1], "equal rows in a compiled pass")
+        outputs = torch.stack([compiled(x, samples=4, coherent=True).outputs for _ in range(8)])  # (pass, S, B, T, D)
+    require_close(outputs[:, :, 0], outputs[:, :, 1], "equal rows in a compiled pass")
     if all(is_random(layer) for _, layer in random_layers(trial.bnn.net)):
-        require((outputs != outputs[:1]).any(), "all draws of the compiled pass are equal")
+        require((outputs != outputs[:, :1]).any(), "all draws of a compiled pass are equal")
 
 
 def check_mask_as_large_as_the_batch(method: Method) -> None:
