@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from bayesify import Bayesian, Draws, MeanField, BayesianLayer, bayesify, elbo
+from bayesify import Bayesian, BayesianLayer, Draws, MeanField, bayesify, elbo
 from bayesify.core import posterior
 from bayesify.methods import mean_field
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bayesify import Bayesian, bayesify
 from bayesify.core.checks import check_integer
-from bayesify.core.method import Method
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.method import Method
 from bayesify.data import load_images
 
 __all__ = ["CLASSES", "bayesian_net", "digits", "method_for", "outputs_with", "per_example", "posterior_mean", "sites"]

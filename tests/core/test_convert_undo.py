@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import Bayesian, Deterministic, Folded, MCDropout, MeanField, Method, Posterior, BayesianLayer, bayesify, unbayesify
+from bayesify import Bayesian, BayesianLayer, Deterministic, Folded, MCDropout, MeanField, Method, Posterior, bayesify, unbayesify
 
 
 def _mlp() -> nn.Sequential:
@@ -67,7 +67,12 @@ def methods(monkeypatch):
 
 
 FAILURES = {
-    "not a module": (lambda: torch.zeros(2), MeanField(), TypeError, "net must be a torch.nn.Module, or a list of them for an ensemble, got Tensor"),
+    "not a module": (
+        lambda: torch.zeros(2),
+        MeanField(),
+        TypeError,
+        "net must be a torch.nn.Module, or a list of them for an ensemble, got Tensor",
+    ),
     "a class": (_mlp, MeanField, TypeError, r"method must be a Method such as MeanField\(\)"),
     "a name": (_mlp, "meanfield", TypeError, "method must be a Method"),
     "a name in a mapping": (_mlp, {"0": "meanfield"}, TypeError, "the method for '0' must be a Method"),

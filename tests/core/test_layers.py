@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import Deterministic, MeanField, BayesianLayer, bayesify
+from bayesify import BayesianLayer, Deterministic, MeanField, bayesify
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layers import _TYPES
 from bayesify.testing import LAYERS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal, kl_divergence
 
-from bayesify import Bayesian, MeanField, BayesianLayer, bayesify, elbo
+from bayesify import Bayesian, BayesianLayer, MeanField, bayesify, elbo
 
 Route = Literal["local", "per example", "shared"]
 

@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from bayesify import VSD, Bayesian, Method, BayesianLayer, bayesify, elbo, unbayesify
+from bayesify import VSD, Bayesian, BayesianLayer, Method, bayesify, elbo, unbayesify
 from bayesify.functional import vsd_hierarchical_kl
 
 DRAWS = 20_000

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
-from bayesify import WHVI, Bayesian, MCDropout, MeanField, BayesianLayer, bayesify, summary, unbayesify
+from bayesify import WHVI, Bayesian, BayesianLayer, MCDropout, MeanField, bayesify, summary, unbayesify
 from bayesify.functional import hadamard_matrix, planar_flow_inverse
 
 F64 = torch.float64

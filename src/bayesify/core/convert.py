@@ -85,7 +85,9 @@ def bayesify(
     return _converted(nets[0], patterns, batch_dim, fold, tuple(shared))
 
 
-def _converted(net: nn.Module, patterns: Mapping[str, Method], batch_dim: int, fold: bool | None, shared: tuple[str, ...]) -> Bayesian:
+def _converted(
+    net: nn.Module, patterns: Mapping[str, Method], batch_dim: int, fold: bool | None, shared: tuple[str, ...]
+) -> Bayesian:
     layers = {name: module for name, module in net.named_modules() if any(True for _ in module.parameters(recurse=False))}
     if unmatched := [p for p in patterns if p != "*" and not any(fnmatchcase(name, p) for name in layers)]:
         raise ValueError(f"no layer matches {', '.join(map(repr, unmatched))}; the layers are {_listing(map(repr, layers))}")
@@ -343,7 +345,7 @@ def _restore_fast_paths(net: nn.Module) -> None:
                     module.use_nested_tensor = hook.nested
 
 
-def _listing(items: Iterable[str], separator: str = ", ", most: int = 20) -> str:
+def _listing(items: Iterable[str], separator: str = ", ", most: int = 10) -> str:
     items = list(items)
     more = f"{separator}... and {len(items) - most} more" if len(items) > most else ""
     return separator.join(items[:most]) + more

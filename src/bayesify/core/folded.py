@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer
 from bayesify.core.drawn_function import DrawnFunction
@@ -31,9 +31,9 @@ class Folded(Bayesian):
     """The default root: S draws are folded into the batch, so one pass over S*B rows serves them all.
 
     Where that would be wrong, every draw takes a pass of its own: with `fold=False`, where the batch is not the first dimension,
-    where the rows of a batch do not stay apart (graph nets), for batch normalisation in training mode. The first pass over inputs of
-    a kind finds that out (`bayesify.core.folding`); `fold=True` believes it unseen. Where rows do not stay apart, layers draw
-    weights for the whole batch also with `coherent=False`, since noise for a row would not be noise for an example.
+    where the rows of a batch do not stay apart (graph nets), for batch normalisation in training mode. The first pass over inputs
+    of a kind finds that out (`bayesify.core.folding`); `fold=True` overrules it. Where rows do not stay apart, layers draw weights
+    for the whole batch also with `coherent=False`, since noise for a row would not be noise for an example.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -227,7 +227,9 @@ class Folded(Bayesian):
             self._prefix = None
         return not leaves_stand_ins(self.net) and all(map(_close, ordinary, replayed))
 
-    def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]) -> list[Tensor]:
+    def _outputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]
+    ) -> list[Tensor]:
         """The outputs of two calls with two draws each."""
         reseed(0)
         results = [self(*args, samples=2, coherent=coherent, **kwargs).outputs for _ in range(2)]

@@ -1,14 +1,14 @@
 """One pass through a network: what its root asks of the random layers, and what they tell it.
 
-A layer finds the pass it is part of in `Passes`, which root and layers share. Three situations are told apart: a pass of the root, a
-backward pass that recomputes layers (activation checkpointing), and a layer that is called on its own.
+A layer finds the pass it is part of in `Passes`, which root and layers share. It may be a pass of the root, one that a backward
+pass repeats (activation checkpointing), or one of a layer that is called on its own.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ class RandomLayer(Protocol):
     """What a pass asks of a layer; `BayesianLayer` has it."""
 
     is_read: bool
+    posterior: Any
 
     def sampled(self, x: Tensor) -> Tensor:
         """The random output for x (S*B, ...)."""
@@ -45,8 +46,8 @@ class RowsError(RuntimeError):
 class ForwardPass:
     """One pass through a network, over S draws that are folded into its batch.
 
-    A posterior reaches it as `layer.forward_pass` and calls `once`, `wants_kl`, `kl` and `choose`. Roots create it, and may subclass
-    it to tell their layers more.
+    A posterior reaches it as `layer.forward_pass` and calls `once`, `wants_kl`, `kl` and `choose`. Roots create it; a subclass can
+    tell layers more.
 
     Args:
         samples: S, the number of draws that share the pass; its batch has S*B rows, all rows of draw 0 first.
@@ -183,8 +184,8 @@ class ForwardPass:
 
     def _redraw(self, key: nn.Module, make: Callable[[int], T]) -> T:
         """The draw of the pass, for a backward pass that repeats a layer."""
-        drawn = self._drawn.get(key)
-        reentrant = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        drawn = cast(T, self._drawn.get(key))
+        reentrant = _saved_tensors_hooks() is None
         if key not in self._before:
             if drawn is not None and not reentrant:
                 return drawn
@@ -263,7 +264,11 @@ class Passes:
 
 def _in_checkpoint() -> bool:
     """Whether saved tensors are dropped here, to be made again: in a reentrant checkpoint, or under hooks on saved tensors."""
-    return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return not torch.is_grad_enabled() or _saved_tensors_hooks() is not None
+
+
+def _saved_tensors_hooks() -> object:
+    return cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True)
 
 
 def _equal(a: Mapping[Any, Tensor], b: Mapping[Any, Tensor]) -> bool:

@@ -127,6 +127,8 @@ class BayesianLayer(nn.Module):
     normalizes: ClassVar[bool] = False
     then: ClassVar[Callable[[Any, Tensor], Tensor] | None] = None
 
+    weight: Any = property(lambda layer: layer._value("weight"), doc="The layer's own weight; see `_value` for what others get.")
+    bias: Any = property(lambda layer: layer._value("bias"), doc="As `weight`; None for a layer without bias.")
     posterior: Posterior
     passes: Passes
     weight_shape: tuple[int, ...]
@@ -140,28 +142,11 @@ class BayesianLayer(nn.Module):
         y = self.passes.call(self, input) if current is None else current.call(self, input)
         return y if self.then is None else self.then(y)
 
-    @property
-    def weight(self) -> Any:
-        """The layer's own weight, or None where the posterior has taken its place; see `_value` for what others get."""
-        return self._value("weight")
-
-    @weight.setter
-    def weight(self, value: Tensor | None) -> None:  # for type checkers: parameters are set by nn.Module
-        self._parameters["weight"] = value  # pyright: ignore[reportArgumentType]
-
-    @property
-    def bias(self) -> Any:
-        """As `weight`; None for a layer without bias, too."""
-        return self._value("bias")
-
-    @bias.setter
-    def bias(self, value: Tensor | None) -> None:
-        self._parameters["bias"] = value  # pyright: ignore[reportArgumentType]
-
     def _value(self, name: str) -> Tensor | None:
-        """For a posterior, the layer's own parameter. For the net around it, this pass's draw where it computes with it, or the mean.
+        """For a posterior, the layer's own parameter, None where the posterior has taken its place.
 
-        Many nets ask for the weight's dtype or device, some multiply with it themselves.
+        For the net around it, the mean, whose dtype and device many nets ask for; within a pass, the pass's draw, if the net
+        computes with it.
         """
         current, stored = self.passes.current, self._parameters.get(name)
         if current is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,4 +57,4 @@ def can_compare(net: nn.Module) -> bool:
     """Whether tensors have values now: not while operators are traced, inside transforms of `torch.func`, or on the meta device."""
     if torch.compiler.is_compiling() or any(parameter.is_meta for parameter in net.parameters()):
         return False
-    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None
+    return torch._C._len_torch_dispatch_stack() == 0 and cast(Any, torch._C)._functorch.peek_interpreter_stack() is None

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from bayesify.core.model import Bayesian
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import layer_type
+from bayesify.core.model import Bayesian
 
 __all__ = ["LayerSpectrum", "spectrum"]
 

@@ -7,8 +7,8 @@ import math
 
 from torch import nn
 
-from bayesify.core.model import Bayesian, LayerReport
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.model import Bayesian, LayerReport
 
 __all__ = ["LayerSummary", "Summary", "summary"]
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bayesify.core.checks import check_integer
-from bayesify.core.model import Bayesian, LayerReport
-from bayesify.core.outputs import Draws
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
+from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.outputs import Draws
 
 __all__ = ["DeepEnsemble", "Ensemble", "reset_parameters"]
 
@@ -70,7 +70,9 @@ class DeepEnsemble(Method):
                 reset_parameters(fresh)
         elif len(nets) != self.members:
             raise ValueError(f"DeepEnsemble(members={self.members}) was given {len(nets)} networks; give it as many")
-        elif len({id(parameter) for net in nets for parameter in net.parameters()}) != sum(len(list(net.parameters())) for net in nets):
+        elif len({id(parameter) for net in nets for parameter in net.parameters()}) != sum(
+            len(list(net.parameters())) for net in nets
+        ):
             raise ValueError("the networks of an ensemble share parameters; build each by itself: [make() for _ in range(5)]")
         members = [Certain(one) if self.method is None else cast(Bayesian, convert(one, self.method)) for one in nets]
         return Ensemble(members, self)
@@ -155,7 +157,8 @@ class Ensemble(Bayesian):
             yield
 
     def stop_replay(self) -> bool:
-        return any([member.stop_replay() for member in self.members])
+        stopped = [member.stop_replay() for member in self.members]
+        return any(stopped)
 
     def function(self, seed: int) -> Callable[..., Any]:
         check_integer("seed", seed, least=0)

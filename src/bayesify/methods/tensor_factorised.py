@@ -82,7 +82,7 @@ class FactorisedPosterior(Posterior):
         self.core_mean = nn.Parameter(orthogonal.to(self.first).contiguous() * math.sqrt(self.rank))
         self.last = nn.Parameter(scale * torch.randn(self.rank, columns))
         self.core_log_std = nn.Parameter(torch.full_like(self.core_mean, math.log(method.initial_std)))
-        layer.weight = None  # pyright: ignore[reportAttributeAccessIssue] # the posterior takes its place
+        layer.weight = None  # the posterior takes its place
 
     def _weight(self, cores: Tensor, layer: BayesianLayer) -> Tensor:
         """The product of all cores: (S, *weight_shape) of inner cores (S, K, R, R)."""

@@ -28,15 +28,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
-from bayesify.core.model import Bayesian
-from bayesify.core.noise_free import NoiseFree, can_compare, modes_kept
-from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.generators import noise_of_rank, own_noise
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
+from bayesify.core.model import Bayesian
+from bayesify.core.noise_free import NoiseFree, can_compare, modes_kept
+from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.functional import (
     at_least_float32,
     vifo_empirical_bayes,
@@ -168,7 +168,7 @@ class VIFO(Method):
 
 
 class _MomentsPass(ForwardPass):
-    """A pass in which the last layer returns its means and then what becomes the standard deviations, or `factor` times its means."""
+    """A pass in which the last layer returns its means, then what becomes the standard deviations; or `factor` times its means."""
 
     def __init__(self, batch_dim: int, factor: float | None = None) -> None:
         super().__init__()

@@ -146,7 +146,7 @@ class HadamardPosterior(Posterior):
         log_std = math.log(method.initial_std) - 0.5 * math.log(layer.fan_in)
         bias_log_std = None if layer.bias is None else nn.Parameter(torch.full_like(layer.bias.detach(), log_std))
         self.register_parameter("bias_log_std", bias_log_std)
-        layer.weight = None  # pyright: ignore[reportAttributeAccessIssue] # the posterior takes its place
+        layer.weight = None  # the posterior takes its place
 
     def _random(self, fan_in: int) -> tuple[Tensor, Tensor, Tensor, None]:
         """Random signs, standard normal g: entries of W have variance 2 / fan-in, rows of a block are orthogonal on average."""
@@ -179,7 +179,7 @@ class HadamardPosterior(Posterior):
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
         if self.method.structure != "S1HGHS2" or self.method.flows:
             warnings.warn(
-                f'structure={self.method.structure!r} with flows={self.method.flows} has no projection: a layer stays random '
+                f"structure={self.method.structure!r} with flows={self.method.flows} has no projection: a layer stays random "
                 "whatever weight the checkpoint has for it",
                 BayesifyWarning,
                 stacklevel=2,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable
 from typing import Any
 
@@ -122,13 +121,18 @@ def kind_of(layer: nn.Module) -> type[BayesianLayer]:
 def _derived(kind: type[nn.Module], base: type[BayesianLayer], then: Callable[[Any, Tensor], Tensor] | None) -> type[BayesianLayer]:
     """`base` for layers of type `kind`."""
     bases = (base,) if issubclass(base, kind) else (base, kind)
-    fields = {"original": kind, "then": base.then if then is None else then, "__reduce_ex__": _reduce, "__module__": kind.__module__}
+    fields = {
+        "original": kind,
+        "then": base.then if then is None else then,
+        "__reduce_ex__": _reduce,
+        "__module__": kind.__module__,
+    }
     return type(f"Bayes{kind.__name__}", bases, fields)
 
 
 def _reduce(layer: BayesianLayer, protocol: Any) -> tuple[Any, ...]:
     """Pickle by the original type: the derived one has no name that could be imported."""
-    _, _, state, *rest = copyreg.__reduce_ex__(layer, 2) if protocol < 2 else object.__reduce_ex__(layer, 2)
+    _, _, state, *rest = object.__reduce_ex__(layer, max(2, protocol))
     return (_new, (layer.original,), state, *rest)
 
 

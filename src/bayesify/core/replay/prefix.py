@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.forward_pass import ForwardPass, RandomLayer
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.replay.marks import mark, mark_of, tensors_in
 from bayesify.functional import local_reparameterization
@@ -161,10 +161,10 @@ class ReplayPass(ForwardPass):
         self.prefix = prefix
         prefix.begin(samples)
 
-    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+    def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
         self._depth += 1
         try:
-            return self.prefix.call(layer, x, self)
+            return self.prefix.call(cast(BayesianLayer, layer), x, self)
         finally:
             self._depth -= 1
 
