@@ -296,7 +296,7 @@ def _pass(
 
 def _compiled(module: nn.Module) -> bool:
     """Whether passes run compiled code, which cannot be replayed."""
-    return any(isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None for part in module.modules())
+    return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in module.modules())
 
 
 @contextlib.contextmanager

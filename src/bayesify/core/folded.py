@@ -47,7 +47,7 @@ class Folded(Bayesian):
         call = self.inputs_of(inputs, kwargs)
         apart, folds = self._plan(call, samples)
         coherent = coherent or not apart
-        with noise_of_rank(self.net.parameters(), self.training):
+        with noise_of_rank(self.net, self.training):
             try:
                 passes, outputs = self._passes(call, samples, coherent, folds)
             except RowsError as error:
@@ -59,7 +59,8 @@ class Folded(Bayesian):
         kl = self.kl_of_pass(passes[0].found_kls)
         draws = Draws(outputs, kl, torch.zeros(call.batch, dtype=kl.dtype, device=kl.device), score)
         for each in passes:
-            self.passes.watch_backward(each, *tree_leaves(outputs), kl)
+            if each.checkpointed:
+                self.passes.watch_backward(each, *tree_leaves(outputs), kl)
         return draws
 
     # How passes are made
@@ -129,7 +130,6 @@ class Folded(Bayesian):
             self._verdicts[call.kind] = verdict
         return verdict
 
-    @torch._dynamo.assume_constant_result
     def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool | None, tuple[int, ...]]:
         """`_examined`, called by the compiler itself."""
         if any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in leaves):
@@ -137,6 +137,9 @@ class Folded(Bayesian):
         call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
         verdict = self._look(call)
         return (None, ()) if verdict is None else (verdict.apart, verdict.without_rows)
+
+    # What torch.compiler.assume_constant_result does, without importing the compiler: it is called with the values of its arguments.
+    _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _look(self, call: Inputs) -> Verdict | None:
         layers = dict(self.random_layers())

@@ -251,9 +251,6 @@ class Passes:
 
     def watch_backward(self, forward_pass: ForwardPass, *tensors: Any) -> None:
         """Make the backward pass through these outputs know its forward pass, where it will repeat layers."""
-        if torch.compiler.is_compiling() or not forward_pass.checkpointed:
-            return
-
         def begin(gradient: Tensor) -> None:
             self._backward = weakref.ref(forward_pass)
 

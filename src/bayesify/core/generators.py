@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["generator_states", "noise_of_rank", "own_noise", "set_generator_states"]
 
@@ -33,20 +33,22 @@ def own_noise(tensors: Iterable[Tensor]) -> Iterator[Callable[[int], None]]:
         yield reseed
 
 
-@contextlib.contextmanager
-def noise_of_rank(tensors: Iterable[Tensor], training: bool) -> Iterator[None]:
+def noise_of_rank(net: nn.Module, training: bool) -> contextlib.AbstractContextManager[object]:
     """In training with several processes, noise that differs between them even where all were seeded alike.
 
     The processes' own generators move on equally, so that what else is drawn from them (the order of examples) stays in step.
     """
     if not training or torch.compiler.is_compiling() or not torch.distributed.is_available():
-        yield
-        return
+        return contextlib.nullcontext()
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        yield
-        return
+        return contextlib.nullcontext()
+    return _noise_of_rank(net)
+
+
+@contextlib.contextmanager
+def _noise_of_rank(net: nn.Module) -> Iterator[None]:
     seed = int(torch.randint(2**53, (), device="cpu"))
-    with own_noise(tensors) as reseed:
+    with own_noise(net.parameters()) as reseed:
         reseed(seed + torch.distributed.get_rank())
         yield
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 __all__ = ["Arguments", "Inputs", "fold", "input_names"]
 
@@ -52,10 +52,19 @@ class Inputs:
         batch_dim: int = 0,
     ) -> None:
         self.args, self.kwargs, self.batch_dim = args, kwargs, batch_dim
-        tops = [*((names[i] if i < len(names) else str(i), x) for i, x in enumerate(args)), *kwargs.items()]
-        self.leaves, self.spec = tree_flatten((args, kwargs))
-        self.may_have_rows = [name not in shared for name, x in tops for _ in tree_leaves(x)]
-        self.batch = self._batch([name for name, _ in tops])
+        tops = (*args, *kwargs.values())
+        self.spec: TreeSpec | None = None  # of nested inputs; a pytree costs time, and most inputs are tensors
+        self.leaves: list[Any] = list(tops)
+        if not all(isinstance(x, Tensor) for x in tops):
+            self.leaves, self.spec = tree_flatten((args, kwargs))
+        top_names = [*(names[i] if i < len(names) else str(i) for i in range(len(args))), *kwargs]
+        if not shared:
+            self.may_have_rows = [True] * len(self.leaves)
+        elif self.spec is None:
+            self.may_have_rows = [name not in shared for name in top_names]
+        else:
+            self.may_have_rows = [name not in shared for name, x in zip(top_names, tops, strict=True) for _ in tree_leaves(x)]
+        self.batch = self._batch(top_names)
         self.has_rows = [may and self._sized(x) for x, may in self.pairs()]
         self.kind = (
             tuple(kwargs),
@@ -87,6 +96,9 @@ class Inputs:
         """Arguments and keyword arguments with every chosen tensor changed: by default those that have rows."""
         chosen = self.has_rows if chosen is None else chosen
         leaves = [change(x) if take else x for x, take in zip(self.leaves, chosen, strict=True)]
+        if self.spec is None:
+            count = len(self.args)
+            return tuple(leaves[:count]), dict(zip(self.kwargs, leaves[count:], strict=True))
         args, kwargs = tree_unflatten(leaves, self.spec)
         return tuple(args), kwargs
 

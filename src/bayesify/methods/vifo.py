@@ -248,7 +248,7 @@ class RandomOutputs(Bayesian):
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
-        with noise_of_rank(self.net.parameters(), self.training):
+        with noise_of_rank(self.net, self.training):
             return self._draws(inputs, kwargs, samples, coherent)
 
     def _draws(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], samples: int, coherent: bool) -> Draws:
