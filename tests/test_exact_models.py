@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from bayesify import Bayesian, BayesianLayer, Draws, MeanField, bayesify, elbo
-from bayesify.core import posterior
+from bayesify.core import layer as random_layer
 from bayesify.methods import mean_field
 
 NOISE_STD, PRIOR_STD = 0.6, 0.8
@@ -166,7 +166,7 @@ def test_posteriors_and_predictions_are_calibrated(noise: str) -> None:
     assert min(_calibration(noise)) > 1e-3
 
 
-_HOMES = {"gaussian_kl_and_spread": mean_field, "local_reparameterization": posterior}
+_HOMES = {"gaussian_kl_and_spread": mean_field, "local_reparameterization": random_layer}
 
 
 def _scaled(name: str, factor: float) -> Callable[..., object]:

@@ -108,8 +108,8 @@ class Folded(Bayesian):
         verdict = self._verdicts.get(call.kind)
         if verdict is None:
             verdict = self._examined(call)
-        if verdict is None:  # tracing, or a net that fails on these inputs
-            return True, False
+        if verdict is None:  # tracing, or a net that fails on these inputs: what is right for every net
+            return False, False
         if verdict.without_rows:
             call.without(verdict.without_rows)
         if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
@@ -146,12 +146,13 @@ class Folded(Bayesian):
         verdict = examine(self.net, layers.values(), self.passes, call)
         if verdict is None:
             return None
-        if not verdict.apart and not self.fold and self.batch_dim == 0:
+        reads = any(layer.is_read for layer in layers.values())
+        if not verdict.apart and self.batch_dim == 0 and (reads or not self.fold):
             self._tell_of_rows(verdict.reason)
         if unused := [name for name, layer in layers.items() if not layer.is_used]:
             self.tell(
-                f"{len(unused)} layers that were made random are not used by the net for these inputs; they add their KL and "
-                f"nothing else: {_listing(unused)}"
+                f"the net does not use {len(unused)} of its random layers for these inputs; they add their KL and nothing else: "
+                f"{_listing(unused)}"
             )
         return verdict
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -67,7 +69,7 @@ def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, i
         The verdict, or None where the net fails on these inputs.
     """
     look = _Look(net, layers, passes)
-    with torch.no_grad(), own_noise(net.parameters()) as reseed, modes_kept(net.modules()), buffers_kept(net):
+    with torch.no_grad(), own_noise(net.parameters()) as reseed, modes_kept(net.modules()), buffers_kept(net), _quietly():
         reseed(0)
         look.draw()
         modes = [(module, module.training) for module in net.modules()]
@@ -98,10 +100,18 @@ def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, i
 def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs) -> bool:
     """Whether draws may be folded in the mode the net is in, where they may in eval mode; batch normalisation forbids it."""
     look = _Look(net, layers, passes)
-    with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net):
+    with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net), _quietly():
         reseed(0)
         look.draw()
         return look.agreeing(inputs) is not None
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the warnings of passes that nobody asked for (a checkpoint without gradients)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @dataclasses.dataclass(frozen=True)

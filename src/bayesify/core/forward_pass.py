@@ -79,7 +79,7 @@ class ForwardPass:
 
     # For posteriors
 
-    def once(self, key: Any, make: Callable[[int], T]) -> T:
+    def once(self, key: nn.Module, make: Callable[[int], T]) -> T:
         """What is drawn once per pass, so that a module used twice in it is one function.
 
         Args:
@@ -129,7 +129,7 @@ class ForwardPass:
         """Weight (S, *) and bias (S, *) of a layer in this pass."""
         self._depth += 1
         try:
-            return self.once(layer, layer.sample)
+            return self.once(cast(nn.Module, layer), layer.sample)
         finally:
             self._depth -= 1
 

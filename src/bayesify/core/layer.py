@@ -33,14 +33,12 @@ class Posterior(nn.Module, ABC):
     Attributes:
         is_random: whether its draws differ.
         has_moments: whether `moments` gives mean and variance of the outputs.
-        per_example: whether `forward` draws for every example by itself; False where it draws weights for the whole batch.
         drops_weights: whether it started without regard to the weight that the layer had.
         means: names of its parameters that are means of weights, which weight decay concerns as it does the layer's own.
     """
 
     is_random: bool = True
     has_moments: bool = False
-    per_example: bool = True
     drops_weights: bool = False
     means: ClassVar[tuple[str, ...]] = ()
 
@@ -79,6 +77,8 @@ class Posterior(nn.Module, ABC):
 
     def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         """The posterior mean of weight and bias: what `unbayesify` leaves behind."""
+        if layer.is_replaced:
+            raise NotImplementedError(f"{type(self).__name__} has taken the place of the layer's weight and does not say its mean")
         return layer.weight, layer.bias
 
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:

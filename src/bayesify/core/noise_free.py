@@ -18,6 +18,10 @@ _CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.0, "norm
 class NoiseFree(TorchDispatchMode):
     """Random operators return constants: a mask drops nothing, a normal draw is its mean."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to say so, PyTorch would import its compiler, which takes a second
+
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -44,12 +48,13 @@ def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
 @contextmanager
 def buffers_kept(net: nn.Module) -> Iterator[None]:
     """Buffers that are changed in place inside (running statistics) have their values back afterwards."""
-    kept = [(buffer, buffer._version, buffer.clone()) for buffer in net.buffers() if not buffer.is_inference()]
+    kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
         yield
     finally:
-        for buffer, version, value in kept:
-            if buffer._version != version:
+        for buffer, value in kept:
+            # Written only where it must be: autograd may hold it. Batch normalisation changes no version counter.
+            if not torch.equal(buffer, value):
                 buffer.copy_(value)
 
 

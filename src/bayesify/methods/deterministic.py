@@ -53,7 +53,6 @@ class PointPosterior(Posterior):
     """All mass on the layer's own weight and bias."""
 
     is_random = False
-    per_example = False
 
     def __init__(self, method: Deterministic) -> None:
         super().__init__()

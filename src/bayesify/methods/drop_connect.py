@@ -60,8 +60,6 @@ class DropConnect(Method):
 class DropConnectPosterior(Posterior):
     """The layer's weight, its elements switched on and off."""
 
-    per_example = False
-
     def __init__(self, method: DropConnect) -> None:
         super().__init__()
         self.p = method.p

@@ -161,7 +161,6 @@ class ECMP(EMP):
 class PatchPosterior(Posterior):
     """K components of weight and bias, (K, *weight_shape) and (K, *bias_shape); a single one is the layer's own."""
 
-    per_example = False
     means = ("weight", "bias")
 
     weight: Tensor | None

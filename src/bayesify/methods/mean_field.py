@@ -83,7 +83,7 @@ class GaussianPosterior(Posterior):
     def __init__(self, method: MeanField, layer: BayesianLayer) -> None:
         super().__init__()
         self.method = method
-        self.has_moments = self.per_example = method.noise == "local"
+        self.has_moments = method.noise == "local"
         log_std = math.log(method.initial_std) - 0.5 * math.log(layer.fan_in)
         for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
             log_stds = None if mean is None else nn.Parameter(torch.full(mean.shape, log_std))

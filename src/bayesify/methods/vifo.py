@@ -183,7 +183,6 @@ class OutputPosterior(Posterior):
     uncertainty does not depend on the input before training.
     """
 
-    per_example = False
     means = ("weight",)
 
     def __init__(self, layer: BayesianLayer, method: VIFO) -> None:
