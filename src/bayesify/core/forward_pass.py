@@ -6,6 +6,7 @@ pass repeats (activation checkpointing), or one of a layer that is called on its
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
@@ -210,12 +211,12 @@ class ForwardPass:
             set_generator_states(tensors, now)
 
 
+@dataclasses.dataclass(eq=False)
 class Passes:
     """Which pass a network is in; one object, shared by the root and all its random layers."""
 
-    def __init__(self) -> None:
-        self.current: ForwardPass | None = None
-        self._backward: weakref.ref[ForwardPass] | None = None  # the pass whose backward has begun last
+    current: ForwardPass | None = None
+    _backward: weakref.ref[ForwardPass] | None = None  # the pass whose backward has begun last
 
     def __getstate__(self) -> dict[str, Any]:
         return {"current": None, "_backward": None}  # a copy is in no pass
