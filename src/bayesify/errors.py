@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["BayesifyError", "BayesifyWarning", "ContractError", "NothingRandomError", "StaleFunctionError"]
+import sys
+import warnings
+
+__all__ = ["BayesifyError", "BayesifyWarning", "ContractError", "NothingRandomError", "StaleFunctionError", "warn"]
 
 
 class BayesifyError(Exception):
@@ -23,3 +26,11 @@ class ContractError(BayesifyError, AssertionError):
 
 class BayesifyWarning(UserWarning):
     """Something works in another way than one might expect: slower, or on fewer layers."""
+
+
+def warn(message: str) -> None:
+    """Issue a `BayesifyWarning` that points at the first caller outside this library and PyTorch."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("bayesify", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, BayesifyWarning, stacklevel=level - 1)

@@ -10,8 +10,7 @@ import dataclasses
 import math
 import operator
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.generators import own_noise
 from bayesify.core.model import Bayesian
+from bayesify.core.noise_free import modes_kept
 from bayesify.core.replay import MISFITS
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import Predictive
@@ -87,25 +87,12 @@ def predict(
         >>> predict(bnn, torch.zeros(5, 4), Categorical(), samples=10, seed=0)
         CategoricalPredictive(mean=(5, 3), samples=10)
     """
-    if not isinstance(bnn, nn.Module):
-        raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, method)")
-    if not isinstance(likelihood, Likelihood):
-        raise TypeError(f"likelihood must be a Likelihood such as Categorical() or Gaussian(std=0.1), got {likelihood!r}")
-    check_integer("samples", samples)
-    for name, number in (("batch_size", batch_size), ("chunk", chunk)):
-        if number is not None:
-            check_integer(name, number)
-    if tolerance is not None:
-        check_positive("tolerance", tolerance)
-    if seed is not None:
-        check_integer("seed", seed, least=0)
+    _check_arguments(bnn, likelihood, samples, batch_size=batch_size, chunk=chunk, tolerance=tolerance, seed=seed)
     # The root knows, a wrapper around it (compiled, distributed) does not.
     root = next((module for module in bnn.modules() if isinstance(module, Bayesian)), None)
     dim = 0 if root is None else root.batch_dim
     members = 1 if root is None else max(1, len(root.members))
     samples = -(-samples // members) * members
-    # Behind a single random layer, most often the last, the inputs' size says nothing of what a draw has to go through.
-    few = root is not None and sum(layer.posterior.is_random for _, layer in root.random_layers()) == 1
     tensors = [*bnn.parameters(), *bnn.buffers()]
     device = tensors[0].device if tensors else None
     batches, length = _batches(inputs, batch_size, dim, device)
@@ -114,20 +101,16 @@ def predict(
 
     needed = samples if tolerance is None else min(samples, -(-_FIRST_DRAWS // members) * members)
     parts: list[_Part] = []
-    believed: dict[object, bool] = {}
-    with torch.no_grad(), _evaluating(bnn), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar:
+    with (
+        torch.no_grad(), modes_kept(bnn.modules()), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar
+    ):  # fmt: skip
+        bnn.eval()
+        call = _Call(bnn, None if root is None or _compiled(bnn) else root, likelihood, seed, coherent, reseed, tolerance)
         reseed(seed)  # for loaders that shuffle or augment
         for number, batch in enumerate(batches):
-            if chunk is None:
-                rows = tree_leaves(batch)[0].shape[dim]
-                per_call = _ROWS_PER_CALL if few else _rows_per_call(batch, dim, device)
-                chunk = samples if root is not None and root.one_pass else max(1, per_call // rows)
-                chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
+            chunk = _draws_per_call(root, batch, dim, device, samples, tolerance) if chunk is None else chunk
             x = tree_map(lambda leaf: leaf if device is None else leaf.to(device), batch)
-            part = _Part(
-                bnn, root, likelihood, x, number, -(-chunk // members) * members, seed, coherent, reseed,
-                home=tree_leaves(batch)[0].device, settles=tolerance is not None, believed=believed,
-            )  # fmt: skip
+            part = _Part(call, x, number, -(-chunk // members) * members, home=tree_leaves(batch)[0].device)
             part.draw(needed, lambda draws: bar.advance(draws / samples))
             while tolerance is not None and part.samples < samples and part.standard_error() > tolerance:
                 part.draw(min(samples, 2 * part.samples), lambda draws: bar.advance(draws / samples))
@@ -143,22 +126,73 @@ def predict(
     return parts[0].predictive.cat(*(part.predictive for part in parts[1:]))
 
 
-@dataclasses.dataclass
-class _Part:
-    """What is believed about the rows of one batch, from the draws so far."""
+def _check_arguments(
+    bnn: object, likelihood: object, samples: int, *, batch_size: Any, chunk: Any, tolerance: Any, seed: Any
+) -> None:
+    if not isinstance(bnn, nn.Module):
+        raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, method)")
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be a Likelihood such as Categorical() or Gaussian(std=0.1), got {likelihood!r}")
+    check_integer("samples", samples)
+    for name, number in (("batch_size", batch_size), ("chunk", chunk)):
+        if number is not None:
+            check_integer(name, number)
+    if tolerance is not None:
+        check_positive("tolerance", tolerance)
+    if seed is not None:
+        check_integer("seed", seed, least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What is the same for all batches of a prediction.
+
+    Attributes:
+        root: what can replay passes; None where nothing can.
+        believed: see `Bayesian.predicting`.
+    """
 
     bnn: nn.Module
     root: Bayesian | None
     likelihood: Likelihood
-    inputs: Any
-    number: int
-    chunk: int
     seed: int
     coherent: bool
     reseed: Callable[[int], None]
+    tolerance: float | None
+    believed: dict[object, bool] = dataclasses.field(default_factory=dict)
+
+    def outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, state: int) -> Tensor:
+        """The outputs (S, B, ...) of so many draws.
+
+        Raises:
+            TypeError, ValueError: outputs of another kind or shape.
+        """
+        self.reseed(state)
+        try:
+            draws = self.bnn(*args, samples=samples, coherent=self.coherent, **kwargs)
+        except MISFITS:
+            if self.root is None or not self.root.stop_replay():
+                raise
+            self.reseed(state)  # the net did otherwise than on the rows that were tried
+            draws = self.bnn(*args, samples=samples, coherent=self.coherent, **kwargs)
+        outputs = getattr(draws, "outputs", None)
+        if not isinstance(outputs, Tensor):
+            got = type(draws if outputs is None else outputs).__name__
+            raise TypeError(f"predict needs a Bayesian network whose outputs are one tensor, got {got}; see bayesify(net, method)")
+        if outputs.dim() < 2 or outputs.shape[0] != samples:
+            raise ValueError(f"the network must return outputs (S, B, ...) with S = {samples}, got {tuple(outputs.shape)}")
+        return outputs
+
+
+@dataclasses.dataclass
+class _Part:
+    """What is believed about the rows of one batch, from the draws so far."""
+
+    call: _Call
+    inputs: Any
+    number: int
+    chunk: int
     home: torch.device
-    settles: bool
-    believed: dict[object, bool]
     samples: int = 0
     chunks: int = 0
     mixture: Predictive | None = None
@@ -174,20 +208,21 @@ class _Part:
         if self.samples >= samples:
             return
         args, kwargs = _arguments(self.inputs)
-        root = None if self.root is None or _compiled(self.bnn) else self.root
-        with contextlib.nullcontext() if root is None else root.predicting(args, kwargs, self.coherent, self.reseed, self.believed):
+        call, root = self.call, self.call.root
+        whole = contextlib.nullcontext()
+        with whole if root is None else root.predicting(args, kwargs, call.coherent, call.reseed, call.believed):
             while self.samples < samples:
                 # Coherent draws depend on the seed and their place among the draws alone: every batch meets the same functions.
-                state = random.Random(f"{self.seed} {self.samples} {0 if self.coherent else self.number}").getrandbits(62)
+                place = f"{call.seed} {self.samples} {0 if call.coherent else self.number}"
                 draws = min(self.chunk, samples - self.samples)
                 try:
-                    outputs = _pass(self.bnn, root, args, kwargs, draws, self.coherent, partial(self.reseed, state))
-                    more = self.likelihood.predictive(outputs).to(self.home)
+                    outputs = call.outputs(args, kwargs, draws, random.Random(place).getrandbits(62))
+                    more = call.likelihood.predictive(outputs).to(self.home)
                 except ValueError as error:
                     last = self.samples + draws - 1
                     error.add_note(f"while predicting batch {self.number} with draws {self.samples} to {last}")
                     raise
-                if self.settles:
+                if call.tolerance is not None:
                     self.squares = self.squares + draws * more.mean.double().square()
                 self.mixture = more if self.mixture is None else self.mixture.mix(more)
                 self.samples, self.chunks = self.samples + draws, self.chunks + 1
@@ -199,6 +234,17 @@ class _Part:
             return math.inf
         spread = self.squares - self.samples * self.predictive.mean.double().square()
         return float((spread / ((self.chunks - 1) * self.samples)).max().clamp_min(0).sqrt())
+
+
+def _draws_per_call(
+    root: Bayesian | None, batch: Any, dim: int, device: torch.device | None, samples: int, tolerance: float | None
+) -> int:
+    # Behind a single random layer, most often the last, the inputs' size says nothing of what a draw has to go through.
+    few = root is not None and sum(layer.posterior.is_random for _, layer in root.random_layers()) == 1
+    per_call = _ROWS_PER_CALL if few else _rows_per_call(batch, dim, device)
+    rows = tree_leaves(batch)[0].shape[dim]
+    chunk = samples if root is not None and root.one_pass else max(1, per_call // rows)
+    return chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
 
 
 def _rows_per_call(x: Any, dim: int, device: torch.device | None) -> int:
@@ -267,45 +313,6 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
-def _pass(
-    bnn: nn.Module,
-    root: Bayesian | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    samples: int,
-    coherent: bool,
-    reseed: Callable[[], None],
-) -> Tensor:
-    """The outputs of so many draws."""
-    reseed()
-    try:
-        draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
-    except MISFITS:
-        if root is None or not root.stop_replay():
-            raise
-        reseed()  # the net did otherwise than on the rows that were tried
-        draws = bnn(*args, samples=samples, coherent=coherent, **kwargs)
-    outputs = getattr(draws, "outputs", None)
-    if not isinstance(outputs, Tensor):
-        got = type(draws if outputs is None else outputs).__name__
-        raise TypeError(f"predict needs a Bayesian network whose outputs are one tensor, got {got}; see bayesify(net, method)")
-    if outputs.dim() < 2 or outputs.shape[0] != samples:
-        raise ValueError(f"the network must return outputs (S, B, ...) with S = {samples}, got {tuple(outputs.shape)}")
-    return outputs
-
-
 def _compiled(module: nn.Module) -> bool:
     """Whether passes run compiled code, which cannot be replayed."""
     return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in module.modules())
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every submodule's own mode afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training

@@ -339,6 +339,7 @@ class PickyMethod(Method):
 
 Method.registry.pop("PickyMethod")  # naming it made it known; other tests in this process must not meet it
 
+
 @pytest.mark.parametrize(
     ("net", "method"),
     [(Branching, MeanField()), (mlp, PickyMethod())],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,7 +19,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import layer_type, unsupported
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
-from bayesify.errors import BayesifyWarning, NothingRandomError
+from bayesify.errors import NothingRandomError, warn
 
 __all__ = ["bayesify", "unbayesify"]
 
@@ -296,11 +295,7 @@ def _warn_of_lost_weights(net: nn.Module, before: Mapping[nn.Module, Mapping[str
         and not looks_initialized(layer.original, before[layer]["weight"])
     ]
     if lost:
-        warnings.warn(
-            f"{len(lost)} layers start at random and not from the weights they had: {_listing(lost)}; `summary` says more",
-            BayesifyWarning,
-            stacklevel=4,
-        )
+        warn(f"{len(lost)} layers start at random and not from the weights they had: {_listing(lost)}; `summary` says more")
 
 
 def _tied_parameters(layers: Mapping[str, nn.Module]) -> dict[int, list[str]]:

@@ -138,7 +138,7 @@ class Folded(Bayesian):
         verdict = self._look(call)
         return (None, ()) if verdict is None else (verdict.apart, verdict.without_rows)
 
-    # What torch.compiler.assume_constant_result does, without importing the compiler: it is called with the values of its arguments.
+    # As torch.compiler.assume_constant_result, which imports the compiler: it is called with the values of its arguments.
     _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _look(self, call: Inputs) -> Verdict | None:

@@ -252,6 +252,7 @@ class Passes:
 
     def watch_backward(self, forward_pass: ForwardPass, *tensors: Any) -> None:
         """Make the backward pass through these outputs know its forward pass, where it will repeat layers."""
+
         def begin(gradient: Tensor) -> None:
             self._backward = weakref.ref(forward_pass)
 

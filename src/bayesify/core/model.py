@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,7 +18,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.shards import shards_of, with_whole_parameters
-from bayesify.errors import BayesifyWarning
+from bayesify.errors import warn
 
 __all__ = ["Bayesian", "LayerReport"]
 
@@ -206,7 +205,7 @@ class Bayesian(nn.Module, ABC):
         """Warn of something that was found out about the net, once, and let `summary` say it."""
         if finding not in self.findings:
             self.findings.append(finding)
-            warnings.warn(finding, BayesifyWarning, stacklevel=2)
+            warn(finding)
 
 
 def _kl(layer: BayesianLayer, found: Tensor | None) -> Tensor:

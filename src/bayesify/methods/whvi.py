@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from typing import Literal, get_args
 
 import torch
@@ -35,7 +34,7 @@ from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.vector_law import VectorLaw
-from bayesify.errors import BayesifyWarning
+from bayesify.errors import warn
 from bayesify.functional import (
     Structure,
     at_least_float32,
@@ -178,11 +177,9 @@ class HadamardPosterior(Posterior):
 
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
         if self.method.structure != "S1HGHS2" or self.method.flows:
-            warnings.warn(
+            warn(
                 f"structure={self.method.structure!r} with flows={self.method.flows} has no projection: a layer stays random "
-                "whatever weight the checkpoint has for it",
-                BayesifyWarning,
-                stacklevel=2,
+                "whatever weight the checkpoint has for it"
             )
             return
         s1, s2, g, residual = self._project(weight)
