@@ -33,4 +33,4 @@ def warn(message: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("bayesify", "torch"):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, BayesifyWarning, stacklevel=level - 1)
+    warnings.warn(message, BayesifyWarning, stacklevel=level)

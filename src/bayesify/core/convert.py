@@ -288,14 +288,14 @@ def _root(net: nn.Module, methods: Sequence[Method | None]) -> Bayesian:
 def _warn_of_lost_weights(net: nn.Module, before: Mapping[nn.Module, Mapping[str, Any]]) -> None:
     """Warn where posteriors have dropped weights that were no mere initial values."""
     lost = [
-        name
+        name or "the net itself"
         for name, layer in net.named_modules()
         if isinstance(layer, BayesianLayer)
         and layer.posterior.drops_weights
         and not looks_initialized(layer.original, before[layer]["weight"])
     ]
     if lost:
-        warn(f"{len(lost)} layers start at random and not from the weights they had: {_listing(lost)}; `summary` says more")
+        warn(f"the weights of layers were dropped, and these start at random: {_listing(lost)}; `summary` says more")
 
 
 def _tied_parameters(layers: Mapping[str, nn.Module]) -> dict[int, list[str]]:

@@ -120,7 +120,7 @@ class Folded(Bayesian):
     def _examined(self, call: Inputs) -> Verdict | None:
         """Look at the net, now; while `torch.compile` traces, with the values of the traced inputs."""
         if torch.compiler.is_compiling():
-            flat = len(call.leaves) == len(call.args) + len(call.kwargs)
+            flat = call.spec is None
             apart, without_rows = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else (None, ())
             return None if apart is None else Verdict(apart, without_rows=without_rows)
         if not can_compare(self.net):
