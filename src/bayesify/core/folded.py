@@ -209,7 +209,7 @@ class Folded(Bayesian):
         modules = [part for part in self.net.modules() if not isinstance(part, Posterior)]
         if self.training or any(isinstance(part, BayesianLayer) and part.is_read for part in modules):
             return False
-        hooked = any((part._forward_hooks or _foreign(part)) and not isinstance(part, BayesianLayer) for part in modules)
+        hooked = any(part._forward_hooks or _foreign(part) for part in modules)  # on random layers too: their inputs may be certain
         return not hooked and any(_before_noise(part) for part in modules)
 
     @torch.no_grad()
