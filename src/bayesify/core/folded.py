@@ -44,6 +44,7 @@ class Folded(Bayesian):
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
+        self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         apart, folds = self._plan(call, samples)
         coherent = coherent or not apart
@@ -58,8 +59,7 @@ class Folded(Bayesian):
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].found_kls)
         draws = Draws(outputs, kl, torch.zeros(call.batch, dtype=kl.dtype, device=kl.device), score)
-        for each in passes:
-            self.passes.watch_backward(each, *tree_leaves(outputs), kl)
+        self.passes.watch_backward(passes[0], kl)
         return draws
 
     # How passes are made

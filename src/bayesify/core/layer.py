@@ -166,7 +166,7 @@ class BayesianLayer(nn.Module):
         current, stored = self.passes.current, self._parameters.get(name)
         if current is not None:
             return stored if current.inside_layer else current.read(self, name)
-        return self.resting(name)
+        return self.passes.read(self, name)
 
     @property
     def is_replaced(self) -> bool:

@@ -313,6 +313,7 @@ class RandomOutputs(Bayesian):
         """
         if self.head_is_last or not can_compare(self.net):
             return
+        self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         few = min(call.batch, 3) if call.can_be_cut else call.batch
         args, rest = call.map(lambda x: x.narrow(self.batch_dim, 0, few))
