@@ -369,19 +369,3 @@ def test_nothing_random_is_an_error_that_names_the_way_out() -> None:
     with pytest.raises(NothingRandomError, match="EMP leaves all layers as they are"):
         bayesify(nn.Sequential(nn.Linear(3, 3)), EMP(where="bn"))
     assert "0 of 1 layers are random" in str(summary(bayesify(nn.Sequential(nn.Linear(3, 3)), Deterministic())))
-
-
-def test_layers_of_timm() -> None:
-    timm = pytest.importorskip("timm")
-    kind = timm.layers.BatchNormAct2d
-    plain = nn.Sequential(nn.Conv2d(2, 3, 1), kind(3)).double().eval()
-    types = dict(_TYPES)
-    try:
-        register_layer(kind, like=nn.BatchNorm2d, then=lambda layer, y: layer.act(layer.drop(y)))
-        x = torch.randn(4, 2, 3, 3, dtype=torch.float64)
-        expected = plain(x)
-        outputs = bayesify(copy.deepcopy(plain), EMP(where="bn", spread=0.0))(x, samples=2).outputs
-        torch.testing.assert_close(outputs, expected.expand(2, *expected.shape))
-    finally:
-        _TYPES.clear()
-        _TYPES.update(types)
