@@ -5,6 +5,7 @@ import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,13 @@ from bayesify import (
     VSD,
     WHVI,
     Bayesian,
+    Categorical,
     DeepEnsemble,
     Deterministic,
     DropConnect,
     MeanField,
     Method,
+    StaleFunctionError,
     TensorFactorised,
     VariationalDropout,
     bayesify,
@@ -174,3 +177,111 @@ def test_gradients_of_the_components_add_up_to_those_of_the_whole_batch(wrapper,
         layer, kind = key.rsplit(".", 1)
         total = found[f"{layer}.posterior.{kind}"].sum(0)
         torch.testing.assert_close(total, gradient, rtol=1e-10, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+
+
+# Loops, noise and functions of two processes that are seeded alike
+
+
+def _readme_loop(rank: int) -> dict[str, float]:
+    """How far each parameter of an ensemble has moved in the README's loop, with one draw per step."""
+    torch.manual_seed(0)
+    bnn = bayesify(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)), DeepEnsemble(members=3, method=MeanField()))
+    before = copy.deepcopy(dict(bnn.named_parameters()))
+    root, likelihood = nn.parallel.DistributedDataParallel(bnn), Categorical()
+    x, y = torch.randn(60, 2), torch.randint(0, 3, (60,))
+    x, y = x[rank::_RANKS], y[rank::_RANKS]
+    optimizer = torch.optim.Adam(root.parameters(), lr=1e-3)
+    for _ in range(10):
+        optimizer.zero_grad()
+        draws = root(x)
+        (-elbo(draws, likelihood.log_prob(draws.outputs, y), n=60)).backward()
+        optimizer.step()
+    return {name: float((p - before[name]).detach().abs().max()) for name, p in bnn.named_parameters()}
+
+
+_NOISY: dict[str, Method] = {
+    "MeanField": MeanField(initial_std=1.0),
+    "shared noise": MeanField(noise="shared", initial_std=1.0),
+    "EMP": ECMP(where="*", components=5, spread=1.0),
+    "VIFO": VIFO(),
+    "ensemble": DeepEnsemble(members=2, method=MeanField(initial_std=1.0)),
+}
+
+
+def _noise(training: bool) -> dict[str, Tensor]:
+    """Outputs of equal inputs, and what the process draws next from its own generator."""
+    results = {}
+    for name, method in _NOISY.items():
+        torch.manual_seed(0)
+        bnn = bayesify(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double(), method).train(training)
+        x = torch.randn(5, 4, dtype=torch.float64)
+        bnn(x, samples=2)
+        results[name] = bnn(x, samples=2).outputs.detach()
+        results[f"{name}, next"] = torch.rand(3)
+    return results
+
+
+def _functions() -> dict[str, list[Tensor]]:
+    """One function drawn from a network in shards, at inputs that all processes have."""
+    results = {}
+    for name in ("MeanField", "WHVI", "EMP", "VSD, hierarchical", "some layers"):
+        x = _data()[0]
+        for layers in (True, False):
+            root: Any = _fsdp(_bnn(name), layers).eval()
+            f, x = root.function(0), x.detach().requires_grad_()
+            y = f(x)
+            (gradient,) = torch.autograd.grad(f(x).sum(), x)
+            root(x, samples=2)  # FSDP wants its first pass from the root
+            results[f"{name}, {layers}"] = [y.detach(), f(x).detach(), root.function(1)(x).detach(), gradient]
+            with torch.no_grad():
+                next(root.parameters()).mul_(0.9)
+            try:
+                f(x)
+            except StaleFunctionError:
+                results[f"{name}, {layers}"].append(torch.tensor(True))
+    return results
+
+
+def _seeded_alike(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/alike", rank=rank, world_size=_RANKS)
+    try:
+        found = {"loop": _readme_loop(rank), "training": _noise(True), "evaluation": _noise(False), "functions": _functions()}
+        torch.save(found, Path(folder) / f"alike{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+@functools.cache
+def _found() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_seeded_alike, args=(folder,), nprocs=_RANKS)
+        return [torch.load(Path(folder) / f"alike{rank}.pt") for rank in range(_RANKS)]
+
+
+def test_the_readmes_loop_trains_every_member_on_every_process():
+    first, second = (found["loop"] for found in _found())
+    assert first == second, "members stay equal on all processes"
+    assert all(1e-3 < moved <= 0.011 for moved in first.values()), first
+
+
+@pytest.mark.parametrize("name", _NOISY)
+def test_processes_that_are_seeded_alike_draw_noise_of_their_own_in_training(name):
+    first, second = (found["training"] for found in _found())
+    assert not torch.isclose(first[name], second[name]).any()
+    assert torch.equal(first[f"{name}, next"], second[f"{name}, next"]), "what else is drawn stays in step"
+    first, second = (found["evaluation"] for found in _found())
+    assert torch.equal(first[name], second[name]), "in eval mode seeds decide"
+
+
+@pytest.mark.parametrize("layers", [True, False], ids=["layer by layer", "in one piece"])
+@pytest.mark.parametrize("name", ["MeanField", "WHVI", "EMP", "VSD, hierarchical", "some layers"])
+def test_functions_of_networks_in_shards(name, layers):
+    first, second = (found["functions"][f"{name}, {layers}"] for found in _found())
+    bnn, x = _bnn(name).eval(), _data()[0].requires_grad_()
+    f = bnn.function(0)
+    (gradient,) = torch.autograd.grad(f(x).sum(), x)
+    expected = [f(x).detach(), f(x).detach(), bnn.function(1)(x).detach(), gradient, torch.tensor(True)]
+    for found in (first, second):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(first[0], first[2])

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,11 @@ OPTIONAL = (
 )
 
 
-def _imports(path: Path, source: str) -> list[str]:
-    """Absolute names of all imported modules, wherever in the file; those for type checkers alone do not count."""
+def _imports(path: Path, source: str, modules: Collection[str] = ()) -> list[str]:
+    """Absolute names of all imported modules, wherever in the file; those for type checkers alone do not count.
+
+    Of `modules`, `from package import module` imports the module and not the package.
+    """
     tree = ast.parse(source)
     typing_only = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     skipped = {id(child) for node in typing_only for statement in node.body for child in ast.walk(statement)}
@@ -42,7 +46,8 @@ def _imports(path: Path, source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
             module = ".".join(filter(None, (base, node.module)))
-            names += [f"{module}.{alias.name}" for alias in node.names] if module == "bayesify" else [module]
+            members = [f"{module}.{alias.name}" for alias in node.names]
+            names += [member if module == "bayesify" or member in modules else module for member in members]
     return names
 
 
@@ -89,6 +94,46 @@ def test_imports_only_go_down(module):
 )
 def test_the_import_check_finds_violations(path, source, violations):
     assert len(_violations(Path(path), source)) == violations
+
+
+def _graph(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Which modules import which; `sources` are their texts by path."""
+    named = {f"bayesify/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
+    return {name: sorted({*_imports(Path(path), sources[path], named)} & named.keys()) for name, path in named.items()}
+
+
+def _circle(graph: dict[str, list[str]]) -> list[str]:
+    """The modules of one import circle; none if nothing is left when modules that import none of the others are taken away."""
+    left = {name: set(imports) for name, imports in graph.items()}
+    while done := {name for name, imports in left.items() if not imports}:
+        left = {name: imports - done for name, imports in left.items() if name not in done}
+    path: list[str] = []
+    name = min(left, default="")
+    while name and name not in path:  # what is left imports something that is left
+        path.append(name)
+        name = min(left[name])
+    return path[path.index(name) :] if path else []
+
+
+def test_no_import_goes_in_a_circle():
+    assert not _circle(_graph({module: (SOURCE / module).read_text() for module in MODULES if module != "__init__.py"}))
+
+
+@pytest.mark.parametrize(
+    ("sources", "circle"),
+    [
+        ({"a.py": "from bayesify.b import x", "b.py": "import bayesify.c", "c.py": "def f():\n    from bayesify import a"}, "abc"),
+        ({"d.py": "from bayesify import a", "a.py": "from . import b", "b.py": "from .a import x"}, "ab"),
+        ({"a/__init__.py": "from bayesify.a.b import x", "a/b.py": "from bayesify.a import y"}, ["a", "a.b"]),
+        ({"a/__init__.py": "from bayesify.a.b import x", "a/b.py": "from bayesify.a import c", "a/c.py": ""}, []),
+        ({"a.py": "import bayesify.a"}, "a"),
+        ({"a/__init__.py": "", "a/b.py": "from .c import x", "a/c.py": "from . import b"}, ["a.b", "a.c"]),
+        ({"a.py": "from bayesify.b import x", "b.py": "if TYPE_CHECKING:\n    from bayesify.a import y"}, []),
+        ({"a.py": "from bayesify.b import x\nfrom bayesify.c import x", "b.py": "import bayesify.c", "c.py": "import torch"}, []),
+    ],
+)
+def test_the_circle_check_finds_circles(sources, circle):
+    assert _circle(_graph(sources)) == [f"bayesify.{name}" for name in circle]
 
 
 _BLOCKER = """

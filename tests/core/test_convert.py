@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import Bayesian, MCDropout, MeanField, bayesify, unbayesify
+from bayesify import Bayesian, MCDropout, MeanField, NothingRandomError, bayesify, unbayesify
 from bayesify.core.layers import layer_type
 
 
@@ -137,13 +137,20 @@ def test_a_bare_layer_is_a_net():
     assert type(unbayesify(bnn)) is nn.Linear
 
 
-def test_a_plain_checkpoint_loads_into_the_means():
-    plain, bnn = _mlp(), bayesify(_mlp(), MeanField())
-    missing, unexpected = bnn.net.load_state_dict(plain.state_dict(), strict=False)
-    assert not unexpected
-    assert all(".posterior." in key for key in missing)
-    for _, site in bnn.random_layers():
-        nn.init.constant_(site.posterior.weight_log_std, -40)
-        nn.init.constant_(site.posterior.bias_log_std, -40)
-    x = torch.randn(3, 4)
-    torch.testing.assert_close(bnn(x, samples=2).outputs, plain(x).expand(2, 3, 2))
+def test_frozen_layers_stay_unless_a_pattern_names_them():
+    net = nn.ModuleDict({"body": nn.Linear(64, 64).requires_grad_(False), "adapter": nn.Linear(4, 4), "norm": nn.LayerNorm(4)})
+    net["norm"].bias.requires_grad_(False)
+    body = dict(net["body"].named_parameters())
+    bnn = bayesify(net, MeanField())
+    assert list(_reasons(bnn).values()) == ["it is frozen; a pattern that names it makes it random all the same", "", ""]
+    assert type(net["body"]) is nn.Linear
+    assert all(net["body"].get_parameter(name) is p and not p.requires_grad for name, p in body.items())
+    trained = sum(p.numel() for p in bnn.parameters() if p.requires_grad)
+    assert trained == 2 * 20 + 2 * 8 - 4, "means that were frozen stay so"
+    unbayesify(bnn)
+    assert [r.method for r in bayesify(net, {"bo*": MeanField(), "*": MeanField()}).report] == [MeanField()] * 3
+
+
+def test_a_net_that_is_frozen_as_a_whole_has_nothing_random():
+    with pytest.raises(NothingRandomError, match=r"0 \(Linear\): it is frozen; a pattern that names it makes it random"):
+        bayesify(_mlp().requires_grad_(False), MeanField())

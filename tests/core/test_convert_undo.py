@@ -8,7 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import Bayesian, BayesianLayer, Deterministic, Folded, MCDropout, MeanField, Method, Posterior, bayesify, unbayesify
+from bayesify import (
+    ECMP,
+    EMP,
+    WHVI,
+    Bayesian,
+    BayesianLayer,
+    Deterministic,
+    Folded,
+    MCDropout,
+    MeanField,
+    Method,
+    Posterior,
+    TensorFactorised,
+    bayesify,
+    unbayesify,
+)
 
 
 def _mlp() -> nn.Sequential:
@@ -153,3 +168,14 @@ def test_unbayesify_gives_back_the_net(methods):
     assert all(torch.equal(net.state_dict()[key], value) for key, value in state.items())
     with pytest.raises(TypeError, match="bnn must be what bayesify returned, got Sequential"):
         unbayesify(net)
+
+
+@pytest.mark.parametrize("method", [MeanField(), WHVI(), TensorFactorised(), EMP(where="*"), ECMP(where="*", components=2)])
+@pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias"), ()])
+def test_unbayesify_keeps_frozen_weights_frozen(method, frozen):
+    net = nn.Sequential(nn.Linear(4, 3))
+    for name in frozen:
+        net[0].get_parameter(name).requires_grad_(False)
+    plain = unbayesify(bayesify(net, {"0": method}))
+    assert {name: p.requires_grad for name, p in plain[0].named_parameters()} == {n: n not in frozen for n in ("weight", "bias")}
+    assert all(isinstance(p, nn.Parameter) and p.is_leaf for p in plain.parameters())

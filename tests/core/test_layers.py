@@ -1,14 +1,29 @@
 """Sites: every layer type acts as the layer it was, for one weight, for S weights, for noise on channels and for variances."""
 
 import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import BayesianLayer, Deterministic, MeanField, bayesify
+from bayesify import (
+    EMP,
+    BayesianLayer,
+    Deterministic,
+    DropConnect,
+    MeanField,
+    NothingRandomError,
+    bayesify,
+    register_layer,
+    summary,
+    unbayesify,
+)
 from bayesify.core.forward_pass import ForwardPass
-from bayesify.core.layers import _TYPES
+from bayesify.core.layers import _TYPES, layer_type
+from bayesify.core.layers.linear import BayesLinear
 from bayesify.testing import LAYERS
 
 CONTRACTING = [name for name in LAYERS if name.startswith(("Linear", "Conv"))]
@@ -46,7 +61,7 @@ def test_every_site_is_the_layer_it_was():
         assert issubclass(site, original)
         assert issubclass(site, BayesianLayer)
     tested = {type(make()[0]) for make in LAYERS.values()}
-    assert tested == set(_TYPES)
+    assert tested == {kind for kind in _TYPES if kind.__module__.startswith("torch.nn.")}, "others are derived or registered"
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -216,3 +231,141 @@ def test_layers_that_do_not_contract_say_so(name):
     for ask in (lambda: site.input_channels, lambda: site.over_channels(x, x), lambda: site.over_weight(x)):
         with pytest.raises(NotImplementedError, match=f"{type(site).__name__} does not contract over input channels"):
             ask()
+
+
+# Layer types of others
+
+
+class Named(nn.Linear):
+    """By another name; it does not override `forward`."""
+
+
+class NormAct(nn.BatchNorm2d):
+    """A normalisation with an activation of its own, as timm's BatchNormAct2d."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.act, self.drop = nn.ReLU(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(super().forward(x))
+
+    def after(self, y: Tensor) -> Tensor:
+        return self.act(self.drop(y))
+
+
+class Cosine(nn.Linear):
+    """A linear layer of normalised inputs: another action on its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(nn.functional.normalize(x, dim=-1), self.weight, self.bias)
+
+
+class BayesCosine(BayesLinear):
+    """How `Cosine` acts on its input."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(x, dim=-1)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer types that only this test knows."""
+    types = dict(_TYPES)
+    yield
+    _TYPES.clear()
+    _TYPES.update(types)
+
+
+def _others() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 3, 1), NormAct(3), nn.Flatten(), Named(12, 4), Cosine(4, 2)).double()
+
+
+def _taught() -> None:
+    register_layer(NormAct, like=nn.BatchNorm2d, then=NormAct.after)
+    register_layer(Cosine, like=BayesCosine)
+
+
+@pytest.mark.usefixtures("known")
+def test_layer_types_of_others_before_and_after_they_are_registered() -> None:
+    reasons = {report.name: report.reason for report in bayesify(_others(), MeanField()).report}
+    way_out = "with a forward of its own; register_layer(..., like=..., then=...) teaches it"
+    assert (reasons.pop("1"), reasons.pop("4")) == (f"a subclass of BatchNorm2d {way_out}", f"a subclass of Linear {way_out}")
+    assert set(reasons.values()) == {""}, "Named is a linear layer"
+    _taught()
+    assert not any(report.reason for report in bayesify(_others(), MeanField()).report)
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("coherent", [False, True])
+def test_registered_types_act_as_they_did(coherent: bool, training: bool) -> None:
+    _taught()
+    plain, x = _others().train(training), torch.randn(3, 2, 2, 2, dtype=torch.float64)
+    nn.init.normal_(plain[1].bias)
+    bnn = bayesify(copy.deepcopy(plain), {"1": EMP(spread=0.0), "3": Deterministic(), "4": DropConnect(p=0.0)})
+    assert [type(bnn.net[i]) for i in (1, 3, 4)] == [layer_type(kind) for kind in (NormAct, Named, Cosine)]
+    assert all(isinstance(bnn.net[i], kind) for i, kind in ((1, NormAct), (3, Named), (4, Cosine)))
+    expected = plain(x)
+    torch.testing.assert_close(bnn(x, samples=2, coherent=coherent).outputs, expected.expand(2, *expected.shape))
+    assert (bnn.net[1](bnn.net[0](x)) == 0).any(), "its activation is there"
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda bnn: pickle.loads(pickle.dumps(bnn))], ids=["deepcopy", "pickle"])
+def test_copies_of_derived_types(copied: Callable[[Any], Any]) -> None:
+    _taught()
+    bnn, x = bayesify(_others(), MeanField(initial_std=1.0)).eval(), torch.randn(3, 2, 2, 2, dtype=torch.float64)
+    other = copied(bnn)
+    assert [type(a) for a in other.net] == [type(a) for a in bnn.net]
+    outputs = []
+    for each in (bnn, other):
+        torch.manual_seed(1)
+        outputs.append(each(x, samples=3).outputs)
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
+    assert {id(p) for p in other.parameters()}.isdisjoint(id(p) for p in bnn.parameters())
+    assert [type(layer) for layer in unbayesify(other)] == [nn.Conv2d, NormAct, nn.Flatten, Named, Cosine]
+
+
+@pytest.mark.usefixtures("known")
+def test_a_pickle_of_types_that_are_not_registered_says_so() -> None:
+    _taught()
+    data = pickle.dumps(bayesify(_others(), MeanField()))
+    del _TYPES[NormAct]
+    with pytest.raises(TypeError, match="NormAct is not registered here; call register_layer as before the network was pickled"):
+        pickle.loads(data)
+
+
+@pytest.mark.usefixtures("known")
+def test_unbayesify_gives_back_types_of_others() -> None:
+    _taught()
+    plain = _others().eval()
+    x = torch.randn(3, 2, 2, 2, dtype=torch.float64)
+    expected, state = plain(x), copy.deepcopy(plain.state_dict())
+    net = unbayesify(bayesify(plain, MeanField()))
+    assert [type(layer) for layer in net] == [nn.Conv2d, NormAct, nn.Flatten, Named, Cosine]
+    torch.testing.assert_close(net(x), expected)
+    assert net.state_dict().keys() == state.keys()
+
+
+@pytest.mark.usefixtures("known")
+def test_what_register_layer_refuses() -> None:
+    for cls in ("Linear", nn.Linear(2, 1), dict):
+        with pytest.raises(TypeError, match=r"cls must be a subclass of torch\.nn\.Module, got"):
+            register_layer(cls, like=nn.Linear)
+    for like in (nn.LSTM, nn.Linear(2, 1), "Linear", Cosine):
+        with pytest.raises(TypeError, match=r"like must be a BayesianLayer or one of Linear, Conv1d, .*, got"):
+            register_layer(Named, like=like)
+    with pytest.raises(TypeError, match="then must be a function of the layer and its output, got 'relu'"):
+        register_layer(Cosine, like=nn.Linear, then="relu")
+    assert layer_type(Cosine) is None, "nothing is registered by a call that fails"
+
+
+@pytest.mark.usefixtures("known")
+def test_nothing_random_is_an_error_that_names_the_way_out() -> None:
+    net = nn.Sequential(Cosine(3, 3), NormAct(3))
+    with pytest.raises(NothingRandomError, match=r"0 \(Cosine\): a subclass of Linear with a forward of its own; register_layer"):
+        bayesify(net, EMP())
+    with pytest.raises(NothingRandomError, match="EMP leaves all layers as they are"):
+        bayesify(nn.Sequential(nn.Linear(3, 3)), EMP(where="bn"))
+    assert "0 of 1 layers are random" in str(summary(bayesify(nn.Sequential(nn.Linear(3, 3)), Deterministic())))

@@ -8,7 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import Bayesian, Deterministic, MCDropout, MeanField, VariationalDropout, bayesify
+from bayesify import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    WHVI,
+    Bayesian,
+    DeepEnsemble,
+    Deterministic,
+    MCDropout,
+    MeanField,
+    Method,
+    TensorFactorised,
+    VariationalDropout,
+    bayesify,
+)
 
 
 def _mlp() -> nn.Sequential:
@@ -226,3 +241,60 @@ def test_kl_is_the_sum_over_layers_in_single_precision_at_least():
     )
     torch.testing.assert_close(bnn.kl(), point + normal)
     assert bnn.kl().dtype == torch.float32
+
+
+SPREADS = ("log_std", "log_alpha", "logits", "tril", "flow_u", "flow_w", "flow_b")
+GROUPS: dict[str, tuple[Method, set[str]]] = {
+    "MeanField": (MeanField(), set()),
+    "VariationalDropout": (VariationalDropout(), set()),
+    "VSD": (VSD(hierarchical=True), {"first_vector", "connections", "log_scale_mean", "log_scale_log_std"}),
+    "MCDropout": (MCDropout(), set()),
+    "EMP": (EMP(where="*", learn_probabilities=True), set()),
+    "ECMP": (ECMP(where="*", components=3), set()),
+    "WHVI": (WHVI(scales="variational"), set()),
+    "WHVI, full": (WHVI(covariance="full", flows=1), set()),
+    "TensorFactorised": (TensorFactorised(), set()),
+    "VIFO": (VIFO(), {"posterior.bias"}),
+    "VIFO, two networks": (VIFO(shared=False), set()),
+    "ensemble": (DeepEnsemble(members=2, method=MeanField()), set()),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_weight_decay_is_for_weights_and_their_means(name):
+    method, spreads = GROUPS[name]
+    bnn = bayesify(_mlp().double(), method)
+    for frozen in list(bnn.parameters())[:1]:
+        frozen.requires_grad_(False)
+    names = {id(p): name for name, p in bnn.named_parameters()}
+    groups = bnn.parameter_groups(weight_decay=0.5, lr=0.1)
+    assert [(group["weight_decay"], group["lr"]) for group in groups] == [(0.5, 0.1), (0.0, 0.1)][: len(groups)]
+    decayed, others = ([names[id(p)] for p in group["params"]] for group in (*groups, {"params": []})[:2])
+    assert sorted(decayed + others) == sorted(name for name, p in bnn.named_parameters() if p.requires_grad)
+    assert set(others) == {n for n in decayed + others if n.endswith(SPREADS) or any(part in n for part in spreads)}
+    # What the optimiser makes of them, where nothing has a gradient but the decay
+    before = {name: p.detach().clone() for name, p in bnn.named_parameters()}
+    for parameter in bnn.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    torch.optim.AdamW(groups).step()
+    for name, parameter in bnn.named_parameters():
+        shrunk = 1 - 0.1 * 0.5 if name in decayed else 1.0
+        torch.testing.assert_close(parameter.detach(), shrunk * before[name], rtol=1e-12, atol=0)
+
+
+def test_decay_of_components_of_scales_and_of_cores():
+    """Means of weights wherever a method keeps them."""
+    for method, means in (
+        (EMP(where="*", components=2), {"posterior.weight", "posterior.bias"}),
+        (WHVI(), {"posterior.s1", "posterior.s2", "posterior.g.mean", "bias"}),
+        (TensorFactorised(), {"posterior.first", "posterior.core_mean", "posterior.last", "bias"}),
+    ):
+        bnn = bayesify(nn.Linear(4, 4), method)
+        names = {id(p): name.removeprefix("net.") for name, p in bnn.named_parameters()}
+        assert {names[id(p)] for p in bnn.parameter_groups(weight_decay=0.1)[0]["params"]} == means
+
+
+@pytest.mark.parametrize("method", [MeanField(), VIFO(), DeepEnsemble(members=2)])
+def test_losses_are_not_summed_over_accumulated_batches(method):
+    """transformers.Trainer would multiply them by the number of batches it accumulates."""
+    assert bayesify(_mlp(), method).accepts_loss_kwargs is False

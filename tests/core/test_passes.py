@@ -1,6 +1,7 @@
 """Passes of a Bayesian net: nothing is left over between them, in eager mode, compiled, checkpointed, copied or interrupted."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -8,7 +9,20 @@ import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bayesify import ECMP, EMP, VSD, Bayesian, MCDropout, MeanField, VariationalDropout, bayesify, unbayesify
+from bayesify import (
+    ECMP,
+    EMP,
+    VIFO,
+    VSD,
+    WHVI,
+    Bayesian,
+    MCDropout,
+    MeanField,
+    VariationalDropout,
+    bayesify,
+    elbo,
+    unbayesify,
+)
 from bayesify.core.forward_pass import ForwardPass
 
 
@@ -135,6 +149,204 @@ def test_no_kl_outlives_its_pass(method):
     assert after != before
     torch.testing.assert_close(bnn(x).kl, after)
     assert not bnn.net[0].forward_pass.wants_kl(), "a layer on its own is not asked for it"
+
+
+class Saving(nn.Module):
+    """Uses one layer twice, each time inside a checkpoint of its own, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.layer = nn.Linear(4, 3), nn.Linear(3, 3)
+        self.reentrant: tuple[bool | None, bool | None] = None, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        for reentrant in self.reentrant:
+            h = torch.tanh(h)
+            h = self.layer(h) if reentrant is None else checkpoint(self.layer, h, use_reentrant=reentrant)
+        return h
+
+
+CHECKPOINTED = [
+    MeanField(initial_std=0.5),
+    MeanField(noise="shared", initial_std=0.5),
+    MCDropout(p=0.4),
+    VSD(hierarchical=True),
+    EMP(where="*", spread=1.0),
+    WHVI(initial_std=0.5),
+]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
+def test_two_checkpointed_passes_before_one_backward(method, reentrant):
+    """Of other samples and rows each, so that the draws of one do not fit the other."""
+    torch.manual_seed(0)
+    bnn, x = bayesify(Saving().double(), {"layer": method}), torch.randn(5, 4, dtype=torch.float64)
+    gradients = []
+    for kind in (None, reentrant):
+        bnn.net.reentrant = kind, kind
+        bnn.zero_grad()
+        torch.manual_seed(5)
+        first, second = bnn(x, samples=2), bnn(x[:3], samples=3, coherent=True)
+        (first.outputs.square().sum() + 7 * second.outputs.square().sum() + first.kl + second.kl).backward()
+        gradients.append([p.grad for p in bnn.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [MeanField(noise="shared"), EMP(where="*", spread=1.0)], ids=["MeanField", "EMP"])
+def test_a_layer_inside_and_outside_a_checkpoint(method):
+    bnn, x = bayesify(Saving().double(), {"layer": method}), torch.randn(5, 4, dtype=torch.float64)
+    bnn.net.reentrant = None, True
+    draws = bnn(x, samples=2, coherent=True)
+    with pytest.raises(RuntimeError, match=r"both inside and outside a reentrant activation checkpoint.*use_reentrant=False"):
+        draws.outputs.square().sum().backward()
+    gradients = []
+    for bnn.net.reentrant in ((None, None), (True, None), (False, None), (None, False)):
+        bnn.zero_grad()
+        _seeded(bnn, x, samples=2, coherent=True).outputs.square().sum().backward()
+        gradients.append([p.grad for p in bnn.parameters()])
+        torch.testing.assert_close(gradients[-1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
+def test_checkpoints_in_passes_of_one_draw_each(method, reentrant):
+    torch.manual_seed(0)
+    bnn, x = bayesify(Saving().double(), {"layer": method}, fold=False), torch.randn(5, 4, dtype=torch.float64)
+    gradients = []
+    for kind in (None, reentrant):
+        bnn.net.reentrant = kind, kind
+        bnn.zero_grad()
+        draws = _seeded(bnn, x, samples=3)
+        (draws.outputs.square().sum() + draws.kl).backward()
+        gradients.append([p.grad for p in bnn.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
+def test_weights_that_are_read_inside_a_checkpoint(method, reentrant):
+    class Reading(Saving):
+        def forward(self, x: Tensor) -> Tensor:
+            def read(h: Tensor) -> Tensor:
+                return torch.tanh(nn.functional.linear(h, self.layer.weight, self.layer.bias))
+
+            h = self.body(x)
+            for kind in self.reentrant:
+                h = read(h) if kind is None else checkpoint(read, h, use_reentrant=kind)
+            return h
+
+    torch.manual_seed(0)
+    bnn, x = bayesify(Reading().double(), {"layer": method}), torch.randn(5, 4, dtype=torch.float64)
+    gradients = []
+    for kind in (None, reentrant):
+        bnn.net.reentrant = kind, kind
+        bnn.zero_grad()
+        _seeded(bnn, x, samples=3).outputs.square().sum().backward()
+        gradients.append([p.grad for p in bnn.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
+def test_functions_of_nets_with_checkpoints(method, reentrant):
+    torch.manual_seed(0)
+    bnn, x = bayesify(Saving().double(), {"layer": method}), torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    gradients = []
+    for kind in (None, reentrant):
+        bnn.net.reentrant = kind, kind
+        gradients.append(x.grad)
+        x.grad = None
+        bnn.function(3)(x).square().sum().backward()
+    torch.testing.assert_close(x.grad, gradients[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", [VIFO(), VIFO(shared=False)], ids=["one network", "two"])
+def test_random_outputs_inside_a_checkpoint(method, reentrant):
+    class Head(Saving):
+        def forward(self, x: Tensor) -> Tensor:
+            h, (kind, _) = torch.tanh(self.body(x)), self.reentrant
+            return self.layer(h) if kind is None else checkpoint(self.layer, h, use_reentrant=kind)
+
+    torch.manual_seed(0)
+    bnn, x = bayesify(Head().double(), method), torch.randn(5, 4, dtype=torch.float64)
+    gradients = []
+    for kind in (None, reentrant):
+        for net in filter(None, (bnn.net, bnn.second)):
+            net.reentrant = kind, kind
+        bnn.zero_grad()
+        draws = _seeded(bnn, x, samples=3)
+        (draws.outputs.square().sum() + draws.local_kl.sum()).backward()
+        gradients.append([p.grad for p in bnn.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+def test_learned_choices_inside_a_reentrant_checkpoint_are_refused():
+    method = EMP(where="*", components=3, spread=1.0, learn_probabilities=True)
+    bnn, x = bayesify(Saving().double(), {"layer": method}), torch.randn(5, 4, dtype=torch.float64)
+    bnn.net.reentrant = True, True
+    with pytest.raises(RuntimeError, match=r"no gradient inside .* a reentrant activation checkpoint; use checkpoint\(.*=False"):
+        bnn(x, samples=2)
+    with torch.no_grad():
+        assert bnn(x, samples=2).outputs.shape == (2, 5, 3), "where nothing is learned, nothing is lost"
+    gradients = []
+    for kind in (None, False):
+        bnn.net.reentrant = kind, kind
+        bnn.zero_grad()
+        draws = _seeded(bnn, x, samples=4)
+        (-elbo(draws, -draws.outputs.square().sum(-1), n=10)).backward()
+        gradients.append([p.grad for p in bnn.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+    assert gradients[0][-1].abs().max() > 1e-6, "the probabilities learn"
+
+
+@pytest.mark.parametrize("method", [MeanField(noise="shared"), VIFO()], ids=["MeanField", "VIFO"])
+def test_a_pass_while_one_is_under_way_is_refused_and_the_first_unharmed(method):
+    """In another thread, over inputs of a kind that the root has not met."""
+
+    class Pausing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.dropout, self.head, self.pause = nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2), None
+            self.modes: list[bool] = []
+
+        def train(self, mode: bool = True) -> nn.Module:
+            self.modes.append(mode)
+            return super().train(mode)
+
+        def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+            if self.pause is not None:
+                pause, self.pause = self.pause, None
+                pause()
+            return self.head(self.dropout(self.layer(x)))
+
+    bnn, x = bayesify(Pausing().double(), method).train(), torch.randn(3, 4, dtype=torch.float64)
+    bnn(x, samples=2)
+    expected = _seeded(bnn, x, samples=2)
+    failures = []
+
+    def second() -> None:
+        try:
+            bnn(x, x, samples=3)
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    def pause() -> None:
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+
+    bnn.net.pause, bnn.net.modes = pause, []
+    found = _seeded(bnn, x, samples=2)
+    assert not bnn.net.modes, "nobody has looked at the net, which would change its mode for a while"
+    assert len(failures) == 1
+    assert "a pass through this network is under way already" in failures[0]
+    torch.testing.assert_close(found.outputs, expected.outputs, rtol=0, atol=0)
+    assert all(module.training for module in bnn.modules())
+    assert not bnn.findings
+    assert bnn(x, x, samples=3).outputs.shape == (3, 3, 2), "and the next pass is as good as any"
 
 
 def test_compile_follows_samples_and_coherent():

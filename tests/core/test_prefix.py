@@ -215,6 +215,116 @@ def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pyte
     assert bnn._prefix is None
 
 
+class Switched(nn.Module):
+    """Noise of its own before the random layer, with a switch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.noisy = nn.Linear(6, 16), nn.Linear(16, 4), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(torch.relu(self.first(x)), 0.5, training=self.noisy))
+
+
+def test_every_call_of_predict_decides_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn = bayesify(Switched().double().eval(), {"second": MeanField()})
+    decisions = decided(monkeypatch)
+    for bnn.net.noisy in (False, True, False):
+        predict(bnn, TABLE, Categorical(), samples=4, batch_size=3, seed=0)
+    assert decisions == [True, False, True], "once for the three batches of a call"
+
+
+PATCHES = EMP(where="head", components=3, spread=1.0)  # the prior is on the other layers as well
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize(
+    ("method", "layer"),
+    [({"head": MeanField()}, "stem"), ({"head": MeanField()}, "relu"), (PATCHES, "stem"), (PATCHES, "head"), (MeanField(), "stem")],
+    ids=["certain", "without parameters", "point estimate", "random, after certain ones", "random"],
+)
+def test_hooks_of_others_see_what_they_see_in_ordinary_passes(
+    method: Method | dict[str, Method], layer: str, register: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    bnn = bayesify(Residual().double().eval(), method)
+    seen: list[list[Tensor]] = []
+
+    def look(module: nn.Module, args: tuple[Tensor], output: Tensor | None = None) -> None:
+        seen[-1].append((args[0] if output is None else output).detach().clone())
+
+    getattr(bnn.net.get_submodule(layer), register)(look)
+    for patched in (False, True):
+        with monkeypatch.context() as patch:
+            if patched:
+                without_prefix(patch)
+            seen.append([])
+            predict(bnn, IMAGES, Categorical(), samples=6, chunk=2, seed=0)
+    fast, plain = (tensors[-3:] for tensors in seen)  # three chunks, after passes that look at the net
+    torch.testing.assert_close(fast, plain, rtol=0, atol=0)
+
+
+def test_our_own_hooks_leave_replay_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 1), nn.Linear(6, 2))
+    bnn = bayesify(net.double().eval(), {"0.layers.0.linear2": MeanField(), "1": MeanField()})
+    assert bnn.net[0]._forward_pre_hooks
+    decisions = decided(monkeypatch)
+    with torch.no_grad(), bnn.predicting((torch.randn(3, 4, 6, dtype=F64),), {}, False, torch.manual_seed):
+        assert decisions == [True]
+
+
+def test_errors_of_the_net_itself_are_not_taken_for_a_misfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(nn.Module):
+        """Fails while it is replayed, for a reason that has nothing to do with shapes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.passes, self.fails_at = nn.Linear(6, 8), nn.Linear(8, 4), 0, 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            if self.passes == self.fails_at:
+                raise KeyError("nothing to do with replay")
+            return self.second(self.first(x).tanh())
+
+    bnn = bayesify(Broken().double().eval(), {"second": MeanField()})
+    predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)  # looks at the net
+    assert (before := bnn.net.passes) == 4 + 4 + 2
+    for number in (3, 6):  # the first pass of the comparison that replays, and the last one of the prediction
+        bnn.net.passes, bnn.net.fails_at = 0, number
+        with pytest.raises(KeyError, match="nothing to do with replay"):
+            predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)
+    bnn.net.passes, bnn.net.fails_at = 0, 0
+    predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)
+    assert bnn.net.passes == before - 4
+    assert bnn._prefix is None
+
+
+class Wrapper(nn.Module):
+    """Any module around a Bayesian network."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrap", [torch.optim.swa_utils.AveragedModel, Wrapper], ids=["AveragedModel", "a module"])
+def test_wrapped_networks_are_replayed(wrap: Any) -> None:
+    bnn, x = made("a block")
+    wrapped = wrap(bnn)
+    counts = []
+    for root in (bnn, wrapped):
+        predict(root, x, Categorical(), samples=2, seed=0)  # looks at the net
+        with Counts() as count:
+            p = predict(root, x, Categorical(), samples=50, chunk=8, batch_size=4, seed=0)
+        counts.append((count.rows, p.probs))
+    torch.testing.assert_close(counts[0], counts[1], rtol=0, atol=0)
+    assert counts[1][0][str((6, 3, 3, 3))] == 9 + 12 + 3, "every row once, and the comparison"
+
+
 def test_inputs_and_random_state_are_left_alone() -> None:
     bnn, x = made("a block")
     before = torch.get_rng_state()

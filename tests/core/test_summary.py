@@ -89,3 +89,39 @@ def test_summary_needs_a_bayesian_net():
     for wrong in (nn.Linear(2, 1), bnn.net, unbayesify(bnn), torch.zeros(2)):
         with pytest.raises(TypeError, match=f"bnn must be what bayesify returned, got {type(wrong).__name__}"):
             summary(wrong)
+
+
+class Classifier(nn.Module):
+    """Replaces its last layer, as timm's `reset_classifier` does."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(4, 8), nn.Linear(8, classes)
+
+    def reset_classifier(self, classes: int) -> None:
+        self.fc = nn.Linear(8, classes) if classes else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x))
+
+
+def test_a_layer_that_was_replaced_is_reported_as_it_is():
+    bnn = bayesify(Classifier(3), MeanField())
+    before = summary(bnn)
+    bnn.net.reset_classifier(10)
+    after = summary(bnn)
+    body, head = after.layers
+    assert body == before.layers[0]
+    assert (head.name, head.layer, head.method, head.parameters, head.random) == ("fc", "Linear", "", 8 * 10 + 10, False)
+    assert head.reason == "it is new since bayesify"
+    assert "1 of 2 layers are random" in str(after)
+    assert after.parameters == _count(bnn)
+    assert after.kl == pytest.approx(float(bnn.kl().detach())) != pytest.approx(before.kl)
+    assert bnn(torch.zeros(5, 4), samples=2).outputs.shape == (2, 5, 10)
+    bnn.net.reset_classifier(0)
+    assert [(row.name, row.layer, row.parameters) for row in summary(bnn).layers] == [("body", "Linear", 80), ("fc", "Identity", 0)]
+    bnn.net.fc = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert {row.name: row.parameters for row in summary(bnn).layers if row.parameters} == {"body": 80, "fc.0": 36, "fc.2": 10}
+    assert summary(bnn).parameters == _count(bnn)
+    del bnn.net.fc
+    assert [row.reason for row in summary(bnn).layers] == ["", "it is no longer in the net"]

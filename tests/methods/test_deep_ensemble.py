@@ -2,12 +2,13 @@
 
 import copy
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import VIFO, DeepEnsemble, MeanField, Method, bayesify, fit, predict, summary, unbayesify
+from bayesify import EMP, VIFO, DeepEnsemble, MeanField, Method, bayesify, elbo, fit, predict, summary, unbayesify
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods.deep_ensemble import reset_parameters
 from bayesify.train import Training, fit_many
@@ -18,6 +19,10 @@ SETTINGS = {"epochs": 3, "batch_size": 8, "accelerator": "cpu", "progress": Fals
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def identify(value: object) -> str:
+    return type(value).__name__
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -104,6 +109,128 @@ def test_what_it_refuses() -> None:
         DeepEnsemble(method="VIFO")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="without name patterns"):
         bayesify(mlp(), {"0": DeepEnsemble(method=MeanField()), "*": MeanField()})
+
+
+def trained(net: nn.Module) -> nn.Module:
+    """After a few steps of gradient descent."""
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        (net(torch.ones(1, 2)) - 30).square().sum().backward()
+        optimizer.step()
+    return net
+
+
+@pytest.mark.parametrize("method", [None, MeanField()], ids=["plain", "MeanField"])
+def test_members_that_are_given_are_kept(method: Method | None) -> None:
+    nets = [trained(mlp()) for _ in range(3)]
+    plain, x = copy.deepcopy(nets), torch.randn(4, 2)
+    bnn = bayesify(nets, DeepEnsemble(members=3, method=method)).eval()
+    assert [member.net for member in bnn.members] == nets
+    for member, net in zip(bnn.members, plain, strict=True):
+        for name, expected in net.named_parameters():
+            assert torch.equal(member.net.get_parameter(name), expected), name
+    if method is None:
+        torch.testing.assert_close(bnn(x, samples=3).outputs, torch.stack([net(x) for net in plain]))
+    assert bnn(x, samples=6).outputs.shape == (6, 4, 1)
+
+
+class Functional(nn.Module):
+    """Parameters of its own, and no reset_parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_members_whose_layers_cannot_be_reset_are_given_as_a_list() -> None:
+    with pytest.raises(ValueError, match=r"has parameters but no method reset_parameters\(\)"):
+        bayesify(Functional(), DeepEnsemble(members=2))
+    nets, x = [Functional() for _ in range(2)], torch.randn(4, 2)
+    torch.testing.assert_close(bayesify(nets, DeepEnsemble(members=2))(x, samples=2).outputs, torch.stack([n(x) for n in nets]))
+
+
+def test_lists_that_are_no_members() -> None:
+    with pytest.raises(ValueError, match=r"DeepEnsemble\(members=5\) was given 3 networks; give it as many"):
+        bayesify([mlp() for _ in range(3)], DeepEnsemble())
+    with pytest.raises(ValueError, match="share parameters; build each by itself"):
+        bayesify([mlp()] * 3, DeepEnsemble(members=3))
+    first, second = mlp(), mlp()
+    second[2] = first[2]
+    with pytest.raises(ValueError, match="share parameters; build each by itself"):
+        bayesify([first, second], DeepEnsemble(members=2))
+    with pytest.raises(TypeError, match=r"several networks make an ensemble: use DeepEnsemble"):
+        bayesify([mlp(), mlp()], MeanField())
+    with pytest.raises(TypeError, match="or a list of them for an ensemble, got an empty list"):
+        bayesify([], DeepEnsemble())
+
+
+def initialized(init: str) -> nn.Module:
+    net = mlp()
+    for layer in (net[0], net[2]):
+        if init == "normal":
+            nn.init.normal_(layer.weight, std=1.0)
+        elif init == "orthogonal":
+            nn.init.orthogonal_(layer.weight, gain=3.0)
+    return net
+
+
+@pytest.mark.parametrize("make", [lambda: trained(mlp()), lambda: initialized("normal"), lambda: initialized("orthogonal")])
+def test_one_net_whose_weights_are_not_fresh_is_no_member_among_fresh_ones(make: Callable[[], nn.Module]) -> None:
+    net = make()
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(ValueError, match=r"has weights that its reset_parameters\(\) would not draw.*bayesify\(\[make\(\) for"):
+        bayesify(net, DeepEnsemble(members=2))
+    assert all(torch.equal(net.state_dict()[name], value) for name, value in before.items())
+    assert len(bayesify(mlp(), DeepEnsemble(members=2)).members) == 2
+
+
+@pytest.mark.parametrize("samples", [1, 2, 6])
+def test_an_ensemble_passes_the_score_on(samples: int) -> None:
+    """The gradient of the choices' probabilities is that of the single networks, at equal draws, shared out."""
+    method = EMP(where="*", components=3, spread=1.0, learn_probabilities=True)
+    bnn = bayesify(mlp().double(), DeepEnsemble(members=2, method=method)).train()
+    x, y = torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
+    alone = copy.deepcopy(bnn.members)
+    torch.manual_seed(3)
+    draws = bnn(x, samples=samples)
+    assert draws.score is not None
+    assert draws.score.shape == draws.outputs.shape[:1]
+    reward = torch.linspace(-1, 2, len(draws.score), dtype=torch.float64)
+    (draws.score * reward).mean().backward()
+    torch.manual_seed(3)
+    for member, mine in zip(alone, reward.chunk(2), strict=True):
+        (member(x, samples=len(mine)).score * mine).mean().backward()
+    named = {name: p for name, p in bnn.named_parameters() if name.endswith("logits")}
+    assert len(named) == 4
+    singles = [p for member in alone for name, p in member.named_parameters() if name.endswith("logits")]
+    for (name, p), single in zip(named.items(), singles, strict=True):
+        torch.testing.assert_close(p.grad, single.grad / 2, rtol=1e-12, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+        assert p.grad.abs().max() > 1e-3
+    (-elbo(bnn(x, samples=samples), -(bnn(x, samples=samples).outputs - y).square().sum(-1), n=5)).backward()
+
+
+@pytest.mark.parametrize("method", [None, MeanField(), VIFO(), EMP(where="*", learn_probabilities=True)], ids=identify)
+def test_the_readmes_loop_trains_every_member(method: Method | None) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 2), torch.randint(0, 3, (60,))
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+    bnn = bayesify(net, DeepEnsemble(members=3, method=method))
+    before = copy.deepcopy(bnn.state_dict())
+    likelihood = Categorical()
+    optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-3)
+    for _ in range(10):
+        optimizer.zero_grad()
+        draws = bnn(x)
+        loss = -elbo(draws, likelihood.log_prob(draws.outputs, y), n=len(x))
+        loss.backward()
+        optimizer.step()
+    for name, parameter in bnn.named_parameters():
+        moved = (parameter - before[name]).abs().max()
+        assert 1e-3 < moved <= 0.011, f"{name} has moved by {moved}"
 
 
 class Scaled(nn.Module):

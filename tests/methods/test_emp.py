@@ -428,3 +428,29 @@ def test_a_perceptron_has_the_overhead_of_its_layers() -> None:
     net = nn.Sequential(nn.Linear(7, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 3))
     result = summary(bayesify(net, EMP(components=4)))
     assert [row.parameters - row.plain for row in result.layers] == [0, 2 * 3 * 30, 3 * 31 * 3]
+
+
+@pytest.mark.parametrize("kind", [EMP, ECMP])
+@pytest.mark.parametrize("first", [False, True], ids=["converted first", "moved first"])
+def test_convolutions_in_channels_last(kind: type[EMP], first: bool) -> None:
+    torch.manual_seed(9)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, (1, 2), groups=2)).double().eval()
+    x, method = torch.randn(5, 3, 6, 6, dtype=F64), kind(where="*", components=3, spread=1.0)
+    reference = bayesify(copy.deepcopy(plain), method)
+    if first:
+        bnn = bayesify(copy.deepcopy(plain).to(memory_format=torch.channels_last), method)
+        bnn.load_state_dict(reference.state_dict())
+    else:
+        bnn = copy.deepcopy(reference).to(memory_format=torch.channels_last)
+    for name, parameter in bnn.named_parameters():
+        torch.testing.assert_close(parameter, reference.get_parameter(name), rtol=0, atol=0)
+    kernels = bnn.net[0].posterior.weight
+    if not first:
+        assert kernels.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    results = []
+    for root, inputs in ((reference, x), (bnn, x.to(memory_format=torch.channels_last))):
+        torch.manual_seed(1)
+        draws = root(inputs, samples=4)
+        (draws.outputs.square().sum() + draws.kl).backward()
+        results.append((draws.outputs, [p.grad for p in root.parameters()]))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,68 @@ def test_a_batch_in_another_dimension() -> None:
     draws = bnn(torch.randn(7, 5, 2), samples=4)  # (T, B, I)
     assert draws.outputs.shape == (4, 5, 7, 3)
     assert draws.local_kl.shape == (5,)
+
+
+class After(nn.Module):
+    """A convolution as last layer, and anything after it."""
+
+    def __init__(self, after: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body, self.head, self.after = nn.Conv1d(2, 4, 1), nn.Conv1d(4, 3, 1), after
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, 2, T)
+        h = torch.tanh(self.body(x))
+        return self.after(self, h)
+
+
+REFUSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "softmax": lambda net, h: net.head(h).softmax(1),
+    "log softmax": lambda net, h: net.head(h).log_softmax(1),
+    "batch normalisation": lambda net, h: net.norm(net.head(h)),
+    "layer normalisation": lambda net, h: nn.functional.layer_norm(net.head(h), (6,)),
+    "a skip connection": lambda net, h: net.head(h) + h[:, :3],
+    "a constant": lambda net, h: net.head(h) + 1,
+    "a rectifier and more": lambda net, h: 1 - torch.relu(net.head(h)),
+    "a sigmoid": lambda net, h: torch.sigmoid(net.head(h)),
+}
+ACCEPTED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "nothing": lambda net, h: net.head(h),
+    "batch normalisation before": lambda net, h: net.head(torch.cat([net.norm(h[:, :3]), h[:, 3:]], 1)),
+    "mean": lambda net, h: net.head(h).mean(2),
+    "average pooling": lambda net, h: nn.functional.adaptive_avg_pool1d(net.head(h), 2).flatten(1),
+    "classes last": lambda net, h: net.head(h).transpose(1, 2),
+    "reshaping": lambda net, h: net.head(h).reshape(len(net.head(h)), -1),
+    "the first position": lambda net, h: net.head(h)[..., 0],
+    "interpolation": lambda net, h: nn.functional.interpolate(net.head(h), size=12),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_more_than_reshape_or_average_is_refused(name: str, shared: bool, training: bool) -> None:
+    torch.manual_seed(1)
+    bnn = bayesify(After(REFUSED[name]).double().train(training), VIFO(shared=shared, head="head"))
+    before = copy.deepcopy(bnn.state_dict())
+    for ask in (bnn, bnn.normal_outputs, bnn.regularizer, bnn.function(0)):
+        with pytest.raises(ValueError, match=r"something follows the last layer that .*return its logits.*VIFO\(head=...\)"):
+            ask(torch.randn(4, 2, 6, dtype=F64))
+    for key, value in bnn.state_dict().items():
+        assert torch.equal(value, before[key]), f"{key} has changed"
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_reshapes_or_averages_is_not(name: str, training: bool) -> None:
+    torch.manual_seed(1)
+    plain, x = After(ACCEPTED[name]).double().train(training), torch.randn(4, 2, 6, dtype=F64)
+    bnn = bayesify(copy.deepcopy(plain), VIFO(initial_std=0.3, head="head"))
+    expected = plain(x)
+    outputs = bnn.normal_outputs(x)
+    torch.testing.assert_close(outputs.mean, expected)
+    torch.testing.assert_close(outputs.std, torch.full_like(expected, 0.3))
+    assert bnn(x, samples=3).outputs.shape == (3, *expected.shape)
 
 
 class Flattening(nn.Module):

@@ -6,6 +6,7 @@ Gaussian likelihood and a fixed prior in closed form, for classes by quadrature 
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify import VIFO, Bayesian, DeepEnsemble, Method, bayesify, fit, predict
+from bayesify import VIFO, Bayesian, DeepEnsemble, Method, bayesify, elbo, fit, predict
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 
 F64 = torch.float64
@@ -150,3 +151,23 @@ def test_classes(of: str) -> None:
         assert std[row].tolist() == pytest.approx([spread, spread], rel=0.05)
         assert float(probs[row, 1]) == pytest.approx(probability, abs=0.01)
     assert p.entropy.shape == y[:2].shape
+
+
+@pytest.mark.parametrize("eta", [0.003, 1.0])
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_loop_of_ones_own_has_the_loss_of_fit(eta: float, members: int) -> None:
+    """The README's two lines pay the regulariser with the weight that the method asks for."""
+    x, y = torch.randn(12, 3, dtype=F64), torch.randint(0, 4, (12,))
+    method: Method = VIFO(eta=eta, initial_std=2.0)
+    method = method if members == 1 else DeepEnsemble(members=members, method=method)
+    bnn, likelihood = bayesify(nn.Sequential(nn.Linear(3, 4)).double(), method), Categorical().double()
+    samples, losses = 4000, []
+    with torch.no_grad():
+        torch.manual_seed(0)
+        draws = bnn(x, samples=members * samples)
+        losses.append(float(-elbo(draws, likelihood.log_prob(draws.outputs, y), n=len(x))))
+        regularizer = float(draws.local_kl.mean())
+    settings: dict[str, Any] = {"batch_size": 12, "learning_rate": 1e-12, "accelerator": "cpu", "progress": False}
+    losses += fit(bnn, (x, y), likelihood, epochs=1, samples=samples, seed=0, **settings).loss
+    assert losses[0] == pytest.approx(losses[1], abs=0.03)  # about 5 standard errors of both
+    assert regularizer > 1, "paid with another weight it would show"

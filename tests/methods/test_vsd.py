@@ -281,3 +281,10 @@ def test_a_prior_keeps_the_weights_small() -> None:
 def test_a_prior_std_must_be_positive() -> None:
     with pytest.raises(ValueError, match=r"prior_std must be a finite number above 0, got 0\.0"):
         VSD(prior_std=0.0)
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_posterior_holds_no_layers_of_the_net(rank: int | None) -> None:
+    """What wraps, counts or quantises each `nn.Linear` (FSDP) would meet them."""
+    bnn = bayesify(nn.Sequential(nn.Linear(4, 3), nn.Conv1d(3, 2, 1)), VSD(transforms=3, rank=rank))
+    assert [name for name, module in bnn.named_modules() if isinstance(module, nn.Linear)] == ["net.0"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bayesify.core.noise_free import modes_kept
+from bayesify.core.shards import put_away
 from bayesify.errors import StaleFunctionError
 
 __all__ = ["DrawnFunction"]
@@ -44,5 +45,6 @@ class DrawnFunction:
 
 def _state(net: nn.Module) -> list[tuple[str, int, int, torch.device]]:
     """Names, identity, version and device of all tensors: every optimiser step and every new layer changes one of them."""
+    put_away(net)
     tensors = [*net.named_parameters(), *net.named_buffers()]
     return [(name, id(x), -1 if x.is_inference() else x._version, x.device) for name, x in tensors]

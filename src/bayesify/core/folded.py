@@ -22,7 +22,7 @@ from bayesify.core.model import Bayesian
 from bayesify.core.noise_free import can_compare
 from bayesify.core.outputs import Draws
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, leaves_stand_ins
-from bayesify.core.shards import with_whole_parameters
+from bayesify.core.shards import put_away, shards_of, with_whole_parameters
 
 __all__ = ["Folded"]
 
@@ -41,9 +41,13 @@ class Folded(Bayesian):
         self._verdicts: dict[object, Verdict] = {}
         self._training_verdicts: dict[object, bool] = {}
         self._prefix: Prefix | None = None
+        self._function: ForwardPass | None = None  # the pass to make, of a function drawn from a network in shards
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
+        if self._function is not None:
+            return self.passes.run(self._function, self.net, inputs, kwargs)
         check_integer("samples", samples)
+        self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         apart, folds = self._plan(call, samples)
         coherent = coherent or not apart
@@ -58,9 +62,7 @@ class Folded(Bayesian):
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].found_kls)
         draws = Draws(outputs, kl, torch.zeros(call.batch, dtype=kl.dtype, device=kl.device), score)
-        for each in passes:
-            if each.checkpointed:
-                self.passes.watch_backward(each, *tree_leaves(outputs), kl)
+        self.passes.watch_backward(passes[0], kl)
         return draws
 
     # How passes are made
@@ -213,7 +215,7 @@ class Folded(Bayesian):
         modules = [part for part in self.net.modules() if not isinstance(part, Posterior)]
         if self.training or any(isinstance(part, BayesianLayer) and part.is_read for part in modules):
             return False
-        hooked = any((part._forward_hooks or _foreign(part)) and not isinstance(part, BayesianLayer) for part in modules)
+        hooked = any(part._forward_hooks or _foreign(part) for part in modules)  # on random layers too: their inputs may be certain
         return not hooked and any(_before_noise(part) for part in modules)
 
     @torch.no_grad()
@@ -247,9 +249,17 @@ class Folded(Bayesian):
             drawn = {layer: with_whole_parameters(layer, lambda layer=layer: layer.sample(1)) for layer in layers}
 
         def apply(*inputs: Any, **kwargs: Any) -> Any:
-            return self.passes.run(ForwardPass(coherent=True, drawn=drawn), self.net, inputs, kwargs)
+            forward_pass = ForwardPass(coherent=True, drawn=drawn)
+            if not shards_of(self):
+                return self.passes.run(forward_pass, self.net, inputs, kwargs)
+            self._function = forward_pass
+            try:
+                return self(*inputs, **kwargs)  # FSDP puts parameters together where the root is called
+            finally:
+                self._function = None
+                put_away(self)
 
-        return DrawnFunction(self.net, apply, self.batch_dim)
+        return DrawnFunction(self, apply, self.batch_dim)
 
 
 def _before_noise(part: nn.Module) -> bool:

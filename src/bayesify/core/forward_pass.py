@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bayesify.core.generators import generator_states, set_generator_states
 
@@ -73,7 +74,9 @@ class ForwardPass:
         self.checkpointed = False
         self._pays_kl = pays_kl
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
+        self._given = frozenset(self._drawn)
         self._before: dict[Any, tuple[Any, Any]] = {}  # random states before and after a draw inside a checkpoint
+        self._graphless: set[Any] = set()  # keys of what was drawn without gradients, inside a reentrant checkpoint
         self._depth = 0
         self._over = False
         self._differentiates = torch.is_grad_enabled()
@@ -139,8 +142,7 @@ class ForwardPass:
         if not torch.compiler.is_compiling():
             if self.rows is not None and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0):
                 raise RowsError(f"a random layer was given shape {tuple(x.shape)} in a pass over {self.rows} rows")
-            if not self.checkpointed and self._differentiates and _in_checkpoint():
-                self.checkpointed = True
+            self._notice_checkpoint()
         self._depth += 1
         try:
             return layer.sampled(x)
@@ -161,6 +163,8 @@ class ForwardPass:
                 self._depth -= 1
         if self.samples > 1:
             raise RowsError(f"the net reads the {name} of a layer in a pass of {self.samples} draws")
+        if not torch.compiler.is_compiling():
+            self._notice_checkpoint()
         value = self.draw(layer)[name == "bias"]
         return None if value is None else value.squeeze(0)
 
@@ -172,6 +176,10 @@ class ForwardPass:
 
     # Draws inside activation checkpoints
 
+    def _notice_checkpoint(self) -> None:
+        if not self.checkpointed and self._differentiates and _in_checkpoint():
+            self.checkpointed = True
+
     def _draw(self, key: nn.Module, make: Callable[[int], T]) -> T:
         """Draw, and remember the random state: the backward pass may need the draw once more, wherever it is then."""
         if key not in self._drawn:
@@ -181,6 +189,11 @@ class ForwardPass:
             with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
                 self._drawn[key] = make(self.samples)
             self._before[key] = before, generator_states(tensors)
+            if not torch.is_grad_enabled():
+                self._graphless.add(key)
+        elif key in self._graphless and torch.is_grad_enabled():  # the layer is used once more, outside
+            self._graphless.remove(key)
+            self._drawn[key] = self._make_again(key, make)
         return self._drawn[key]
 
     def _redraw(self, key: nn.Module, make: Callable[[int], T]) -> T:
@@ -188,7 +201,7 @@ class ForwardPass:
         drawn = cast(T, self._drawn.get(key))
         reentrant = _saved_tensors_hooks() is None
         if key not in self._before:
-            if drawn is not None and not reentrant:
+            if drawn is not None and (not reentrant or key in self._given):
                 return drawn
             raise RuntimeError(
                 "a random layer is used both inside and outside a reentrant activation checkpoint; use "
@@ -201,12 +214,16 @@ class ForwardPass:
             if drew_here:
                 set_generator_states(tensors, after)
             return drawn
-        if drew_here:
-            return make(self.samples)
+        return make(self.samples) if drew_here else self._make_again(key, make)
+
+    def _make_again(self, key: nn.Module, make: Callable[[int], T]) -> T:
+        """The same draw with a graph of its own, while the random state stays as it is."""
+        tensors = list(key.parameters())
         now = generator_states(tensors)
-        set_generator_states(tensors, before)
+        set_generator_states(tensors, self._before[key][0])
         try:
-            return make(self.samples)
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+                return make(self.samples)
         finally:
             set_generator_states(tensors, now)
 
@@ -227,36 +244,58 @@ class Passes:
         Raises:
             RuntimeError: another pass through the network is under way.
         """
+        self.check_free()
+        self.current = forward_pass
+        try:
+            outputs = net(*args, **kwargs)
+        finally:
+            self.current = None
+            forward_pass.end()
+        self.watch_backward(forward_pass, outputs)
+        return outputs
+
+    def check_free(self) -> None:
+        """Raise a RuntimeError where another pass is under way."""
         if self.current is not None:
             raise RuntimeError(
                 "a pass through this network is under way already: threads cannot share it, and its hooks cannot call it; "
                 "give each a copy (copy.deepcopy)"
             )
-        self.current = forward_pass
-        try:
-            return net(*args, **kwargs)
-        finally:
-            self.current = None
-            forward_pass.end()
 
     def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
         """The output of a layer that is called when no pass is under way: on its own, or by a backward pass that repeats it."""
-        repeated = None
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1 and self._backward is not None:
-            repeated = self._backward()
-        self.current = ForwardPass() if repeated is None else repeated
+        self.current = self._repeated() or ForwardPass()
         try:
             return self.current.call(layer, x)
         finally:
             self.current = None
 
-    def watch_backward(self, forward_pass: ForwardPass, *tensors: Any) -> None:
+    def read(self, layer: RandomLayer, name: str) -> Tensor | None:
+        """A layer's weight or bias when no pass is under way: the mean, or the draw that a backward pass repeats."""
+        repeated = self._repeated()
+        if repeated is None:
+            return layer.resting(name)
+        self.current = repeated
+        try:
+            return repeated.read(layer, name)
+        finally:
+            self.current = None
+
+    def _repeated(self) -> ForwardPass | None:
+        """The pass of which a backward pass repeats a part."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1 or self._backward is None:
+            return None
+        return self._backward()
+
+    def watch_backward(self, forward_pass: ForwardPass, outputs: Any) -> None:
         """Make the backward pass through these outputs know its forward pass, where it will repeat layers."""
+        if not forward_pass.checkpointed or torch.compiler.is_compiling():
+            return
 
         def begin(gradient: Tensor) -> None:
             self._backward = weakref.ref(forward_pass)
 
-        for tensor in tensors:
+        for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(begin)
 

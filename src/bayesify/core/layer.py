@@ -151,7 +151,7 @@ class BayesianLayer(nn.Module):
         current, stored = self.passes.current, self._parameters.get(name)
         if current is not None:
             return stored if current.inside_layer else current.read(self, name)
-        return self.resting(name)
+        return self.passes.read(self, name)
 
     @property
     def is_replaced(self) -> bool:
@@ -241,16 +241,36 @@ class BayesianLayer(nn.Module):
         """Shape v (..., K), per input channel, to multiply the weight: the same as `over_channels(v)` times the input."""
         raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         """A checkpoint of the plain network has no posterior: keep ours, but for the weights it is to start from."""
         if f"{prefix}weight" in state_dict and not any(key.startswith(f"{prefix}posterior.") for key in state_dict):
             like = next(iter((*self.posterior.parameters(), *self.parameters())))
-            weight, bias = (state_dict.get(f"{prefix}{name}") for name in ("weight", "bias"))
-            if weight is not None and tuple(weight.shape) == self.weight_shape:  # others are reported below
+            given = {name: state_dict.get(f"{prefix}{name}") for name in ("weight", "bias")}
+            shapes = {"weight": self.weight_shape, "bias": self.bias_shape}
+            wrong = [name for name, value in given.items() if value is not None and tuple(value.shape) != shapes[name]]
+            if not wrong:
                 with torch.no_grad():
-                    self.posterior.adopt(self, weight.to(like), None if bias is None else bias.to(like))
-            for name in ("weight", "bias"):
-                if self._parameters.get(name) is None:
-                    state_dict.pop(f"{prefix}{name}", None)
+                    weight, bias = (None if value is None else value.to(like) for value in given.values())
+                    assert weight is not None
+                    self.posterior.adopt(self, weight, bias)
+            for name, shape in shapes.items():
+                if self._parameters.get(name) is None and shape is not None:  # the posterior has it: what PyTorch checks elsewhere
+                    key, value = f"{prefix}{name}", state_dict.pop(f"{prefix}{name}", None)
+                    if value is None:
+                        missing_keys.append(key)
+                    elif name in wrong:
+                        error_msgs.append(
+                            f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, "
+                            f"the shape in current model is {torch.Size(shape)}."
+                        )
             state_dict.update({f"{prefix}posterior.{key}": value for key, value in self.posterior.state_dict().items()})
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)

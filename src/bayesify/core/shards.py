@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["shards_of", "with_whole_parameters"]
+__all__ = ["put_away", "shards_of", "with_whole_parameters"]
 
 T = TypeVar("T")
 
@@ -19,6 +19,17 @@ def shards_of(layer: nn.Module) -> dict[str, Tensor]:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return {}
     return {name: p for name, p in layer.named_parameters() if getattr(p, "full_tensor", None) is not None}
+
+
+def put_away(net: nn.Module) -> None:
+    """Give back what FSDP2 has put together for a pass: between passes, parameters are then always the same tensors."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in net.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def with_whole_parameters(layer: nn.Module, function: Callable[[], T]) -> T:

@@ -36,6 +36,7 @@ from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
+from bayesify.errors import NothingRandomError
 from bayesify.functional import at_least_float32
 
 __all__ = ["ECMP", "EMP"]
@@ -139,7 +140,7 @@ class EMP(Method):
                 raise ValueError(f"no layer matches {term!r} in where={self.where!r}; the layers are {_listing(layers)}")
             chosen.update(names)
         if not chosen:
-            raise ValueError(
+            raise NothingRandomError(
                 f"{type(self).__name__} leaves all layers as they are: where={self.where!r} is none of {_listing(layers)}"
             )
         return [name for name in layers if name in chosen]

@@ -168,7 +168,7 @@ class VIFO(Method):
 
 
 class _MomentsPass(ForwardPass):
-    """A pass in which the last layer returns its means, then what becomes the standard deviations; or `factor` times its means."""
+    """A pass whose last layer returns its means and then what becomes the standard deviations, or `factor` times its means."""
 
     def __init__(self, batch_dim: int, factor: float | None = None) -> None:
         super().__init__()
@@ -312,10 +312,11 @@ class RandomOutputs(Bayesian):
         """
         if self.head_is_last or not can_compare(self.net):
             return
+        self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         few = min(call.batch, 3) if call.can_be_cut else call.batch
         args, rest = call.map(lambda x: x.narrow(self.batch_dim, 0, few))
-        with torch.no_grad(), own_noise(self.net.parameters()), modes_kept(self.net.modules()), NoiseFree():
+        with torch.no_grad(), own_noise(self.net.parameters()), modes_kept(self.net.modules()), NoiseFree(), _shifted(self.net):
             self.net.eval()
             one, two = (self._pass(self.net, args, rest, factor) for factor in (1.0, 2.0))
         error, scale = float((two - 2 * one).abs().max()), float(two.abs().max())
@@ -349,6 +350,22 @@ class RandomOutputs(Bayesian):
 def width(layer: Any) -> int:
     """How many outputs a linear layer or convolution has at every position."""
     return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+
+
+@contextmanager
+def _shifted(net: nn.Module) -> Iterator[None]:
+    """Running means are three standard deviations off inside, so that batch normalisation is not the identity before training."""
+    norms = [norm for norm in net.modules() if isinstance(norm, _NormBase) and norm.running_mean is not None]
+    kept = [norm._buffers["running_mean"] for norm in norms]
+    for norm in norms:
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm._buffers["running_mean"] = norm.running_mean - 3 * norm.running_var.sqrt()
+    try:
+        yield
+    finally:
+        for norm, mean in zip(norms, kept, strict=True):
+            norm._buffers["running_mean"] = mean
 
 
 @contextmanager

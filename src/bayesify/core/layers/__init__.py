@@ -68,7 +68,7 @@ def register_layer(
         The type that layers of this kind get when they become random.
 
     Raises:
-        TypeError: `cls` is no module type, or `like` is not supported.
+        TypeError: `cls` is no module type, `like` is not supported, or `then` is no function.
 
     Example:
         >>> class LinearGELU(nn.Linear):
@@ -80,6 +80,8 @@ def register_layer(
     """
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise TypeError(f"cls must be a subclass of torch.nn.Module, got {cls!r}")
+    if then is not None and not callable(then):
+        raise TypeError(f"then must be a function of the layer and its output, got {then!r}")
     if isinstance(like, type) and issubclass(like, BayesianLayer):
         base = like
     elif like in _TYPES:
