@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bayesify.core.checks import check_integer
+from bayesify.core.fast_paths import disable_fast_paths, restore_fast_paths
 from bayesify.core.folded import Folded
 from bayesify.core.forward_pass import Passes
 from bayesify.core.initialization import looks_initialized
@@ -103,7 +104,7 @@ def _converted(
             layer._parameters.update(parameters)  # a posterior may have taken the place of some
         raise
     _warn_of_lost_weights(net, dict(before))
-    _disable_fast_paths(net)
+    disable_fast_paths(net)
     root.passes, root.report = passes, tuple(reports)
     root.batch_dim, root.fold, root.shared = batch_dim, False if batch_dim else fold, shared
     modes = [(module, module.training) for module in net.modules()]
@@ -177,7 +178,7 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
             if mean is not None and mean is not layer._parameters[name]:
                 layer._parameters[name] = nn.Parameter(mean.detach().clone(), requires_grad=trained)
         _revert(layer)
-    _restore_fast_paths(bnn.net)
+    restore_fast_paths(bnn.net)
     return bnn.net
 
 
@@ -305,39 +306,6 @@ def _tied_parameters(layers: Mapping[str, nn.Module]) -> dict[int, list[str]]:
         for parameter in layer.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(name)
     return {key: names for key, names in owners.items() if len(names) > 1}
-
-
-class _FastPathOff:
-    """A forward pre-hook whose presence alone matters; it remembers what it switched off."""
-
-    of_bayesify = True
-
-    def __init__(self, nested: bool) -> None:
-        self.nested = nested
-
-    def __call__(self, module: nn.Module, args: object) -> None:
-        pass
-
-
-def _disable_fast_paths(net: nn.Module) -> None:
-    """PyTorch's fused transformer kernels read the weights and bypass the layers; a forward hook makes it use the layers."""
-    for module in net.modules():
-        if not any(isinstance(m, BayesianLayer) for m in module.modules()):
-            continue
-        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
-            encoder = isinstance(module, nn.TransformerEncoder)
-            module.register_forward_pre_hook(_FastPathOff(encoder and module.use_nested_tensor))
-            if encoder:
-                module.use_nested_tensor = False
-
-
-def _restore_fast_paths(net: nn.Module) -> None:
-    for module in net.modules():
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, _FastPathOff):
-                del module._forward_pre_hooks[key]
-                if isinstance(module, nn.TransformerEncoder):
-                    module.use_nested_tensor = hook.nested
 
 
 def _listing(items: Iterable[str], separator: str = ", ", most: int = 10) -> str:

@@ -23,6 +23,7 @@ from bayesify.core.noise_free import can_compare
 from bayesify.core.outputs import Draws
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, leaves_stand_ins
 from bayesify.core.shards import put_away, shards_of, with_whole_parameters
+from bayesify.core.unfolding import stack, unfold
 
 __all__ = ["Folded"]
 
@@ -72,13 +73,13 @@ class Folded(Bayesian):
         if folds and samples > 1:
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch)
             outputs = self._run(forward_pass, call, samples)
-            return [forward_pass], tree_map(lambda y: _unfold(y, samples, call.batch), outputs)
+            return [forward_pass], tree_map(lambda y: unfold(y, samples, call.batch), outputs)
         passes: list[ForwardPass] = []
         runs: list[Any] = []
         for s in range(samples):
             passes.append(self._new_pass(1, coherent, s == 0, None))
             runs.append(self._run(passes[-1], call, 1))
-        return passes, tree_map(lambda *ys: self._stack(ys, call.batch), *runs)
+        return passes, tree_map(lambda *ys: stack(ys, call.batch, self.batch_dim), *runs)
 
     def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None) -> ForwardPass:
         if self._prefix is not None:
@@ -97,11 +98,6 @@ class Folded(Bayesian):
         if prefix.idle:  # all is random from the beginning: later passes do without
             self._prefix = None
         return outputs
-
-    def _stack(self, runs: tuple[Any, ...], batch: int) -> Any:
-        for y in runs:
-            _check_output(y, batch, self.batch_dim, 1)
-        return torch.stack([y.movedim(self.batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
 
     # Whether draws may be folded
 
@@ -282,28 +278,6 @@ def _pools_batches(net: nn.Module) -> bool:
         and not (isinstance(module, BayesianLayer) and module.posterior.is_random)
         for module in net.modules()
     )
-
-
-def _unfold(y: Any, samples: int, batch: int) -> Any:
-    """(S*B, ...) to (S, B, ...)."""
-    _check_output(y, batch, 0, samples)
-    return y.unflatten(0, (samples, batch)) if isinstance(y, Tensor) else y
-
-
-def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:
-    """Every tensor the net returns has a batch; an object that may hide tensors cannot be split into draws."""
-    if not isinstance(y, Tensor):
-        if y is not None and not isinstance(y, bool | int | float | str):
-            raise TypeError(
-                f"the net returned a {type(y).__name__}, whose tensors cannot be told apart by draw; return tensors, or tuples, "
-                "lists or dicts of them, or register the type with torch.utils._pytree.register_pytree_node"
-            )
-    elif y.dim() <= batch_dim or y.shape[batch_dim] != samples * batch:
-        raise ValueError(
-            f"the net returned a tensor of shape {tuple(y.shape)} for {batch} examples and {samples} draws in one pass; its "
-            f"dimension {batch_dim} must be the batch ({samples * batch} rows). If the batch is another dimension, "
-            "say so: bayesify(net, method, batch_dim=1)"
-        )
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

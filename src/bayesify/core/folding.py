@@ -14,31 +14,27 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
-from bayesify.core.forward_pass import ForwardPass, Passes, RandomLayer
+from bayesify.core.forward_pass import Passes, RandomLayer
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.noise_free import NoiseFree, buffers_kept, modes_kept
-from bayesify.core.replay.marks import tensors_in
 from bayesify.core.shards import with_whole_parameters
+from bayesify.core.watch import LookPass, Watch, origin_of
 
 __all__ = ["Verdict", "examine", "folds_in_training"]
 
 _ROWS, _SPREAD = 3, 0.3
 _DOUBTFUL = 3  # inputs that are tried with and without rows
 _MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # what wrong shapes lead to in nets of all kinds
-_BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on values
-    ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "item", "tolist", "__bool__", "__int__")
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,10 +154,12 @@ class _Look:
 
     def runs(self, inputs: Inputs, candidate: _Candidate) -> bool:
         """Whether the net takes these rows; what it does with them is noted."""
-        watch = _Watch(self)
+        watch = Watch()
         try:
-            outputs = self._run(candidate.single(inputs), _LookPass(self._draw_of(0), watch=watch), watch)
-            self.used.update(*map(_origin, outputs))
+            outputs = self._run(candidate.single(inputs), LookPass(self._draw_of(0), watch=watch))
+            self.read |= watch.read
+            self.by_value |= watch.by_value
+            self.used.update(*map(origin_of, outputs))
             if doubtful := [layer for layer in watch.called if layer not in self.used]:
                 self.used.update(self._reaching(doubtful, inputs, candidate))
         except _MISFITS:
@@ -169,11 +167,11 @@ class _Look:
         return True
 
     def _reaching(self, layers: list[RandomLayer], inputs: Inputs, candidate: _Candidate) -> list[RandomLayer]:
-        """Which of these layers, that are called, have a part in the outputs: gradients tell, where the traces of `_Watch` end."""
+        """Which of these layers, that are called, have a part in the outputs: gradients tell, where the traces of `Watch` end."""
         drawn: dict[Any, Any] = self._draw_of(0)
         weights: list[Tensor] = [drawn[layer][0].requires_grad_() for layer in layers]
         with torch.enable_grad():
-            outputs = self._run(candidate.single(inputs), _LookPass(drawn))
+            outputs = self._run(candidate.single(inputs), LookPass(drawn))
             ends = [y.sum() for y in outputs if y.requires_grad]
             try:
                 gradients = torch.autograd.grad(ends, weights, allow_unused=True) if ends else weights
@@ -196,8 +194,8 @@ class _Look:
     def _agrees(self, inputs: Inputs, candidate: _Candidate) -> bool | None:
         """None where the net does not take such rows."""
         try:
-            apart = [self._run(candidate.single(inputs), _LookPass(self._draw_of(s))) for s in (0, 1)]
-            together = self._run(candidate.folded(inputs), _LookPass(self.drawn, samples=2, rows=2 * candidate.few))
+            apart = [self._run(candidate.single(inputs), LookPass(self._draw_of(s))) for s in (0, 1)]
+            together = self._run(candidate.folded(inputs), LookPass(self.drawn, samples=2, rows=2 * candidate.few))
         except _MISFITS:
             return None
         return len(together) == len(apart[0]) == len(apart[1]) and all(map(_equal, together, *apart))
@@ -207,92 +205,11 @@ class _Look:
             layer: (weight[s : s + 1], None if bias is None else bias[s : s + 1]) for layer, (weight, bias) in self.drawn.items()
         }
 
-    def _run(self, arguments: Arguments, forward_pass: ForwardPass, watch: _Watch | None = None) -> list[Tensor]:
+    def _run(self, arguments: Arguments, forward_pass: LookPass) -> list[Tensor]:
         args, kwargs = arguments
-        with NoiseFree():
-            if watch is None:
-                outputs = self.passes.run(forward_pass, self.net, args, kwargs)
-            else:
-                with watch:
-                    outputs = self.passes.run(forward_pass, self.net, args, kwargs)
+        with NoiseFree(), forward_pass.watch or nullcontext():
+            outputs = self.passes.run(forward_pass, self.net, args, kwargs)
         return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
-
-
-class _LookPass(ForwardPass):
-    """A coherent pass with given draws, in which layers are watched."""
-
-    def __init__(
-        self, drawn: dict[BayesianLayer, Any], samples: int = 1, *, rows: int | None = None, watch: _Watch | None = None
-    ) -> None:
-        super().__init__(samples, coherent=True, rows=rows, drawn=drawn)
-        self.watch = watch
-
-    def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
-        with torch._C.DisableTorchFunction():
-            y = super().call(layer, x) if layer.posterior.is_random else self._certain(layer, x)
-        if self.watch is None:
-            return y
-        self.watch.called.add(layer)
-        return _trace(y, _origin(x) | {layer})
-
-    def _certain(self, layer: RandomLayer, x: Tensor) -> Tensor:
-        """As in ordinary passes: without a weight for each draw, which would keep their batches apart."""
-        self._depth += 1
-        try:
-            return layer.posterior(layer, x)
-        finally:
-            self._depth -= 1
-
-    def read(self, layer: RandomLayer, name: str) -> Tensor | None:
-        with torch._C.DisableTorchFunction():
-            value = super().read(layer, name)
-        if self.watch is not None and value is not None:
-            self.watch.values[id(value)] = layer, value
-        return value
-
-
-class _Watch(TorchFunctionMode):
-    """Notes which tensors come from which layers, where the net decides by random values, and computes with weights it has read."""
-
-    def __init__(self, look: _Look) -> None:
-        super().__init__()
-        self.look = look
-        self.called: set[RandomLayer] = set()
-        self.values: dict[int, tuple[RandomLayer, Tensor]] = {}  # the tensors are kept, so that no other gets their id
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = list(tensors_in((args, kwargs)))
-        if self.values and next(tensors_in(result), None) is not None:  # a dtype or a shape may be asked for
-            self.look.read.update(self.values[id(x)][0] for x in given if id(x) in self.values)
-        origin = frozenset[RandomLayer]().union(*map(_origin, given))
-        if origin:
-            name = getattr(func, "__name__", "")
-            decides = name in _BY_VALUE or (name == "where" and len(given) == 1) or _selects(name, args)
-            if decides and any(layer.posterior.is_random for layer in origin):
-                self.look.by_value.add(name)
-            if name == "__setitem__":
-                _trace(args[0], origin)
-            return tree_map_only(Tensor, lambda y: _trace(y, origin), result)
-        return result
-
-
-def _origin(x: Tensor) -> frozenset[RandomLayer]:
-    """The random layers that a tensor is known to depend on."""
-    return getattr(x, "bayesify_origin", frozenset())
-
-
-def _trace(x: Tensor, origin: frozenset[RandomLayer]) -> Tensor:
-    """The tensor itself, which remembers the random layers that it depends on."""
-    cast(Any, x).bayesify_origin = origin
-    return x
-
-
-def _selects(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether rows are chosen by a mask that is random."""
-    return name in ("__getitem__", "__setitem__") and any(x.dtype == torch.bool and _origin(x) for x in tensors_in(args[1:2]))
 
 
 def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
