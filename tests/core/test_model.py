@@ -1,6 +1,7 @@
 """The root: inputs and outputs of every shape, folding against looping, modules used twice, the KL."""
 
 import copy
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from bayesify import (
     VSD,
     WHVI,
     Bayesian,
+    BayesifyWarning,
     DeepEnsemble,
     Deterministic,
     MCDropout,
@@ -298,3 +300,22 @@ def test_decay_of_components_of_scales_and_of_cores():
 def test_losses_are_not_summed_over_accumulated_batches(method):
     """transformers.Trainer would multiply them by the number of batches it accumulates."""
     assert bayesify(_mlp(), method).accepts_loss_kwargs is False
+
+
+@pytest.mark.parametrize("decide", [bool, float, torch.Tensor.item, lambda y: y.nonzero().shape[0], lambda y: y[y > 0].shape[0]])
+def test_a_net_that_decides_by_random_values_has_a_pass_per_draw(decide):
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return y if decide((y.sum() > 0) if decide in (bool, float, torch.Tensor.item) else y) else -y
+
+    bnn = bayesify(Deciding(), MeanField())
+    with pytest.warns(BayesifyWarning, match="decides by random values"):
+        bnn(torch.randn(5, 4), samples=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bayesify(_mlp(), MeanField())(torch.randn(5, 4), samples=3)

@@ -17,7 +17,10 @@ from bayesify.core.replay.marks import tensors_in
 __all__ = ["LookPass", "Watch", "origin_of"]
 
 _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on values
-    ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "item", "tolist", "__bool__", "__int__")
+    (
+        *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
+        *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__"),
+    )
 )
 
 
