@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.generators import own_noise
 from bayesify.core.model import Bayesian
-from bayesify.core.noise_free import modes_kept
+from bayesify.core.modes import modes_kept
 from bayesify.core.replay import MISFITS
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import Predictive

@@ -20,6 +20,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import layer_type, unsupported
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.modes import modes_kept
 from bayesify.errors import NothingRandomError, warn
 
 __all__ = ["bayesify", "unbayesify"]
@@ -107,10 +108,8 @@ def _converted(
     disable_fast_paths(net)
     root.passes, root.report = passes, tuple(reports)
     root.batch_dim, root.fold, root.shared = batch_dim, False if batch_dim else fold, shared
-    modes = [(module, module.training) for module in net.modules()]
-    root.train(net.training)
-    for module, training in modes:  # parts of a net may be kept in eval mode, such as frozen batch normalisation
-        module.training = training
+    with modes_kept(net.modules()):  # parts of a net may be kept in eval mode, such as frozen batch normalisation
+        root.train(net.training)
     return root
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bayesify.core.noise_free import modes_kept
+from bayesify.core.modes import modes_kept
 from bayesify.core.shards import put_away
 from bayesify.errors import StaleFunctionError
 

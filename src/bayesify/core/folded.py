@@ -19,7 +19,7 @@ from bayesify.core.generators import noise_of_rank, own_noise
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.model import Bayesian
-from bayesify.core.noise_free import can_compare
+from bayesify.core.modes import can_compare
 from bayesify.core.outputs import Draws
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, leaves_stand_ins
 from bayesify.core.shards import put_away, shards_of, with_whole_parameters

@@ -26,7 +26,8 @@ from bayesify.core.forward_pass import Passes, RandomLayer
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.noise_free import NoiseFree, buffers_kept, modes_kept
+from bayesify.core.modes import buffers_kept, modes_kept
+from bayesify.core.noise_free import NoiseFree
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.watch import LookPass, Watch, origin_of
 

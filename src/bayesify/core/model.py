@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from bayesify.core.forward_pass import Passes
 from bayesify.core.inputs import Inputs, input_names
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
+from bayesify.core.modes import without_autocast
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.shards import shards_of, with_whole_parameters
 from bayesify.errors import warn
@@ -161,9 +162,7 @@ class Bayesian(nn.Module, ABC):
         device = next((parameter.device for parameter in self.net.parameters()), torch.device("cpu"))
         if not self.pays_kl:
             return torch.zeros((), device=device)
-        # the meta device, for one, knows no autocast to switch off
-        autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-        with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
+        with without_autocast(device):
             terms = [_kl(layer, found.get(layer.posterior)).to(device) for _, layer in self.random_layers()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["NoiseFree", "buffers_kept", "can_compare", "modes_kept"]
+__all__ = ["NoiseFree"]
 
 _CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.0, "normal": 0.0, "exponential": 1.0}
 
@@ -32,34 +31,3 @@ class NoiseFree(TorchDispatchMode):
         if name in _CONSTANTS and isinstance(result, Tensor):
             result.fill_(_CONSTANTS[name])
         return result
-
-
-@contextmanager
-def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Every module is in its own train or eval mode again afterwards."""
-    modes = [(module, module.training) for module in modules]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
-def buffers_kept(net: nn.Module) -> Iterator[None]:
-    """Buffers that are changed in place inside (running statistics) have their values back afterwards."""
-    kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in kept:
-            # Written only where it must be: autograd may hold it. Batch normalisation changes no version counter.
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
-
-
-def can_compare(net: nn.Module) -> bool:
-    """Whether tensors have values now: not while operators are traced, inside transforms of `torch.func`, or on the meta device."""
-    if torch.compiler.is_compiling() or any(parameter.is_meta for parameter in net.parameters()):
-        return False
-    return torch._C._len_torch_dispatch_stack() == 0 and cast(Any, torch._C)._functorch.peek_interpreter_stack() is None

@@ -35,7 +35,8 @@ from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
-from bayesify.core.noise_free import NoiseFree, can_compare, modes_kept
+from bayesify.core.modes import can_compare, modes_kept
+from bayesify.core.noise_free import NoiseFree
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.functional import (
     at_least_float32,
@@ -372,10 +373,7 @@ def _shifted(net: nn.Module) -> Iterator[None]:
 def _running_statistics_kept(module: nn.Module) -> Iterator[None]:
     """Normalise by the running statistics inside, and leave them as they are."""
     norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.training and part.track_running_stats]
-    for norm in norms:
-        norm.training = False
-    try:
-        yield
-    finally:
+    with modes_kept(norms):
         for norm in norms:
-            norm.training = True
+            norm.training = False
+        yield

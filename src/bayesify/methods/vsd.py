@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -40,6 +39,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
+from bayesify.core.modes import without_autocast
 from bayesify.functional import (
     CompactForm,
     at_least_float32,
@@ -147,7 +147,7 @@ class StructuredDropoutPosterior(Posterior):
         A pass that is to return the KL gets it from here, where the reflections are at hand.
         """
         eps = torch.randn(rows, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
-        with _without_autocast(self.log_alpha.device):
+        with without_autocast(self.log_alpha.device):
             form = compact_form(self.vectors())
             if layer.forward_pass.wants_kl():
                 layer.forward_pass.kl(self, self._kl(layer, form))
@@ -231,8 +231,3 @@ class _Affine(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if autocast else nullcontext()

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bayesify.core.modes import modes_kept
+
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
     from bayesify.core.outputs import Draws
@@ -133,13 +135,8 @@ def check_targets(whole: Batch, bnn: Bayesian, likelihood: Likelihood) -> None:
     parameter = next(bnn.parameters())
     first = torch.zeros(1, dtype=torch.int64, device=whole.y.device)
     example = Place(parameter.device, parameter.dtype)(take(whole, first, bnn.batch_dim, bnn.shared))
-    training = [module for module in bnn.modules() if module.training]
-    bnn.eval()
-    try:
-        with torch.no_grad():
-            outputs = call(bnn, example.inputs, samples=1).outputs
-    finally:
-        for module in training:
-            module.training = True
+    with torch.no_grad(), modes_kept(bnn.modules()):
+        bnn.eval()
+        outputs = call(bnn, example.inputs, samples=1).outputs
     if isinstance(outputs, Tensor):
         likelihood.check_targets(whole.y.to(outputs.device), outputs.expand(outputs.shape[0], whole.size, *outputs.shape[2:]))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from bayesify.core.modes import modes_kept
 from bayesify.train.batches import seed_for
 
 __all__ = ["borrowed", "seed_noise"]
@@ -25,16 +26,14 @@ def seed_noise(device: torch.device, *parts: object) -> None:
 def borrowed(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Give the module back on its device, its submodules in their modes, and PyTorch's random state as it was."""
     home = next(module.parameters()).device
-    modes = {part: part.training for part in module.modules()}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _without_subnormals():
+    fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with fork, _without_subnormals(), modes_kept(module.modules()):
         try:
             module.to(device)
             yield
         finally:
             module.zero_grad()
             module.to(home)
-            for part, training in modes.items():
-                part.training = training
 
 
 @contextmanager
