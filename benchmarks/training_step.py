@@ -73,7 +73,7 @@ def bayesian_step(workload: Workload, method: Method, x: Tensor, y: Tensor) -> C
         optimizer.zero_grad()
         draws = bnn(x)
         log_prob = -_loss(draws.outputs[0], y, reduction="none")
-        loss = -elbo(draws, log_prob[None], n=50_000, local_beta=bnn.local_beta)
+        loss = -elbo(draws, log_prob[None], n=50_000)
         if bnn.auxiliary_beta:
             loss = loss + bnn.auxiliary_beta * bnn.regularizer(torch.rand_like(x)).mean()
         loss.backward()
