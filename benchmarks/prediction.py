@@ -2,9 +2,8 @@
 
     python -m benchmarks.prediction [--nets ResNet18 ...] [--methods VIFO ...] [--samples 100] [--rounds 10]
 
-"Last layer" means that this one alone is random: what lies before it is computed once. Behind a wrapper `predict` cannot know that,
-and takes a pass per draw, as a loop would. Writes benchmarks/results/prediction.json: milliseconds and ratios to the one pass,
-interleaved in one process.
+"Last layer" means that this one alone is random: what lies before it is computed once, also where the network is wrapped. Writes
+benchmarks/results/prediction.json: milliseconds and ratios to the one pass, interleaved in one process.
 """
 
 from __future__ import annotations

@@ -216,26 +216,25 @@ class Folded(Bayesian):
 
     @torch.no_grad()
     def _replays(self, call: Inputs, coherent: bool, reseed: Callable[[int], object]) -> bool:
-        """Whether replayed passes give what ordinary ones do, for a few of the rows and equal noise."""
+        """Whether a replayed pass gives what an ordinary one does, for a few of the rows and equal noise."""
         few = min(call.batch, 3) if call.can_be_cut else call.batch
         args, kwargs = call.map(lambda x: x.narrow(self.batch_dim, 0, few))
-        ordinary = self._outputs(args, kwargs, coherent, reseed)
+
+        def outputs(seed: int) -> list[Tensor]:
+            reseed(seed)
+            draws = self(*args, samples=2, coherent=coherent, **kwargs)
+            return [y for y in tree_leaves(draws.outputs) if isinstance(y, Tensor)]
+
+        ordinary = outputs(1)
         try:
             self._prefix = Prefix(few, self._plan(self.inputs_of(args, kwargs), 2)[1])
-            replayed = self._outputs(args, kwargs, coherent, reseed)
+            outputs(0)  # other noise than in the pass that is compared, should the net have some of its own
+            replayed = outputs(1)
         except MISFITS:
             return False
         finally:
             self._prefix = None
         return not leaves_stand_ins(self.net) and all(map(_close, ordinary, replayed))
-
-    def _outputs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], coherent: bool, reseed: Callable[[int], object]
-    ) -> list[Tensor]:
-        """The outputs of two calls with two draws each."""
-        reseed(0)
-        results = [self(*args, samples=2, coherent=coherent, **kwargs).outputs for _ in range(2)]
-        return [y for y in tree_leaves(results) if isinstance(y, Tensor)]
 
     def function(self, seed: int) -> Callable[..., Any]:
         check_integer("seed", seed, least=0)
