@@ -412,7 +412,8 @@ class Positions(nn.Module):
         return self.words(x) + self.places(torch.arange(x.shape[1]))
 
 
-@pytest.mark.parametrize("length", [4, 5])  # as a multiple of the draws, 4 could be taken for rows of two draws
+# As a multiple of the draws, 4 could be taken for rows of two draws; 3 is the number of rows, 6 that of a folded pass.
+@pytest.mark.parametrize("length", [3, 4, 5, 6])
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("method", [MeanField(initial_std=1.0), MeanField(noise="shared", initial_std=1.0)])
 def test_every_draw_has_positions_of_its_own(method, coherent, length):
@@ -422,7 +423,7 @@ def test_every_draw_has_positions_of_its_own(method, coherent, length):
     outputs = torch.cat([bnn(x, samples=2, coherent=coherent).outputs for _ in range(1000)])
     noise = (outputs - bnn.net.words(x)).detach()[:, 0]
     site = bnn.net.places
-    assert [verdict.apart for verdict in bnn._verdicts.values()] == [False]
+    assert [verdict.apart for verdict in bnn._verdicts.values()] == [length != 3]
     torch.testing.assert_close(noise.mean(0), site.weight.detach(), atol=6 / 2000**0.5, rtol=0)
     torch.testing.assert_close(noise.var(0), torch.ones_like(noise[0]), atol=0.2, rtol=0)
     pairs = (noise - noise.mean(0)).unflatten(0, (1000, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,14 @@ from bayesify.core.shards import put_away, shards_of, with_whole_parameters
 from bayesify.core.unfolding import stack, unfold
 
 __all__ = ["Folded"]
+
+
+class _Plan(NamedTuple):
+    """How the passes of a call are made: whether rows stay apart, whether draws are folded, and `Verdict.layers_without_rows`."""
+
+    apart: bool
+    folds: bool
+    layers_without_rows: tuple[int, ...] = ()
 
 
 class Folded(Bayesian):
@@ -50,16 +58,16 @@ class Folded(Bayesian):
         check_integer("samples", samples)
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
-        apart, folds = self._plan(call, samples)
-        coherent = coherent or not apart
+        plan = self._plan(call, samples)
+        coherent = coherent or not plan.apart
         with noise_of_rank(self.net, self.training):
             try:
-                passes, outputs = self._passes(call, samples, coherent, folds)
+                passes, outputs = self._passes(call, samples, coherent, plan)
             except RowsError as error:
-                if not folds or self.fold:
+                if not plan.folds or self.fold:
                     raise
                 self._distrust(call, str(error))
-                passes, outputs = self._passes(call, samples, True, False)
+                passes, outputs = self._passes(call, samples, True, _Plan(False, False))
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].found_kls)
         draws = Draws(outputs, kl, torch.zeros(call.batch, dtype=kl.dtype, device=kl.device), score)
@@ -68,23 +76,26 @@ class Folded(Bayesian):
 
     # How passes are made
 
-    def _passes(self, call: Inputs, samples: int, coherent: bool, folds: bool) -> tuple[list[ForwardPass], Any]:
+    def _passes(self, call: Inputs, samples: int, coherent: bool, plan: _Plan) -> tuple[list[ForwardPass], Any]:
         """The passes for all draws and the outputs (S, B, ...)."""
-        if folds and samples > 1:
-            forward_pass = self._new_pass(samples, coherent, True, samples * call.batch)
+        if plan.folds and samples > 1:
+            forward_pass = self._new_pass(samples, coherent, True, samples * call.batch, plan)
             outputs = self._run(forward_pass, call, samples)
             return [forward_pass], tree_map(lambda y: unfold(y, samples, call.batch), outputs)
         passes: list[ForwardPass] = []
         runs: list[Any] = []
         for s in range(samples):
-            passes.append(self._new_pass(1, coherent, s == 0, None))
+            passes.append(self._new_pass(1, coherent, s == 0, None, plan))
             runs.append(self._run(passes[-1], call, 1))
         return passes, tree_map(lambda *ys: stack(ys, call.batch, self.batch_dim), *runs)
 
-    def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None) -> ForwardPass:
+    def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None, plan: _Plan) -> ForwardPass:
+        positions = plan.layers_without_rows
+        layers = [layer for i, (_, layer) in enumerate(self.random_layers()) if i in positions] if positions else []
         if self._prefix is not None:
-            return ReplayPass(self._prefix, samples, coherent)
-        return ForwardPass(samples, coherent=coherent, pays_kl=first and self.pays_kl, rows=rows)
+            return ReplayPass(self._prefix, samples, coherent, layers)
+        pays_kl = first and self.pays_kl
+        return ForwardPass(samples, coherent=coherent, pays_kl=pays_kl, rows=rows, without_rows=layers)
 
     def _run(self, forward_pass: ForwardPass, call: Inputs, samples: int) -> Any:
         prefix = self._prefix
@@ -101,26 +112,26 @@ class Folded(Bayesian):
 
     # Whether draws may be folded
 
-    def _plan(self, call: Inputs, samples: int) -> tuple[bool, bool]:
-        """Whether rows stay apart, and whether draws may be folded."""
+    def _plan(self, call: Inputs, samples: int) -> _Plan:
         verdict = self._verdicts.get(call.kind)
         if verdict is None:
             verdict = self._examined(call)
         if verdict is None:  # tracing, or a net that fails on these inputs: what is right for every net
-            return False, False
+            return _Plan(False, False)
         if verdict.without_rows:
             call.without(verdict.without_rows)
         if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
-            return True, True
+            return _Plan(True, True, verdict.layers_without_rows)
         folds = verdict.apart and self.fold is not False
-        return verdict.apart, folds and (samples == 1 or not self.training or self._folds_in_training(call))
+        folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
+        return _Plan(verdict.apart, folds, verdict.layers_without_rows)
 
     def _examined(self, call: Inputs) -> Verdict | None:
         """Look at the net, now; while `torch.compile` traces, with the values of the traced inputs."""
         if torch.compiler.is_compiling():
             flat = call.spec is None
-            apart, without_rows = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else (None, ())
-            return None if apart is None else Verdict(apart, without_rows=without_rows)
+            found = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else None
+            return None if found is None else Verdict(found[0], without_rows=found[1], layers_without_rows=found[2])
         if not can_compare(self.net):
             return None
         verdict = self._look(call)
@@ -128,13 +139,13 @@ class Folded(Bayesian):
             self._verdicts[call.kind] = verdict
         return verdict
 
-    def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool | None, tuple[int, ...]]:
+    def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool, tuple[int, ...], tuple[int, ...]] | None:
         """`_examined`, called by the compiler itself."""
         if any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in leaves):
-            return None, ()
+            return None
         call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
         verdict = self._look(call)
-        return (None, ()) if verdict is None else (verdict.apart, verdict.without_rows)
+        return None if verdict is None else (verdict.apart, verdict.without_rows, verdict.layers_without_rows)
 
     # As torch.compiler.assume_constant_result, which imports the compiler: it is called with the values of its arguments.
     _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
@@ -154,13 +165,13 @@ class Folded(Bayesian):
             )
         return verdict
 
-    def _folds_in_training(self, call: Inputs) -> bool:
+    def _folds_in_training(self, call: Inputs, verdict: Verdict) -> bool:
         if not can_compare(self.net):
             return not _pools_batches(self.net)
         key = call.kind, tuple(module.training for module in self.net.modules())
         if key not in self._training_verdicts:
             layers = [layer for _, layer in self.random_layers()]
-            folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call)
+            folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call, verdict)
             if not folds:
                 self.tell(
                     "in training mode every draw takes a pass of its own, because the rows of a batch do not stay apart there "
@@ -196,7 +207,7 @@ class Folded(Bayesian):
             if key not in believed:
                 believed[key] = self._has_prefix() and self._replays(call, coherent, reseed)
             if believed[key]:
-                self._prefix = Prefix(call.batch, self._plan(call, 2)[1])
+                self._prefix = Prefix(call.batch, self._plan(call, 2).folds)
             try:
                 yield
             finally:
@@ -227,7 +238,7 @@ class Folded(Bayesian):
 
         ordinary = outputs(1)
         try:
-            self._prefix = Prefix(few, self._plan(self.inputs_of(args, kwargs), 2)[1])
+            self._prefix = Prefix(few, self._plan(self.inputs_of(args, kwargs), 2).folds)
             outputs(0)  # other noise than in the pass that is compared, should the net have some of its own
             replayed = outputs(1)
         except MISFITS:

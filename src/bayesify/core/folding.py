@@ -29,7 +29,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import buffers_kept, modes_kept
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.shards import with_whole_parameters
-from bayesify.core.watch import LookPass, Watch, origin_of
+from bayesify.core.watch import LookPass, Watch, origin_of, with_rows
 
 __all__ = ["Verdict", "examine", "folds_in_training"]
 
@@ -46,11 +46,13 @@ class Verdict:
         apart: the rows of a batch stay apart: draws may be folded, and layers may draw for each row by itself.
         reason: why not.
         without_rows: positions of inputs that have no rows although their size is that of the batch.
+        layers_without_rows: positions of layers whose inputs do not depend on the batch, such as embeddings of positions.
     """
 
     apart: bool
     reason: str = ""
     without_rows: tuple[int, ...] = ()
+    layers_without_rows: tuple[int, ...] = ()
 
 
 def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs) -> Verdict | None:
@@ -91,12 +93,14 @@ def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, i
         if agreeing is None:
             return Verdict(False, "the rows of a batch do not stay apart in the net")
         missing = [i for i, (has, takes) in enumerate(zip(inputs.has_rows, agreeing.rows, strict=True)) if has and not takes]
-        return Verdict(True, without_rows=tuple(missing))
+        positions = [i for i, layer in enumerate(layers) if layer in look.without_rows]
+        return Verdict(True, without_rows=tuple(missing), layers_without_rows=tuple(positions))
 
 
-def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs) -> bool:
+def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, verdict: Verdict) -> bool:
     """Whether draws may be folded in the mode the net is in, where they may in eval mode; batch normalisation forbids it."""
     look = _Look(net, layers, passes)
+    look.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
     with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net), _quietly():
         reseed(0)
         look.draw()
@@ -118,8 +122,9 @@ class _Candidate:
     rows: tuple[bool, ...]
     few: int
 
-    def single(self, inputs: Inputs) -> Arguments:
-        return inputs.map(self._cut(inputs), self.rows)
+    def single(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x) -> Arguments:
+        cut = self._cut(inputs)
+        return inputs.map(lambda x: then(cut(x)), self.rows)
 
     def folded(self, inputs: Inputs) -> Arguments:
         cut = self._cut(inputs)
@@ -148,6 +153,7 @@ class _Look:
         self.used: set[RandomLayer] = set()
         self.read: set[RandomLayer] = set()
         self.by_value: set[str] = set()
+        self.without_rows: set[RandomLayer] = set()
 
     def draw(self) -> None:
         for layer in self.layers:
@@ -155,9 +161,11 @@ class _Look:
 
     def runs(self, inputs: Inputs, candidate: _Candidate) -> bool:
         """Whether the net takes these rows; what it does with them is noted."""
-        watch = Watch()
+        watch = Watch(candidate.few)
+        args, kwargs = candidate.single(inputs, with_rows)
         try:
-            outputs = self._run(candidate.single(inputs), LookPass(self._draw_of(0), watch=watch))
+            outputs = self._run((args, kwargs), LookPass(self._draw_of(0), watch=watch))
+            self.without_rows = watch.without_rows - watch.with_rows
             self.read |= watch.read
             self.by_value |= watch.by_value
             self.used.update(*map(origin_of, outputs))
@@ -196,7 +204,8 @@ class _Look:
         """None where the net does not take such rows."""
         try:
             apart = [self._run(candidate.single(inputs), LookPass(self._draw_of(s))) for s in (0, 1)]
-            together = self._run(candidate.folded(inputs), LookPass(self.drawn, samples=2, rows=2 * candidate.few))
+            one_pass = LookPass(self.drawn, samples=2, rows=2 * candidate.few, without_rows=self.without_rows)
+            together = self._run(candidate.folded(inputs), one_pass)
         except _MISFITS:
             return None
         return len(together) == len(apart[0]) == len(apart[1]) and all(map(_equal, together, *apart))

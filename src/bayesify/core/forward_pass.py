@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -30,6 +30,10 @@ class RandomLayer(Protocol):
 
     def sampled(self, x: Tensor) -> Tensor:
         """The random output for x (S*B, ...)."""
+        ...
+
+    def sampled_without_rows(self, x: Tensor) -> Tensor:
+        """The output (S, ...) of every draw for one and the same x."""
         ...
 
     def sample(self, samples: int) -> tuple[Tensor, Tensor | None]:
@@ -57,6 +61,7 @@ class ForwardPass:
         pays_kl: whether layers are asked for their KL on the way.
         rows: S*B where it is known. Random layers are then given a multiple of it, or the pass ends with a `RowsError`.
         drawn: what `once` returns without drawing, by key.
+        without_rows: layers whose inputs do not depend on the batch (positions); they draw weights, and return rows for all draws.
     """
 
     def __init__(
@@ -67,7 +72,9 @@ class ForwardPass:
         pays_kl: bool = False,
         rows: int | None = None,
         drawn: Mapping[Any, Any] | None = None,
+        without_rows: Iterable[Any] = (),
     ) -> None:
+        self._without_rows = dict.fromkeys(without_rows)
         self.samples, self.coherent, self.rows = samples, coherent, rows
         self.score: Tensor | None = None
         self.found_kls: dict[nn.Module, Tensor] = {}
@@ -139,15 +146,28 @@ class ForwardPass:
 
     def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
         """The output of a random layer for x (S*B, ...)."""
+        has_rows = self.has_rows(layer)
         if not torch.compiler.is_compiling():
-            if self.rows is not None and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0):
+            if has_rows and self.rows is not None and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0):
                 raise RowsError(f"a random layer was given shape {tuple(x.shape)} in a pass over {self.rows} rows")
             self._notice_checkpoint()
         self._depth += 1
         try:
-            return layer.sampled(x)
+            return layer.sampled(x) if has_rows else self.sampled_without_rows(layer, x)
         finally:
             self._depth -= 1
+
+    def has_rows(self, layer: RandomLayer) -> bool:
+        """Whether a layer's inputs depend on the batch."""
+        return layer not in self._without_rows
+
+    def sampled_without_rows(self, layer: RandomLayer, x: Tensor) -> Tensor:
+        """The output for an input that all rows share: x (1, ...) or (...), y (S*B, ...)."""
+        draws = layer.sampled_without_rows(x)
+        if self.samples == 1 or self.rows is None:
+            return draws[0]
+        draws = draws.squeeze(1) if x.shape[0] == 1 else draws
+        return draws.repeat_interleave(self.rows // self.samples, 0)
 
     def read(self, layer: RandomLayer, name: str) -> Tensor | None:
         """What the net gets that reads a layer's weight or bias instead of calling it.

@@ -174,6 +174,12 @@ class BayesianLayer(nn.Module):
         """The random output for x (S*B, ...), without `then`."""
         return self.prepared_op(x, *self.draw()) if self.forward_pass.coherent else self.posterior(self, x)
 
+    def sampled_without_rows(self, x: Tensor) -> Tensor:
+        """The output (S, ...) of every draw for one and the same x, without `then`."""
+        weight, bias = self.draw()
+        biases = [None] * len(weight) if bias is None else bias
+        return torch.stack([self.prepared_op(x, w, b) for w, b in zip(weight, biases, strict=True)])
+
     def draw(self) -> tuple[Tensor, Tensor | None]:
         """Weight (S, *) and bias (S, *) of this pass: drawn once, however often the module is used in it."""
         return self.forward_pass.draw(self)

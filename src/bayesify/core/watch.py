@@ -14,7 +14,7 @@ from bayesify.core.forward_pass import ForwardPass, RandomLayer
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.replay.marks import tensors_in
 
-__all__ = ["LookPass", "Watch", "origin_of"]
+__all__ = ["LookPass", "Watch", "origin_of", "with_rows"]
 
 _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on values
     (
@@ -28,9 +28,15 @@ class LookPass(ForwardPass):
     """A coherent pass with given draws, in which layers are watched."""
 
     def __init__(
-        self, drawn: dict[BayesianLayer, Any], samples: int = 1, *, rows: int | None = None, watch: Watch | None = None
+        self,
+        drawn: dict[BayesianLayer, Any],
+        samples: int = 1,
+        *,
+        rows: int | None = None,
+        without_rows: Iterable[Any] = (),
+        watch: Watch | None = None,
     ) -> None:
-        super().__init__(samples, coherent=True, rows=rows, drawn=drawn)
+        super().__init__(samples, coherent=True, rows=rows, drawn=drawn, without_rows=without_rows)
         self.watch = watch
 
     def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
@@ -39,7 +45,9 @@ class LookPass(ForwardPass):
         if self.watch is None:
             return y
         self.watch.called.add(layer)
-        return _traced(y, origin_of(x) | {layer})
+        rows = has_rows(x) or x.shape[:1] == (self.watch.rows,)
+        (self.watch.with_rows if rows else self.watch.without_rows).add(layer)
+        return _traced(y, origin_of(x) | {layer}, rows)
 
     def _certain(self, layer: RandomLayer, x: Tensor) -> Tensor:
         """As in ordinary passes: without a weight for each draw, which would keep their batches apart."""
@@ -64,11 +72,18 @@ class Watch(TorchFunctionMode):
         called: the layers that the net calls.
         read: those whose weights it computes with itself.
         by_value: names of the functions with which it decides by random values.
+        with_rows, without_rows: the layers whose inputs depend on the batch, or do not.
         values: weights that it has read, by their id.
+
+    Args:
+        rows: B.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
         super().__init__()
+        self.rows = rows
+        self.with_rows: set[RandomLayer] = set()
+        self.without_rows: set[RandomLayer] = set()
         self.called: set[RandomLayer] = set()
         self.read: set[RandomLayer] = set()
         self.by_value: set[str] = set()
@@ -82,14 +97,15 @@ class Watch(TorchFunctionMode):
         if self.values and next(tensors_in(result), None) is not None:  # a dtype or a shape may be asked for
             self.read.update(self.values[id(x)][0] for x in given if id(x) in self.values)
         origin = frozenset[RandomLayer]().union(*map(origin_of, given))
-        if origin:
+        rows = any(has_rows(x) for x in given)
+        if origin or rows:
             name = getattr(func, "__name__", "")
             decides = name in _BY_VALUE or (name == "where" and len(given) == 1) or _selects(name, args)
             if decides and any(layer.posterior.is_random for layer in origin):
                 self.by_value.add(name)
             if name == "__setitem__":
-                _traced(args[0], origin)
-            return tree_map_only(Tensor, lambda y: _traced(y, origin), result)
+                _traced(args[0], origin, rows)
+            return tree_map_only(Tensor, lambda y: _traced(y, origin, rows), result)
         return result
 
 
@@ -98,9 +114,19 @@ def origin_of(x: Tensor) -> frozenset[RandomLayer]:
     return getattr(x, "bayesify_origin", frozenset())
 
 
-def _traced(x: Tensor, origin: frozenset[RandomLayer]) -> Tensor:
-    """The tensor itself, which remembers the random layers that it depends on."""
-    cast(Any, x).bayesify_origin = origin
+def has_rows(x: Tensor) -> bool:
+    """Whether a tensor is known to depend on the batch."""
+    return getattr(x, "bayesify_rows", False)
+
+
+def with_rows(x: Tensor) -> Tensor:
+    """The tensor itself, as a part of the batch."""
+    return _traced(x, frozenset(), True)
+
+
+def _traced(x: Tensor, origin: frozenset[RandomLayer], rows: bool) -> Tensor:
+    """The tensor itself, which remembers the random layers that it depends on, and whether on the batch."""
+    cast(Any, x).bayesify_origin, cast(Any, x).bayesify_rows = origin, rows
     return x
 
 

@@ -73,6 +73,8 @@ class Prefix(TorchFunctionMode):
         """The output of a random layer for an input that is certain, random or neither."""
         with torch._C.DisableTorchFunction():
             posterior = layer.posterior
+            if not forward_pass.has_rows(layer):
+                return mark(forward_pass.sampled_without_rows(layer, x), False)
             if not mark_of(x):
                 return mark(layer.sampled(x), False)
             if not posterior.is_random:
@@ -156,8 +158,8 @@ def _stand_in(x: Any) -> Any:
 class ReplayPass(ForwardPass):
     """A pass whose layers are called by a `Prefix`."""
 
-    def __init__(self, prefix: Prefix, samples: int, coherent: bool) -> None:
-        super().__init__(samples, coherent=coherent)
+    def __init__(self, prefix: Prefix, samples: int, coherent: bool, without_rows: Iterable[Any] = ()) -> None:
+        super().__init__(samples, coherent=coherent, rows=samples * prefix.batch, without_rows=without_rows)
         self.prefix = prefix
         prefix.begin(samples)
 
