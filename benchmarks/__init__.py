@@ -1,1 +1,1 @@
-"""Time and memory, measured side by side in one process: `python -m benchmarks.training_step`."""
+"""Time and memory of bayesify and reference implementations: `python -m benchmarks`."""

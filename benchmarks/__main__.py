@@ -1,8 +1,8 @@
-"""All benchmarks, one after the other, and the page they are published on: half an hour on two cores.
+"""Run all benchmarks in turn and update docs/performance.md: half an hour on two cores.
 
     python -m benchmarks [NAME ...]
 
-Each is a module of its own, `python -m benchmarks.NAME`, with settings that `--help` shows.
+Each benchmark is also a module, `python -m benchmarks.NAME`; `--help` shows its settings.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ NAMES = ("training_step", "breakdown", "prediction", "peers", "hadamard", "many_
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all of them by default")
-    wanted = parser.parse_args().names or NAMES
-    if unknown := [name for name in wanted if name not in NAMES]:
-        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; default: all")
+    selected = parser.parse_args().names or NAMES
+    if unknown := [name for name in selected if name not in NAMES]:
+        parser.error(f"unknown benchmarks {', '.join(unknown)}; available are {', '.join(NAMES)}")
     for name in NAMES:
-        if name in wanted:
+        if name in selected:
             print(f"=== {name}", flush=True)
             subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
 

@@ -1,32 +1,30 @@
-"""Where a training step spends its time: PyTorch's profile, by kind of operation.
+"""Time of a training step by kind of operation, from the PyTorch profiler.
 
     python -m benchmarks.breakdown [--nets LeNet5 ...] [--methods MeanField ...] [--steps 20]
 
-What a method costs beyond the plain network is what its rows have more of: contractions, random numbers, passes over activations
-and weights, or the sheer number of operations. Writes results/breakdown.json.
+The overhead of a method is the difference to the row of the plain network. Writes results/breakdown.json.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.measure import machine, write
+from benchmarks.measure import parser, write
 from benchmarks.nets import WORKLOADS
 from benchmarks.training_step import METHODS, steps
 
 NETS = ("MLP 784-400-400-10", "LeNet5", "AlexNet", "ResNet18")
 SHOWN = ("MeanField", "MeanField, shared noise", "VariationalDropout", "VSD, T = 2", "WHVI", "VIFO", "EMP")
-# By what the operator's name contains, the first match.
+# The first kind with a part that the operator's name contains.
 KINDS: dict[str, tuple[str, ...]] = {
     "contractions": ("conv", "mm", "addmv", "dot", "linear"),
     "random numbers": ("normal", "random", "rand", "bernoulli", "uniform"),
-    "pooling and normalisation": ("pool", "batch_norm"),
-    "optimiser": ("adam", "Adam"),
+    "pooling and normalization": ("pool", "batch_norm"),
+    "optimizer": ("adam", "Adam"),
     "passes over tensors": (
         "mul", "add", "sub", "div", "exp", "sqrt", "square", "pow", "sum", "mean", "clamp", "threshold", "relu", "fill", "zero",
         "copy", "log", "where", "neg", "sigmoid", "norm", "cat", "cumprod", "tril", "softmax", "nll", "le", "ge", "gt", "lt",
@@ -36,14 +34,14 @@ OTHER = "the rest: calls, views, the graph"
 
 
 def kind_of(operator: str) -> str:
-    """The kind that an operator's time is booked to."""
+    """The kind of an operator."""
     if not operator.startswith(("aten::", "Optimizer")):
         return OTHER
     return next((kind for kind, parts in KINDS.items() if any(part in operator for part in parts)), OTHER)
 
 
 def breakdown(step: Callable[[], object], count: int) -> dict[str, float]:
-    """Milliseconds per step by kind, and the number of operators called by others than operators."""
+    """Milliseconds per step by kind, and the number of ATen operators per step."""
     for _ in range(3):
         step()
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
@@ -58,21 +56,20 @@ def breakdown(step: Callable[[], object], count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", nargs="*", default=list(NETS), choices=list(WORKLOADS))
-    parser.add_argument("--methods", nargs="*", default=list(SHOWN), choices=list(METHODS))
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--dry", action="store_true", help="print, write nothing")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--nets", nargs="*", default=list(NETS), choices=list(WORKLOADS))
+    options.add_argument("--methods", nargs="*", default=list(SHOWN), choices=list(METHODS))
+    options.add_argument("--steps", type=int, default=20)
+    args = options.parse_args()
     nets: dict[str, dict[str, dict[str, float]]] = {}
     for name in args.nets:
         torch.manual_seed(0)
-        made = steps(WORKLOADS[name], {label: METHODS[label] for label in args.methods})
-        nets[name] = {label: breakdown(step, args.steps) for label, step in made.items()}
+        candidates = steps(WORKLOADS[name], {label: METHODS[label] for label in args.methods})
+        nets[name] = {label: breakdown(step, args.steps) for label, step in candidates.items()}
         for label, row in nets[name].items():
             print(name, label, row, flush=True)
     if not args.dry:
-        print(write("breakdown", {"machine": machine(), "steps": args.steps, "nets": nets}))
+        write("breakdown", {"steps": args.steps, "nets": nets})
 
 
 if __name__ == "__main__":

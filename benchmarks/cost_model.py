@@ -1,36 +1,32 @@
-"""What a training step will cost, from counts: of multiplications, activations, weights and noise variables.
+"""Predicted cost of a training step, from counts of operations, activations, weights and noise variables.
 
-    python -m benchmarks.cost_model
+    python -m benchmarks.cost_model [--dry]
 
-For sizes that do not fit the machine at hand. A step of the plain network takes its contractions at the rate it was measured to
-reach (or is assumed to), and what a method adds is counted in the same currency:
+For networks that do not fit the machine at hand. The plain network performs its contractions at a measured or assumed rate. A
+method adds
 
-    extra = contractions / rate + bytes moved / bandwidth + normal draws x seconds each
+    contractions / rate + bytes moved / bandwidth + normal draws x seconds per draw
 
-with the bytes of each method counted below, in passes over the weights, inputs and outputs of its random layers. Compared with the
-ratios in results/training_step.json first, so that everyone sees what it is worth, then applied to networks and machines that
-nobody has run it on. Overheads per operation are left out, so small nets cost more than it says. Writes results/cost_model.json.
+with the bytes counted below, as passes over the weights, inputs and outputs of its random layers. The model is compared with the
+ratios in results/training_step.json, then applied to larger networks and another machine. It ignores the overhead per operation, so
+small networks cost more than predicted. Writes results/cost_model.json.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import write
+from benchmarks.measure import parser, read, write
 from benchmarks.nets import WORKLOADS, resnet50, transformer
-
-_RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Contractions per second (floating point operations), bytes per second, seconds per normal draw, bytes of an activation."""
+    """FLOP/s of contractions, memory bandwidth in bytes/s, seconds per normal draw, bytes per activation."""
 
     name: str
     rate: float
@@ -41,13 +37,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a network and one step: operations, and elements of the contracting layers.
+    """Counts of one training step of a network.
 
     Attributes:
-        operations: of forward and backward, all examples together.
-        inputs, outputs: elements of the layers' inputs and outputs, all examples together.
-        channels: input channels of all layers, times examples: the noise variables of input noise.
-        weights: of the contracting layers.
+        operations: FLOPs of forward and backward pass, over the batch.
+        inputs, outputs: elements of the inputs and outputs of linear and convolutional layers, over the batch.
+        channels: input channels of these layers, over the batch: the noise variables of input noise.
+        weights: elements of their weights.
     """
 
     operations: float
@@ -59,12 +55,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Extra:
-    """What a method adds to a step.
+    """Additional cost of a method per step.
 
     Attributes:
-        contractions: as a share of the plain network's.
-        inputs, outputs, weights: passes over them, each one read or write of every element.
-        draws: how many normal draws there are.
+        contractions: as a fraction of the plain network's.
+        inputs, outputs, weights: passes over them; a pass reads or writes every element once.
+        draws: number of normal draws.
     """
 
     contractions: float
@@ -74,7 +70,7 @@ class Extra:
     draws: Callable[[Counts], float]
 
 
-# Passes, forward and backward. Adam on one more number per weight takes 7 (value, gradient, two moments: reads and writes).
+# Passes, forward and backward. Adam takes 7 per additional parameter (value, gradient, two moments: reads and writes).
 METHODS: dict[str, Extra] = {
     # x^2 (2) and its gradient (4); draws: root, noise, sum (6), gradients (4); spread and KL (4), gradients (6), Adam (7)
     "MeanField": Extra(1.0, 6, 10, 17, lambda n: n.outputs),
@@ -84,16 +80,16 @@ METHODS: dict[str, Extra] = {
     "VariationalDropout": Extra(0.0, 7, 0, 0, lambda n: n.channels),
     "VSD, T = 2": Extra(0.0, 7, 0, 0, lambda n: n.channels),
     "VIFO": Extra(0.0, 0, 0, 0, lambda n: 0.0),
-    # the prior on all weights: square and sum (2), its gradient (3)
+    # prior on all weights: square and sum (2), its gradient (3)
     "EMP": Extra(0.0, 0, 0, 5, lambda n: 0.0),
 }
 
 
 def count(net: nn.Module, shape: tuple[int, ...], batch: int) -> Counts:
-    """Count by a pass without values."""
+    """Count in a forward pass on the meta device."""
     totals = dict.fromkeys(("operations", "inputs", "outputs", "channels", "weights"), 0.0)
 
-    def see(layer: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
+    def count_layer(layer: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
         x = args[0]
         weight = layer.weight
         assert isinstance(weight, Tensor)
@@ -105,7 +101,7 @@ def count(net: nn.Module, shape: tuple[int, ...], batch: int) -> Counts:
         totals["weights"] += weight.numel()
 
     net = net.to("meta")
-    handles = [m.register_forward_hook(see) for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    handles = [m.register_forward_hook(count_layer) for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     with torch.no_grad():
         net(torch.empty(1, *shape, device="meta"))
     for handle in handles:
@@ -114,7 +110,7 @@ def count(net: nn.Module, shape: tuple[int, ...], batch: int) -> Counts:
 
 
 def ratio(counts: Counts, extra: Extra, machine: Machine, plain: float) -> float:
-    """Of a method's step to the plain network's, which takes so many seconds."""
+    """Time of a method's step relative to the plain network's, which takes `plain` seconds."""
     contractions = extra.contractions * counts.operations / machine.rate
     activations = machine.width * (extra.inputs * counts.inputs + extra.outputs * counts.outputs)
     moved = (activations + 4 * extra.weights * counts.weights) / machine.bandwidth
@@ -122,16 +118,16 @@ def ratio(counts: Counts, extra: Extra, machine: Machine, plain: float) -> float
 
 
 def compared() -> dict[str, dict[str, tuple[float, float]]]:
-    """The model's ratios and the measured ones, by network and method, on the machine of results/training_step.json."""
-    measured = json.loads((_RESULTS / "training_step.json").read_text())["nets"]
-    limits = json.loads((_RESULTS / "scaling.json").read_text())["ceilings"]
+    """Predicted and measured ratios, by network and method, on the machine of results/training_step.json."""
+    measured = read("training_step")["nets"]
+    limits = read("scaling")["ceilings"]
     results: dict[str, dict[str, tuple[float, float]]] = {}
     for name, rows in measured.items():
         workload = WORKLOADS[name]
         if workload.batch < 64 and len(workload.shape) == 1:
-            continue  # overheads are all there is
+            continue  # overhead per operation dominates
         counts, plain = count(workload.net(), workload.shape, workload.batch), rows["plain"]["milliseconds"] / 1e3
-        # the rate that the plain network reaches, all that it does included
+        # the rate that the plain network reaches, with everything it does
         machine = Machine(
             "this", counts.operations / plain, 1e9 * limits["memory, GB/s read and written"], 1e-9 * limits["normal draw, ns"]
         )
@@ -141,8 +137,7 @@ def compared() -> dict[str, dict[str, tuple[float, float]]]:
     return results
 
 
-# Published peaks of the accelerator (dense bfloat16 and memory) and an assumed share of them: 40 % and 80 %. Normal draws are
-# bounded by writing them. These are assumptions, not measurements.
+# Assumptions: 40 % and 80 % of the published peaks (dense bfloat16 and memory); normal draws are bounded by writing them.
 ACCELERATOR = Machine("one H200, bfloat16 activations", 0.4 * 989e12, 0.8 * 4.8e12, 2 / (0.8 * 4.8e12), width=2)
 LARGE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "ResNet-50, 256 images of 224 x 224": (resnet50, (3, 224, 224), 256),
@@ -151,12 +146,12 @@ LARGE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 
 def predicted() -> dict[str, dict[str, float]]:
-    """Ratios for networks too large for this machine: predictions."""
+    """Predicted ratios for networks too large for this machine."""
     results: dict[str, dict[str, float]] = {}
     for name, (build, shape, batch) in LARGE.items():
         with torch.device("meta"):
             counts = count(build().eval(), shape, batch)
-        # what is not a contraction moves every activation about ten times in a step
+        # other operations move every activation about ten times per step
         moved = ACCELERATOR.width * 10 * (counts.inputs + counts.outputs) / ACCELERATOR.bandwidth
         plain = counts.operations / ACCELERATOR.rate + moved
         ratios = {method: round(ratio(counts, extra, ACCELERATOR, plain), 2) for method, extra in METHODS.items()}
@@ -165,11 +160,13 @@ def predicted() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
+    args = parser(__doc__).parse_args()
     content = {"compared": compared(), "predicted": predicted(), "on": ACCELERATOR.name}
     for part in ("compared", "predicted"):
         for name, rows in content[part].items():
             print(name, rows)
-    print(write("cost_model", content))
+    if not args.dry:
+        write("cost_model", content, measured=False)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""The fast Walsh-Hadamard transform and the WHVI layer, side by side with what they replace.
+"""The fast Walsh-Hadamard transform and the WHVI layer, against dense products and `nn.Linear`.
 
     python -m benchmarks.hadamard [--batch 128] [--sizes 64 128 ...] [--rounds 30] [--threads 1]
 
-Per size: `fwht` against the product with the dense Hadamard matrix and a copy of its input (the floor: one read, one write),
-forward, and forward with backward against two forwards; a WHVI layer D -> D, forward and backward with all gradients, against
-nn.Linear and against the four-transform form of the paper. All ratios are medians over interleaved rounds. Writes
-results/hadamard.json.
+Per size: `fwht` against the product with the dense Hadamard matrix and against a copy of its input, a lower bound; forward and
+backward against two forward transforms; a WHVI layer D -> D, forward and backward with all gradients, against nn.Linear and against
+the paper's form with four transforms. Ratios are medians over interleaved rounds. Writes results/hadamard.json.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
@@ -18,13 +16,13 @@ from torch import Tensor, nn
 
 from bayesify import WHVI, bayesify
 from bayesify.functional import fwht, hadamard_matrix
-from benchmarks.measure import interleave, machine, write
+from benchmarks.measure import interleave, parser, print_timings, write
 
-_DENSE_LIMIT = 8192  # beyond, the matrix alone takes more than a gigabyte
+_DENSE_LIMIT = 8192  # a larger matrix takes more than a gigabyte
 
 
 def transforms(n: int, batch: int) -> dict[str, Callable[[], object]]:
-    """The transform against its dense form; the first entry is what ratios refer to."""
+    """The transform and its dense form; ratios are relative to the first entry."""
     x = torch.randn(batch, n)
     leaf = torch.randn(batch, n, requires_grad=True)
     upstream = torch.randn(batch, n)
@@ -40,13 +38,15 @@ def transforms(n: int, batch: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def step_of(layer: Callable[[Tensor], Tensor], parameters: list[Tensor], x: Tensor, upstream: Tensor) -> Callable[[], object]:
-    """Forward and backward with the gradients of input and parameters."""
-    return lambda: torch.autograd.grad(layer(x), [x, *parameters], upstream)
+def forward_backward(
+    layer: Callable[[Tensor], Tensor], parameters: list[Tensor], x: Tensor, upstream: Tensor
+) -> Callable[[], object]:
+    """A forward and a backward pass with the gradients of input and parameters."""
+    return lambda: torch.autograd.grad(layer(x), [x, *parameters], upstream, allow_unused=True)
 
 
 def layers(n: int, batch: int) -> dict[str, Callable[[], object]]:
-    """nn.Linear, WHVI, and WHVI with mean and noise apart, as the paper's equation (6) has it."""
+    """nn.Linear, WHVI, and WHVI with separate transforms of mean and noise, as in the paper's equation (6)."""
     x = torch.randn(batch, n, requires_grad=True)
     upstream = torch.randn(batch, n)
     linear = nn.Linear(n, n)
@@ -60,19 +60,18 @@ def layers(n: int, batch: int) -> dict[str, Callable[[], object]]:
         return through(mean) + through(log_std.exp() * torch.randn_like(x))
 
     return {
-        "nn.Linear": step_of(linear, list(linear.parameters()), x, upstream),
-        "WHVI": step_of(site, list(site.parameters()), x, upstream),
-        "four transforms": step_of(four, [s1, s2, mean, log_std], x, upstream),
+        "nn.Linear": forward_backward(linear, list(linear.parameters()), x, upstream),
+        "WHVI": forward_backward(site, list(site.parameters()), x, upstream),
+        "four transforms": forward_backward(four, [s1, s2, mean, log_std], x, upstream),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2**d for d in range(6, 15)])
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
+    options = parser(__doc__, rounds=30)
+    options.add_argument("--batch", type=int, default=128)
+    options.add_argument("--sizes", type=int, nargs="+", default=[2**d for d in range(6, 15)])
+    options.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
     results: dict[str, object] = {}
     for n in arguments.sizes:
@@ -80,10 +79,11 @@ def main() -> None:
         if n <= _DENSE_LIMIT:
             parts["layer"] = layers(n, arguments.batch)
         for part, candidates in parts.items():
-            results[f"{part} {n}"] = numbers = interleave(candidates, arguments.rounds, warmup=3)
-            text = ", ".join(f"{name} {value['ratio']} ({value['milliseconds']} ms)" for name, value in numbers.items())
-            print(f"{part:10} {n:6} {text}", flush=True)
-    print(write("hadamard", {"machine": machine(), "settings": vars(arguments), "results": results}))
+            results[f"{part} {n}"] = timings = interleave(candidates, arguments.rounds, warmup=3)
+            print_timings(f"{part} {n}", timings)
+    if not arguments.dry:
+        settings = {name: value for name, value in vars(arguments).items() if name != "dry"}
+        write("hadamard", {"settings": settings, "results": results})
 
 
 if __name__ == "__main__":

@@ -1,26 +1,33 @@
-"""Interleaved timing: all candidates in turn, many rounds, medians of per-round ratios, so that a drifting machine harms none."""
+"""Interleaved timing, and the command line, tables and files that all benchmarks share."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import torch
+from bayesify.environment import machine
 
-import bayesify
+__all__ = ["RESULTS", "interleave", "parser", "print_timings", "read", "repeat", "write"]
 
-__all__ = ["interleave", "machine", "write"]
-
-_CODE = ("src/*.py", "benchmarks/*.py", "experiments/*.py", "experiments/*.toml")
+RESULTS = Path(__file__).parent / "results"
 
 
-def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, dict[str, float]]:
-    """Time every candidate once per round.
+def parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """Command line with `--dry`, and `--rounds` with this default."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rounds is not None:
+        result.add_argument("--rounds", type=int, default=rounds)
+    result.add_argument("--dry", action="store_true", help="print, write nothing")
+    return result
+
+
+def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, dict[str, Any]]:
+    """Time every candidate once per round, so that drift of the machine affects all of them alike.
 
     Returns:
         For each candidate the median milliseconds and the median, over rounds, of its ratio to the first candidate, with quartiles.
@@ -46,41 +53,34 @@ def interleave(candidates: Mapping[str, Callable[[], object]], rounds: int, warm
     return results
 
 
-def machine() -> dict[str, object]:
-    """What the numbers were measured on, and with which code; `dirty` says that it was not (quite) that of the commit."""
-    cpu = next(
-        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.processor()
-    )
-    facts: dict[str, object] = {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "bayesify": bayesify.__version__,
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--", *_CODE)),
-    }
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
+def repeat(step: Callable[[], object], times: int) -> Callable[[], None]:
+    """A function that runs the step several times, for steps too short to be timed alone."""
+
+    def run() -> None:
+        for _ in range(times):
+            step()
+
+    return run
 
 
-def write(name: str, content: Mapping[str, object]) -> Path:
-    """Write results as JSON beside this file."""
-    path = Path(__file__).parent / "results" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+def print_timings(title: str, timings: Mapping[str, Mapping[str, Any]], repeats: int = 1) -> None:
+    """Print the results of `interleave`; `repeats` is the number of steps per run."""
+    print(title)
+    for name, row in timings.items():
+        memory = f"  {row['extra_megabytes']:+d} MB" if "extra_megabytes" in row else ""
+        ratio = f"x{row['ratio']:.3f}  {row['ratio_quartiles']}"
+        print(f"  {name:34s} {row['milliseconds'] / repeats:9.3f} ms   {ratio}{memory}", flush=True)
+
+
+def write(name: str, content: Mapping[str, object], *, measured: bool = True) -> Path:
+    """Write results to a JSON file, with the machine if they were measured on it, and return the path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({**({"machine": machine()} if measured else {}), **content}, indent=1) + "\n")
+    print(path)
     return path
 
 
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def _git(*arguments: str) -> str:
-    """The answer of git about this checkout; nothing where there is none."""
-    try:
-        run = subprocess.run(["git", *arguments], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return run.stdout.strip()
+def read(name: str) -> dict[str, Any]:
+    """Read the results of a benchmark."""
+    return json.loads((RESULTS / f"{name}.json").read_text())

@@ -1,4 +1,4 @@
-"""The networks that benchmarks time, written out because torchvision is not needed anywhere in this project."""
+"""The networks that the benchmarks time, written out to avoid a dependency on torchvision."""
 
 from __future__ import annotations
 
@@ -57,6 +57,13 @@ def alexnet_small() -> nn.Module:
     )
 
 
+def shortcut(n_in: int, n_out: int, stride: int) -> nn.Module:
+    """The identity if shapes allow it, else a 1 x 1 convolution with batch normalization."""
+    if stride == 1 and n_in == n_out:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
+
+
 class Block(nn.Module):
     """The basic residual block."""
 
@@ -66,10 +73,7 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(n_out)
         self.conv2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(n_out)
-        same = stride == 1 and n_in == n_out
-        self.shortcut = (
-            nn.Identity() if same else nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
-        )
+        self.shortcut = shortcut(n_in, n_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
@@ -88,7 +92,7 @@ def resnet18(width: int = 64) -> nn.Module:
 
 
 class Bottleneck(nn.Module):
-    """The residual block of the deeper nets: 1 x 1, 3 x 3, 1 x 1."""
+    """The residual block of deeper networks: 1 x 1, 3 x 3, 1 x 1."""
 
     def __init__(self, n_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -98,10 +102,7 @@ class Bottleneck(nn.Module):
             *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
             *(nn.Conv2d(width, n_out, 1, bias=False), nn.BatchNorm2d(n_out)),
         )
-        same = stride == 1 and n_in == n_out
-        self.shortcut = (
-            nn.Identity() if same else nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
-        )
+        self.shortcut = shortcut(n_in, n_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.branch(x) + self.shortcut(x))
@@ -119,7 +120,7 @@ def resnet50() -> nn.Module:
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention and a feed-forward net of four times the width."""
+    """Self-attention and a feed-forward network of four times the width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -136,7 +137,7 @@ class TransformerBlock(nn.Module):
 
 
 def transformer(blocks: int, width: int) -> nn.Module:
-    """The blocks of a language model, without its table of tokens."""
+    """The blocks of a language model, without its token embedding."""
     return nn.Sequential(*(TransformerBlock(width) for _ in range(blocks)))
 
 

@@ -1,33 +1,30 @@
-"""Writes the numbers of results/*.json into docs/performance.md, between its markers.
+"""Write the tables of docs/performance.md from results/*.json.
 
 python -m benchmarks.page
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAGE", "filled"]
+from benchmarks.breakdown import KINDS, OTHER
+from benchmarks.measure import read
+
+__all__ = ["PAGE", "fill_tables"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-_RESULTS = Path(__file__).parent / "results"
 
 
-def filled(page: str) -> str:
-    """The page with every table made anew: what stands between `<!-- name -->` and `<!-- end -->`."""
+def fill_tables(page: str) -> str:
+    """Return the page with every table, between `<!-- name -->` and `<!-- end -->`, generated from the results."""
 
     def replace(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{_TABLES[match[1]]()}\n<!-- end -->"
 
     return re.sub(r"<!-- (?!end)([\w ]+) -->\n(?:.*?\n)??<!-- end -->", replace, page, flags=re.DOTALL)
-
-
-def _load(name: str) -> dict[str, Any]:
-    return json.loads((_RESULTS / f"{name}.json").read_text())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -39,7 +36,7 @@ def _code(name: str) -> str:
     return f"`{name}`" if name.isidentifier() else name
 
 
-def _where(results: Mapping[str, Any]) -> str:
+def _environment(results: Mapping[str, Any]) -> str:
     machine = results["machine"]
     changed = " with changes" if machine["dirty"] else ""
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
@@ -47,50 +44,48 @@ def _where(results: Mapping[str, Any]) -> str:
 
 
 def _ratios(nets: Mapping[str, Mapping[str, Any]]) -> str:
-    """Milliseconds of the first row, ratios to it of the others."""
+    """Milliseconds of the first row, and ratios of the others to it."""
     first, *others = next(iter(nets.values()))
     rows = [[f"{first}, ms", *(f"{net[first]['milliseconds']:.2f}" for net in nets.values())]]
-    rows += [
-        [f"`{name}`" if name.isidentifier() else name, *(f"{net[name]['ratio']:.2f}" for net in nets.values())] for name in others
-    ]
+    rows += [[_code(name), *(f"{net[name]['ratio']:.2f}" for net in nets.values())] for name in others]
     return _table(["", *nets], rows)
 
 
 def _training_step() -> str:
-    results = _load("training_step")
-    return f"{_ratios(results['nets'])}\n\n{_where(results)}"
+    results = read("training_step")
+    return f"{_ratios(results['nets'])}\n\n{_environment(results)}"
 
 
 def _breakdown() -> str:
-    results = _load("breakdown")
-    kinds = list(next(iter(next(iter(results["nets"].values())).values())))
+    results = read("breakdown")
+    kinds = [*KINDS, OTHER, "operators"]  # the order of the results
+    digits = [*(1 for _ in kinds[1:]), 0]
     rows = [
-        [net, _code(method), *(f"{row[kind]:.0f}" if kind == "operators" else f"{row[kind]:.1f}" for kind in kinds)]
+        [net, _code(method), *(f"{value:.{n}f}" for value, n in zip(row.values(), digits, strict=True))]
         for net, methods in results["nets"].items()
         for method, row in methods.items()
     ]
-    return f"{_table(['', '', *kinds], rows)}\n\nMilliseconds per step. {_where(results)}"
+    return f"{_table(['', '', *kinds], rows)}\n\nMilliseconds per step. {_environment(results)}"
 
 
 def _prediction() -> str:
-    results = _load("prediction")
-    return f"{_ratios(results['nets'])}\n\n{results['samples']} draws. {_where(results)}"
+    results = read("prediction")
+    return f"{_ratios(results['nets'])}\n\n{results['samples']} draws. {_environment(results)}"
 
 
 def _peers() -> str:
-    results = _load("peers")
+    results = read("peers")
     columns = {f"{net}, {what}": rows for net, kinds in results["nets"].items() for what, rows in kinds.items()}
-    names = list(next(iter(columns.values())))
     rows = [
         [name, *(f"{rows[name]['ratio']:.2f} ({rows[name]['extra_megabytes']:+d} MB)" for rows in columns.values())]
-        for name in names
+        for name in next(iter(columns.values()))
     ]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if version)
-    return f"{_table(['', *columns], rows)}\n\n{results['samples']} draws to predict. {versions}. {_where(results)}"
+    return f"{_table(['', *columns], rows)}\n\n{results['samples']} draws to predict. {versions}. {_environment(results)}"
 
 
 def _hadamard() -> str:
-    results = _load("hadamard")
+    results = read("hadamard")
     parts = results["results"]
     rows = []
     for name, transform in parts.items():
@@ -103,28 +98,28 @@ def _hadamard() -> str:
         of_layer = [f"{layer[name]['ratio']:.2f}" for name in ("WHVI", "four transforms")] if layer else ["", ""]
         rows.append([size, dense, f"{copies:.1f}", *of_layer])
     head = ["D", "`fwht` / dense product", "`fwht` / copy", "WHVI layer / `nn.Linear`", "the paper's form / `nn.Linear`"]
-    return f"{_table(head, rows)}\n\n{results['settings']['batch']} rows. {_where(results)}"
+    return f"{_table(head, rows)}\n\n{results['settings']['batch']} rows. {_environment(results)}"
 
 
 def _ceilings() -> str:
-    results = _load("scaling")
+    results = read("scaling")
     rows = [[name, f"{value:g}"] for name, value in results["ceilings"].items()]
-    return f"{_table(['', 'measured'], rows)}\n\n{_where(results)}"
+    return f"{_table(['', 'measured'], rows)}\n\n{_environment(results)}"
 
 
 def _compared() -> str:
-    compared = _load("cost_model")["compared"]
+    compared = read("cost_model")["compared"]
     methods = next(iter(compared.values()))
     rows = [[_code(m), *(f"{n[m][0]:.2f} / {n[m][1]:.2f}" for n in compared.values())] for m in methods]
-    return _table(["model / measured", *compared], rows)
+    return _table(["predicted / measured", *compared], rows)
 
 
 def _predicted() -> str:
-    results = _load("cost_model")
+    results = read("cost_model")
     predicted = results["predicted"]
     rows = [[name, *(f"{net[name]:g}" for net in predicted.values())] for name in next(iter(predicted.values()))]
     table = _table(["**predicted**, not measured", *predicted], rows)
-    return f"{table}\n\nFor {results['on']}, at the shares of its peaks in the source."
+    return f"{table}\n\nOn {results['on']}, at the fractions of its peak rates in `benchmarks/cost_model.py`."
 
 
 _TABLES: dict[str, Callable[[], str]] = {
@@ -140,7 +135,7 @@ _TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    PAGE.write_text(filled(PAGE.read_text()))
+    PAGE.write_text(fill_tables(PAGE.read_text()))
     print(PAGE)
 
 

@@ -1,12 +1,12 @@
-"""The same work by bayesify and by other libraries: a training step, and a prediction from 100 draws, beside the plain network.
+"""A training step and a prediction from 100 draws by bayesify and by other libraries, against the plain network.
 
     pip install bayesian-torch blitz-bayesian-pytorch torchbnn tyxe
     python -m benchmarks.peers [--nets LeNet5 ...] [--rounds 15] [--samples 100]
 
-Mean-field inference everywhere, for all of them have it: "local" draws outputs (local reparameterisation), "Flipout" draws weights
-and flips signs per example, the others draw weights once per batch. Peers predict by a loop over draws, as they document; libraries
-that are not installed are left out. Writes benchmarks/results/peers.json and peers.png: milliseconds, ratios to the plain network,
-interleaved in one process, and the peak memory that each needs in a process of its own, over that of the plain network.
+All use mean-field inference: "local" draws outputs (local reparameterization), "Flipout" draws weights and flips signs per example,
+the others draw weights once per batch. Peers predict by a loop over draws, as documented; libraries that are not installed are
+skipped. Writes results/peers.json and peers.png: milliseconds and ratios to the plain network, interleaved in one process, and the
+peak memory in excess of the plain network's, each measured in a separate process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify import Categorical, MeanField, Method, bayesify, predict
-from benchmarks.measure import interleave, machine, write
+from benchmarks.measure import interleave, parser, print_timings, repeat, write
 from benchmarks.nets import WORKLOADS, Workload
+from benchmarks.prediction import loop_over_passes
 from benchmarks.training_step import bayesian_step, plain_step
 
 OURS: dict[str, Method] = {
@@ -44,11 +45,11 @@ PEERS = {
     "TyXe, local": "tyxe",
 }
 NETS = ("MLP 784-400-400-10", "LeNet5")
-_ROWS = 50_000  # of the training set that the KL is weighed against
+_ROWS = 50_000  # of the training set, the divisor of the KL
 
 
 def peer(name: str, net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """The network as a peer makes it random, and its KL."""
+    """The network as converted by a peer, and its KL."""
     if name.startswith("bayesian-torch"):
         module: Any = importlib.import_module("bayesian_torch.models.dnn_to_bnn")
         kind = "Flipout" if "Flipout" in name else "Reparameterization"
@@ -79,10 +80,10 @@ def peer(name: str, net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
 
 
 def tyxe(net: nn.Module) -> tuple[Any, Any]:
-    """The network as TyXe makes it random, and Pyro's optimiser."""
+    """The network as converted by TyXe, and Pyro's optimizer."""
     modules = [importlib.import_module(name) for name in ("pyro", "pyro.distributions", "pyro.optim", "tyxe")]
     pyro, distributions, optim, package = modules
-    # asked for by TyXe 0.0.2, gone from Pyro 1.9
+    # required by TyXe 0.0.2, removed in Pyro 1.9
     pyro.util.deep_getattr = lambda module, name: functools.reduce(getattr, name.split("."), module)
     pyro.clear_param_store()
     guide = functools.partial(
@@ -93,7 +94,7 @@ def tyxe(net: nn.Module) -> tuple[Any, Any]:
 
 
 def _tyxe_noise(name: str) -> Any:
-    """The context in which TyXe draws outputs, or nothing."""
+    """The context for local reparameterization in TyXe, if requested."""
     return importlib.import_module("tyxe.poutine").local_reparameterization() if "local" in name else contextlib.nullcontext()
 
 
@@ -130,13 +131,13 @@ def training(name: str, workload: Workload, x: Tensor, y: Tensor) -> Callable[[]
 
 
 def prediction(name: str, workload: Workload, x: Tensor, samples: int) -> Callable[[], object]:
-    """The mean probabilities over so many draws; of the plain network, one pass."""
+    """Mean probabilities over the draws; one pass of the plain network."""
     if name in OURS:
         bnn = bayesify(workload.net().eval(), OURS[name])
         return lambda: predict(bnn, x, Categorical(), samples=samples, progress=False)
     if name.startswith("TyXe"):
         tyxe_bnn, adam = tyxe(workload.net())
-        tyxe_bnn.fit([(x, torch.zeros(len(x), dtype=torch.long))], adam, 1)  # it has no parameters before
+        tyxe_bnn.fit([(x, torch.zeros(len(x), dtype=torch.long))], adam, 1)  # creates the parameters
 
         def predictions() -> object:
             with _tyxe_noise(name):
@@ -144,23 +145,17 @@ def prediction(name: str, workload: Workload, x: Tensor, samples: int) -> Callab
 
         return predictions
     net = workload.net() if name == "plain" else peer(name, workload.net())[0]
-    net.eval()
-
-    def run() -> Tensor:
-        with torch.no_grad():
-            return sum((net(x).softmax(-1) for _ in range(1 if name == "plain" else samples)), torch.zeros(())) / samples
-
-    return run
+    return loop_over_passes(net.eval(), x, 1 if name == "plain" else samples)
 
 
 def memory(name: str, net: str, what: str, samples: int) -> float:
-    """Peak memory in MB of a process that does this alone."""
+    """Peak memory in MB of a separate process that runs this candidate."""
     command = [sys.executable, "-m", "benchmarks.peers", "--alone", name, "--nets", net, "--what", what, "--samples", str(samples)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def work(name: str, net: str, what: str, samples: int) -> Callable[[], object]:
-    """One of the things that are timed."""
+    """A candidate to time."""
     torch.manual_seed(0)
     workload = WORKLOADS[net]
     x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
@@ -168,7 +163,7 @@ def work(name: str, net: str, what: str, samples: int) -> Callable[[], object]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Bars of the ratios, one picture per net and kind of work."""
+    """Draw the ratios as bars, one panel per network and kind of work."""
     from matplotlib.figure import Figure
 
     from bayesify.plots.style import BLUE, INK, MUTED, axes
@@ -181,8 +176,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
             names = [name for name in rows if name != "plain"]
             ratios = [rows[name]["ratio"] for name in names]
             ax.barh(range(len(names)), ratios, color=[BLUE if name in OURS else MUTED for name in names])
-            for place, ratio in enumerate(ratios):
-                ax.text(ratio, place, f" {ratio:.3g}", va="center", fontsize=8, color=INK)
+            for position, ratio in enumerate(ratios):
+                ax.text(ratio, position, f" {ratio:.3g}", va="center", fontsize=8, color=INK)
             ax.set_yticks(range(len(names)), names, fontsize=8)
             ax.set_ylim(len(names) - 0.5, -0.5)
             ax.margins(x=0.15)
@@ -191,19 +186,15 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", nargs="*", default=list(NETS), choices=NETS)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--samples", type=int, default=100)
-    parser.add_argument("--dry", action="store_true", help="print, write nothing")
-    parser.add_argument("--alone", help=argparse.SUPPRESS)
-    parser.add_argument("--what", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    options = parser(__doc__, rounds=15)
+    options.add_argument("--nets", nargs="*", default=list(NETS), choices=NETS)
+    options.add_argument("--samples", type=int, default=100)
+    options.add_argument("--alone", help=argparse.SUPPRESS)
+    options.add_argument("--what", help=argparse.SUPPRESS)
+    args = options.parse_args()
     if args.alone:
-        run = work(args.alone, args.nets[0], args.what, args.samples)
-        for _ in range(3):
-            run()
-        # what getrusage says of a new process begins with the size of the one that started it
+        repeat(work(args.alone, args.nets[0], args.what, args.samples), 3)()
+        # getrusage of a new process would include the size of its parent
         peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
         print(int(peak.split()[1]) / 1024)
         return
@@ -211,21 +202,16 @@ def main() -> None:
     results: dict[str, Any] = {}
     for net in args.nets:
         for what in ("training", "prediction"):
-            timed: dict[str, Any] = interleave({name: work(name, net, what, args.samples) for name in names}, args.rounds)
+            timed = interleave({name: work(name, net, what, args.samples) for name in names}, args.rounds)
             base = memory("plain", net, what, args.samples)
-            print(f"{net}, {what}")
             for name, row in timed.items():
                 row["extra_megabytes"] = round(memory(name, net, what, args.samples) - base) if name != "plain" else 0
-                print(
-                    f"  {name:26s} {row['milliseconds']:9.3f} ms  x{row['ratio']:.3f}  {row['extra_megabytes']:+d} MB", flush=True
-                )
+            print_timings(f"{net}, {what}", timed)
             results.setdefault(net, {})[what] = timed
     if not args.dry:
         versions = {name: _version(name) for name in ("bayesian-torch", "blitz-bayesian-pytorch", "torchbnn", "tyxe", "pyro-ppl")}
-        settings = {"rounds": args.rounds, "samples": args.samples, "versions": versions}
-        path = write("peers", {"machine": machine(), **settings, "nets": results})
+        path = write("peers", {"rounds": args.rounds, "samples": args.samples, "versions": versions, "nets": results})
         draw(results, path.with_suffix(".png"))
-        print(path)
 
 
 def _version(package: str) -> str | None:

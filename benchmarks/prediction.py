@@ -1,30 +1,29 @@
-"""A prediction from 100 draws (`predict`, checks and mixture included) against one forward pass of the same plain network.
+"""A prediction from 100 draws with `predict`, against one forward pass of the plain network.
 
     python -m benchmarks.prediction [--nets ResNet18 ...] [--methods VIFO ...] [--samples 100] [--rounds 10]
 
-"Last layer" means that this one alone is random: what lies before it is computed once, also where the network is wrapped. Writes
-benchmarks/results/prediction.json: milliseconds and ratios to the one pass, interleaved in one process.
+"Last layer" means that only this layer is random: the layers before it are computed once, also if the network is wrapped. Writes
+results/prediction.json: milliseconds and ratios to one pass, interleaved in one process.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesify import EMP, VIFO, Bayesian, DeepEnsemble, Deterministic, Draws, MCDropout, MeanField, Method, bayesify, predict
 from bayesify.likelihoods import Categorical
-from benchmarks.measure import interleave, machine, write
+from benchmarks.measure import interleave, parser, print_timings, write
 from benchmarks.nets import WORKLOADS, Workload
 
 METHODS: dict[str, Method] = {
     "VIFO": VIFO(),
-    "VIFO in two networks": VIFO(shared=False),
+    "VIFO in two networks": VIFO(separate_std=True),
     "DeepEnsemble of 5": DeepEnsemble(members=5),
-    "DeepEnsemble of 5 VIFO": DeepEnsemble(members=5, method=VIFO()),
+    "DeepEnsemble of 5 VIFO": DeepEnsemble(members=5, base=VIFO()),
     "Deterministic": Deterministic(),
     "MCDropout": MCDropout(),
     "MCDropout, last layer": MCDropout(),
@@ -37,7 +36,7 @@ CLASSIFIERS = [name for name in WORKLOADS if name != "MLP 13-50-1"]
 
 
 class Wrapper(nn.Module):
-    """Hides the root of a Bayesian network."""
+    """Wraps a Bayesian network, so that it is not the root."""
 
     def __init__(self, bnn: Bayesian) -> None:
         super().__init__()
@@ -47,8 +46,18 @@ class Wrapper(nn.Module):
         return self.bnn(*args, **kwargs)
 
 
+def loop_over_passes(net: nn.Module, x: Tensor, count: int) -> Callable[[], Tensor]:
+    """Mean class probabilities of `count` forward passes."""
+
+    @torch.no_grad()
+    def run() -> Tensor:
+        return sum((net(x).softmax(-1) for _ in range(count)), torch.zeros(())) / count
+
+    return run
+
+
 def candidates(workload: Workload, methods: list[str], samples: int) -> dict[str, Callable[[], object]]:
-    """The one pass first, then every method."""
+    """One pass of the plain network, then every method."""
     x, net = workload.inputs(), workload.net().eval()
 
     def one_pass() -> None:
@@ -66,24 +75,19 @@ def candidates(workload: Workload, methods: list[str], samples: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", nargs="*", default=CLASSIFIERS, choices=CLASSIFIERS)
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--samples", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--dry", action="store_true", help="print, write nothing")
-    args = parser.parse_args()
+    options = parser(__doc__, rounds=10)
+    options.add_argument("--nets", nargs="*", default=CLASSIFIERS, choices=CLASSIFIERS)
+    options.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    options.add_argument("--samples", type=int, default=100)
+    args = options.parse_args()
     nets: dict[str, object] = {}
     for name in args.nets:
         torch.manual_seed(0)
         timed = interleave(candidates(WORKLOADS[name], args.methods, args.samples), args.rounds)
         nets[name] = timed
-        print(f"{name} (batch {WORKLOADS[name].batch}, {args.samples} draws)")
-        for label, row in timed.items():
-            print(f"  {label:24s} {row['milliseconds']:9.3f} ms   x{row['ratio']:.3f}  {row['ratio_quartiles']}", flush=True)
+        print_timings(f"{name} (batch {WORKLOADS[name].batch}, {args.samples} draws)", timed)
     if not args.dry:
-        settings = {"samples": args.samples, "rounds": args.rounds}
-        print(write("prediction", {"machine": machine(), **settings, "nets": nets}))
+        write("prediction", {"samples": args.samples, "rounds": args.rounds, "nets": nets})
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""A training step (forward, loss, backward, fused Adam) of every method against the same deterministic network.
+"""A training step (forward, loss, backward, fused Adam) of every method against the plain network.
 
     python -m benchmarks.training_step [--nets LeNet5 ...] [--rounds 30] [--methods MeanField ...]
 
-Writes benchmarks/results/training_step.json: milliseconds and ratios to the plain network, interleaved in one process.
+Writes results/training_step.json: milliseconds and ratios to the plain network, interleaved in one process.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 
 import torch
@@ -25,12 +24,12 @@ from bayesify import (
     MCDropout,
     MeanField,
     Method,
-    TensorFactorised,
+    TensorFactorized,
     VariationalDropout,
     bayesify,
     elbo,
 )
-from benchmarks.measure import interleave, machine, write
+from benchmarks.measure import interleave, parser, print_timings, repeat, write
 from benchmarks.nets import WORKLOADS, Workload
 
 METHODS: dict[str, Method] = {
@@ -43,7 +42,7 @@ METHODS: dict[str, Method] = {
     "VSD, T = 2, full rank": VSD(transforms=2, rank=None),
     "DropConnect": DropConnect(),
     "WHVI": WHVI(),
-    "TensorFactorised": TensorFactorised(),
+    "TensorFactorized": TensorFactorized(),
     "EMP": EMP(),
     "ECMP": ECMP(),
     "VIFO": VIFO(),
@@ -83,7 +82,7 @@ def bayesian_step(workload: Workload, method: Method, x: Tensor, y: Tensor) -> C
 
 
 def steps(workload: Workload, methods: Mapping[str, Method]) -> dict[str, Callable[[], object]]:
-    """A step of the plain network, and of every method, all on the same data."""
+    """Steps of the plain network and of every method on the same data."""
     x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
     return {
         "plain": plain_step(workload, x, y),
@@ -92,7 +91,7 @@ def steps(workload: Workload, methods: Mapping[str, Method]) -> dict[str, Callab
 
 
 def _only_contractions(net: nn.Module, method: Method) -> dict[str, Method]:
-    """As in the papers' tables, normalisation layers stay deterministic, unless the method chooses its layers itself."""
+    """Keep normalization layers deterministic, as in the papers' tables, unless the method chooses its layers itself."""
     if type(method).assign is not Method.assign:
         return {"*": method}
     return {name: method for name, layer in net.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
@@ -105,36 +104,21 @@ def _loss(outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--dry", action="store_true", help="print, write nothing")
-    args = parser.parse_args()
-    results: dict[str, object] = {"machine": machine(), "rounds": args.rounds, "nets": {}}
+    options = parser(__doc__, rounds=30)
+    options.add_argument("--nets", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    options.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    args = options.parse_args()
+    nets: dict[str, object] = {}
     for name in args.nets:
         torch.manual_seed(0)
         workload = WORKLOADS[name]
-        made = steps(workload, {label: METHODS[label] for label in args.methods})
-        # a step of the smallest net lasts 0.1 ms: time a hundred at once
+        candidates = steps(workload, {label: METHODS[label] for label in args.methods})
+        # a step of the smallest network takes 0.1 ms: time a hundred at once
         repeats = 100 if workload.batch < 64 and len(workload.shape) == 1 else 1
-        timed = interleave({label: _repeat(step, repeats) for label, step in made.items()}, args.rounds)
-        results["nets"][name] = timed  # pyright: ignore[reportIndexIssue]
-        print(f"{name} (batch {workload.batch})")
-        for label, row in timed.items():
-            print(
-                f"  {label:34s} {row['milliseconds'] / repeats:9.3f} ms   x{row['ratio']:.3f}  {row['ratio_quartiles']}", flush=True
-            )
+        nets[name] = timed = interleave({label: repeat(step, repeats) for label, step in candidates.items()}, args.rounds)
+        print_timings(f"{name} (batch {workload.batch})", timed, repeats)
     if not args.dry:
-        print(write("training_step", results))
-
-
-def _repeat(step: Callable[[], object], times: int) -> Callable[[], None]:
-    def run() -> None:
-        for _ in range(times):
-            step()
-
-    return run
+        write("training_step", {"rounds": args.rounds, "nets": nets})
 
 
 if __name__ == "__main__":

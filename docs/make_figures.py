@@ -1,8 +1,8 @@
-"""Draw the pictures of the README and the documentation: `python docs/make_figures.py`.
+"""Draw the figures of the README and the documentation: `python docs/make_figures.py`.
 
-A curve with a gap in its data: the same small network as a point estimate and with random weights. Only the second one says that it
-has seen nothing between the two groups of points. (Beyond them a tanh network saturates and mean field with it, which is a known
-limit of the method; the picture is about the gap.)
+Regression with a gap in the data, by the same network with fixed and with random weights. Only the latter has a large epistemic
+uncertainty in the gap. Beyond the data, tanh units saturate, and the uncertainty of mean field with them: a known limit of the
+method.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from bayesify import Deterministic, MeanField, Method, bayesify
 from bayesify.likelihoods import Gaussian
 from bayesify.plots import plot_bands
 from bayesify.plots.style import INK, THEME
-from bayesify.predict import predict
+from bayesify.prediction import predict
 from bayesify.predictive import Predictive
 from bayesify.train import fit
 
@@ -25,7 +25,7 @@ NOISE = 0.1
 
 
 def data(n: int = 80) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy points on a curve, none in the middle: x (n, 1) and y (n,)."""
+    """Noisy points on a curve with a gap in the middle: x (n, 1) and y (n,)."""
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(n, 1, generator=generator) * 0.6 + 0.35
     x = torch.where(torch.arange(n).unsqueeze(1) % 2 == 0, x, -x)
@@ -37,8 +37,8 @@ def truth(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(4 * x) + 0.3 * x
 
 
-def believe(method: Method, grid: torch.Tensor) -> Predictive:
-    """Train the network with this method and ask it about the grid."""
+def train_and_predict(method: Method, grid: torch.Tensor) -> Predictive:
+    """Train the network with a method and predict on the grid."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
     bnn = bayesify(net, method)
@@ -48,7 +48,7 @@ def believe(method: Method, grid: torch.Tensor) -> Predictive:
 
 
 def main() -> None:
-    """Write every picture."""
+    """Write all figures."""
     IMAGES.mkdir(exist_ok=True)
     grid = torch.linspace(-1, 1, 300).unsqueeze(1)
     settings: dict = {**THEME, "font.size": 11, "legend.fontsize": 10, "axes.titlesize": 13}
@@ -57,7 +57,7 @@ def main() -> None:
         panels = figure.subplots(1, 2, sharey=True)
         methods = {"an ordinary network": Deterministic(), "after bayesify(net, MeanField())": MeanField(prior_std=1.0)}
         for ax, (title, method) in zip(panels, methods.items(), strict=True):
-            plot_bands(believe(method, grid), grid, ax, data=data())
+            plot_bands(train_and_predict(method, grid), grid, ax, data=data())
             ax.set_title(title, color=INK, loc="left")
             ax.set_ylim(-2, 2)
             ax.set_xlim(-1, 1)

@@ -1,16 +1,16 @@
-"""Three toy regressions: what mean field, variational dropout and its structured form believe between and beyond the data.
+"""Toy regression: uncertainty of mean field, variational dropout and structured dropout between and beyond the data.
 
     python examples/in_between_uncertainty.py [--out examples/in_between_uncertainty.png]
 
-Nguyen et al., *Structured dropout variational inference for Bayesian neural networks* (2021), figures 5 and 6: a cubic seen at 20
-points, and a curve seen in two clusters, by networks of one hidden layer; as there, dropout noise is on the hidden layer only. The
-last column shows what a network of infinite width believes under exact inference (a Gaussian process), for comparison.
+Nguyen et al., *Structured dropout variational inference for Bayesian neural networks* (2021), figures 5 and 6: a cubic with 20
+points, and a curve with two clusters of points, for networks with one hidden layer. As in the paper, dropout noise is on the hidden
+layer only. The last column is exact inference for a network of infinite width (a Gaussian process).
 
-On the cubic, structured dropout comes closest to exact inference. Between the clusters its reflections let it doubt more than
-independent noise does, but far less than exact inference: a ReLU network draws a straight line across the gap and is no less sure
-of it than of the data, with one reflection as with three. Noise that multiplies can make doubtful only what the fitted function
-uses, and units that bend within the gap are not used. So the paper's figure 6, with 50 ReLUs, is not reproduced; how its network
-was trained the paper does not say.
+On the cubic, structured dropout is closest to exact inference. Between the clusters, its epistemic uncertainty exceeds that of
+independent noise, but is far below exact inference: a ReLU network interpolates the gap linearly, with the same uncertainty as at
+the data, for one reflection or three. Multiplicative noise affects only units that the fitted function uses, and units with a
+kink in the gap are not used. The paper's figure 6, with 50 ReLUs, is therefore not reproduced; the paper does not say how its
+network was trained.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from bayesify import VSD, Deterministic, Gaussian, MeanField, Method, Predictive, VariationalDropout, bayesify, fit, predict
 from bayesify.plots import plot_bands
-from bayesify.plots.style import INK, MUTED, THEME, legend
+from bayesify.plots.style import INK, REFERENCE, THEME, legend
 
-SAMPLES = 1000  # draws per belief, as in the paper
+SAMPLES = 1000  # draws per prediction, as in the paper
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Inputs x (N, 1), the curve, a standard deviation of the noise, and the network: hidden units and their activation."""
+    """Inputs x (N, 1), true curve, standard deviation of noise, hidden units, activation, intervals with data, grid range."""
 
     name: str
     x: Tensor
@@ -43,7 +43,7 @@ class Problem:
     noise: float
     hidden: int
     activation: type[nn.Module]
-    seen: tuple[tuple[float, float], ...]
+    observed: tuple[tuple[float, float], ...]
     reach: float
 
     def data(self) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """The cubic in units of 4 (x) and 30 (y), its noise of standard deviation 3 being 0.1; the clusters with both activations."""
+    """The cubic in units of 4 (x) and 30 (y), in which its noise has standard deviation 0.1; the clusters with both activations."""
     generator = torch.Generator().manual_seed(0)
     u = torch.rand(20, 1, generator=generator)
     clusters = torch.cat([0.4 * u - 1.1, 0.4 * u.flip(0) + 0.6]).repeat(2, 1) + 0.02 * torch.randn(80, 1, generator=generator)
@@ -74,8 +74,8 @@ def _wave(x: Tensor) -> Tensor:
     return torch.sin(4 * x)
 
 
-def network(problem: Problem, method: Method | dict[str, Method], steps: int) -> Predictive:
-    """Train the network with this method and ask it about the grid."""
+def variational(problem: Problem, method: Method | dict[str, Method], steps: int) -> Predictive:
+    """Train the network with a method and predict on the grid."""
     torch.manual_seed(0)
     bnn = bayesify(nn.Sequential(nn.Linear(1, problem.hidden), problem.activation(), nn.Linear(problem.hidden, 1)), method)
     likelihood = Gaussian(std=problem.noise)
@@ -87,7 +87,7 @@ def network(problem: Problem, method: Method | dict[str, Method], steps: int) ->
 
 
 def gaussian_process(problem: Problem) -> Predictive:
-    """The posterior of an infinitely wide network with normal weights (its kernel from 20,000 hidden units), exactly."""
+    """Exact posterior of an infinitely wide network with normal weights, with a kernel from 20,000 hidden units."""
     generator = torch.Generator().manual_seed(0)
     weight, bias = 3 * torch.randn(2, 20_000, generator=generator, dtype=torch.float64)
     x, y = (part.double() for part in problem.data())
@@ -95,53 +95,53 @@ def gaussian_process(problem: Problem) -> Predictive:
     def features(inputs: Tensor) -> Tensor:
         return problem.activation()(inputs.double() * weight + bias) / 20_000**0.5
 
-    seen, asked = features(x), features(problem.grid())
-    gain = torch.linalg.solve(seen @ seen.T + problem.noise**2 * torch.eye(len(x)).double(), seen @ asked.T).T
-    covariance = asked @ asked.T - gain @ (seen @ asked.T)
-    root = torch.linalg.cholesky(covariance + 1e-6 * torch.eye(len(asked)).double())
-    draws = (gain @ y).T + torch.randn(SAMPLES, len(asked), generator=generator, dtype=torch.float64) @ root.T
+    train, test = features(x), features(problem.grid())
+    gain = torch.linalg.solve(train @ train.T + problem.noise**2 * torch.eye(len(x)).double(), train @ test.T).T
+    covariance = test @ test.T - gain @ (train @ test.T)
+    root = torch.linalg.cholesky(covariance + 1e-6 * torch.eye(len(test)).double())
+    draws = (gain @ y).T + torch.randn(SAMPLES, len(test), generator=generator, dtype=torch.float64) @ root.T
     return Gaussian(std=problem.noise).predictive(draws.float().unsqueeze(-1))
 
 
 def main() -> None:
-    """Train, print the model's doubt where data are and where they are not, and draw."""
+    """Train, print epistemic uncertainties, and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".png"))
     parser.add_argument("--steps", type=int, default=2000)
     args = parser.parse_args()
-    beliefs: dict[str, Callable[[Problem], Predictive]] = {
-        "mean field": lambda problem: network(problem, MeanField(), args.steps),
-        "variational dropout": lambda problem: network(problem, {"0": Deterministic(), "2": VariationalDropout()}, args.steps),
-        "structured dropout": lambda problem: network(problem, {"0": Deterministic(), "2": VSD()}, args.steps),
+    methods: dict[str, Callable[[Problem], Predictive]] = {
+        "mean field": lambda problem: variational(problem, MeanField(), args.steps),
+        "variational dropout": lambda problem: variational(problem, {"0": Deterministic(), "2": VariationalDropout()}, args.steps),
+        "structured dropout": lambda problem: variational(problem, {"0": Deterministic(), "2": VSD()}, args.steps),
         "exact, infinite width": gaussian_process,
     }
     rows = problems()
     settings: dict = {**THEME, "font.size": 10}
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(14, 8.5), layout="constrained")
-        panels = figure.subplots(len(rows), len(beliefs), sharey="row")
+        panels = figure.subplots(len(rows), len(methods), sharey="row")
         for line, problem in zip(panels, rows, strict=True):
-            for ax, (title, believe) in zip(line, beliefs.items(), strict=True):
-                belief, grid = believe(problem), problem.grid()
-                plot_bands(belief, grid, ax, data=problem.data())
-                ax.plot(grid, problem.curve(grid), color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="truth")
+            for ax, (title, infer) in zip(line, methods.items(), strict=True):
+                predictive, grid = infer(problem), problem.grid()
+                plot_bands(predictive, grid, ax, data=problem.data())
+                ax.plot(grid, problem.curve(grid), **REFERENCE, label="truth")
                 ax.set_ylim(-4, 4) if problem is rows[0] else ax.set_ylim(-2.5, 2.5)
                 ax.set_title(f"{problem.name}: {title}", color=INK, loc="left", fontsize=9)
                 ax.get_legend().remove()
-                print(f"{problem.name:24s} {title:22s} {doubt(problem, belief)}", flush=True)
+                print(f"{problem.name:24s} {title:22s} {epistemic_stds(problem, predictive)}", flush=True)
         legend(panels[0][0], loc="upper left")
         args.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out, dpi=90, facecolor="white")
     print(f"wrote {args.out}")
 
 
-def doubt(problem: Problem, belief: Predictive) -> str:
-    """Epistemic standard deviations, averaged over where data are, between and beyond them."""
-    grid, std = problem.grid()[:, 0], belief.epistemic.sqrt().flatten()
-    seen = torch.stack([(low <= grid) & (grid <= high) for low, high in problem.seen]).any(0)
-    inside = (problem.seen[0][0] <= grid) & (grid <= problem.seen[-1][1])
-    places = {"seen": seen, "between": inside & ~seen, "beyond": ~inside}
-    return "  ".join(f"{name} {std[where].mean():.3f}" for name, where in places.items() if where.any())
+def epistemic_stds(problem: Problem, predictive: Predictive) -> str:
+    """Epistemic standard deviations, averaged at, between and beyond the data."""
+    grid, std = problem.grid()[:, 0], predictive.epistemic.sqrt().flatten()
+    at_data = torch.stack([(low <= grid) & (grid <= high) for low, high in problem.observed]).any(0)
+    inside = (problem.observed[0][0] <= grid) & (grid <= problem.observed[-1][1])
+    regions = {"at data": at_data, "between": inside & ~at_data, "beyond": ~inside}
+    return "  ".join(f"{name} {std[region].mean():.3f}" for name, region in regions.items() if region.any())
 
 
 if __name__ == "__main__":

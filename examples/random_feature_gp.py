@@ -1,12 +1,12 @@
-"""A Gaussian process by random Fourier features, its weights inferred by WHVI and mean field (WHVI paper, section D.4).
+"""Gaussian process regression with random Fourier features by WHVI and mean field (WHVI paper, section D.4).
 
-    python examples/random_feature_gp.py  # with `pip install gpytorch` beside a sparse Gaussian process, too
+    python examples/random_feature_gp.py  # with `pip install gpytorch`, also a sparse Gaussian process
 
-f(x) = phi(x) w with w ~ N(0, I) and n features phi is a Gaussian process with (nearly) a squared exponential kernel; its
-posterior is known exactly, and so is that of the process itself. WHVI describes the n weights, reshaped into a square, by O(sqrt
-n) numbers; mean field has 2 n, and mean field on as many features as WHVI has numbers is the fair comparison. With the defaults,
-the 128 numbers of WHVI do nearly as well as the 2,048 of mean field, and far better than a sparse process or mean field of as few;
-a sparse process with 2,400 comes close to the exact one.
+f(x) = phi(x) w with w ~ N(0, I) and n features phi approximates a Gaussian process with a squared exponential kernel, whose
+posterior is exact. WHVI has O(sqrt n) variational parameters for the n weights, reshaped to a square matrix; mean field has 2 n.
+Mean field is also run with fewer features, for a similar number of parameters. With the defaults, WHVI with 128 parameters is
+nearly as accurate as mean field with 2,048, and far more accurate than mean field or a sparse process with as few; a sparse
+process with 2,400 parameters is close to the exact one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bayesify import WHVI, Gaussian, MeanField, Method, bayesify, elbo, predict
 
 
 class Features(nn.Module):
-    """Random Fourier features of the kernel exp(-|x - y|^2 / (2 l^2)): (B, I) -> (B, n), with phi(x) . phi(y) near the kernel."""
+    """Random Fourier features (B, I) -> (B, n); phi(x) . phi(y) approximates the kernel exp(-|x - y|^2 / (2 l^2))."""
 
     frequencies: Tensor
     phases: Tensor
@@ -39,12 +39,12 @@ class Features(nn.Module):
 
 
 def function(x: Tensor) -> Tensor:
-    """A smooth function of four inputs in [0, 1], standardised roughly."""
+    """A smooth function of four inputs in [0, 1]."""
     return torch.sin(5 * x[:, 0]) + 2 * (x[:, 1] - 0.5) ** 2 + torch.cos(4 * x[:, 2] * x[:, 3])
 
 
 def exact_gp(x: Tensor, y: Tensor, at: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the exact process at new inputs."""
+    """Mean and variance of the exact posterior at new inputs."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(a, b).square() / (2 * length**2))
@@ -76,9 +76,9 @@ def variational(method: Method, n: int, data: tuple[Tensor, Tensor], at: Tensor,
 
 
 def sparse_gp(x: Tensor, y: Tensor, at: Tensor, length: float, noise: float, inducing: int, steps: int) -> tuple:
-    """Mean and variance at new inputs of gpytorch's stochastic variational process, and the number of its parameters.
+    """Mean and variance at new inputs of gpytorch's stochastic variational process, and the number of parameters.
 
-    The kernel and the noise are those of the others; inducing inputs and the distribution of their values are learned.
+    Kernel and noise are fixed; inducing inputs and the distribution of their values are learned.
     """
     gp: Any = importlib.import_module("gpytorch")
     torch.manual_seed(1)
@@ -89,8 +89,8 @@ def sparse_gp(x: Tensor, y: Tensor, at: Tensor, length: float, noise: float, ind
 
     class Process(gp.models.ApproximateGP):
         def __init__(self) -> None:
-            places = x[torch.randperm(len(x))[:inducing]].clone()
-            super().__init__(gp.variational.VariationalStrategy(self, places, values, learn_inducing_locations=True))
+            inducing_inputs = x[torch.randperm(len(x))[:inducing]].clone()
+            super().__init__(gp.variational.VariationalStrategy(self, inducing_inputs, values, learn_inducing_locations=True))
 
         def forward(self, x: Tensor) -> Any:
             return gp.distributions.MultivariateNormal(x.new_zeros(len(x)), kernel(x))
@@ -109,10 +109,10 @@ def sparse_gp(x: Tensor, y: Tensor, at: Tensor, length: float, noise: float, ind
         schedule.step()
     model.eval()
     with torch.no_grad():
-        belief = model(at)
-    # of the covariance's Cholesky factor, the lower triangle is learned
+        posterior = model(at)
+    # the lower triangle of the Cholesky factor of the covariance is learned
     count = inducing * x.shape[1] + inducing + inducing * (inducing + 1) // 2
-    return belief.mean, belief.variance, count
+    return posterior.mean, posterior.variance, count
 
 
 def main() -> None:
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--inducing", type=int, nargs="*", default=[8, 64], help="numbers of inducing points of the sparse process")
+    parser.add_argument("--inducing", type=int, nargs="*", default=[8, 64], help="numbers of inducing points")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     noise, length = 0.1, 0.7
@@ -129,7 +129,7 @@ def main() -> None:
     shift, scale = y.mean(), y.std()
     y, truth = (y - shift) / scale + noise * torch.randn(len(y)), (truth - shift) / scale
 
-    whvi = WHVI(prior_variance=1.0, initial_std=0.05)
+    whvi = WHVI(prior_std=1.0, initial_std=0.05)
     few = 2 * math.isqrt(arguments.features)
     rows = {"exact GP": (*exact_gp(x.double(), y.double(), at.double(), length, noise), 0)}
     for name, method, n in (
@@ -147,7 +147,7 @@ def main() -> None:
     for name, (mean, variance, count) in rows.items():
         total = variance.double().clamp_min(0) + noise**2
         squares = (mean.double() - truth.double()).square()
-        # of noisy observations of the truth, in expectation over their noise
+        # expected over noisy observations of the truth
         density = -0.5 * (torch.log(2 * math.pi * total) + (squares + noise**2) / total)
         print(f"{name:28} {count:10,} {squares.mean().sqrt():8.4f} {density.mean():15.3f}")
 

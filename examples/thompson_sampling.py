@@ -1,15 +1,14 @@
-r"""Thompson sampling: look for the lowest point of a costly function where a function drawn from the posterior has its own.
+r"""Thompson sampling: minimize an expensive function by evaluating it at the minimizers of functions drawn from the posterior.
 
     python examples/thompson_sampling.py [FOLDER]
 
-The Branin function on a square, ten points to begin with, then one more per round: a net with dropout is fitted to all points so
-far, `bnn.function(seed)` is one of the functions it thinks possible, the same wherever it is asked, and the next point is that
-one's minimum, found by gradient descent on the inputs. Random search spends the same number of points. Takes two minutes; writes
+The Branin function on a square, with ten initial points. In every round, a network with MC dropout is fitted to all points,
+`bnn.function(seed)` draws one function from its posterior, and the next point is the minimizer of that function, by gradient
+descent on the inputs. The baseline is random search with the same number of points. Takes two minutes; writes
 `thompson_sampling.png`.
 
-With 40 points two of three searches end within 0.03 of the minimum, where random search is 0.9 above it (median of 200). The third
-stays in a false valley at 4.6: dropout's functions go on differing where many points are known already, so that there always is one
-with its lowest point there.
+With 40 points, two of three searches end within 0.03 of the minimum; random search is 0.9 above it (median of 200). The third
+search stays in a local minimum at 4.6, since functions drawn with dropout keep differing where many points are known.
 """
 
 import math
@@ -27,13 +26,13 @@ START, ROUNDS, RUNS = 10, 30, 3
 
 
 def branin(x: Tensor) -> Tensor:
-    """The function (N,) at points (N, 2) of the unit square; its three lowest points all have the value 0.397887."""
+    """Values (N,) at points (N, 2) of the unit square; the value at all three minima is 0.397887."""
     a, b = 15 * x[..., 0] - 5, 15 * x[..., 1]
     return (b - 5.1 / (4 * math.pi**2) * a**2 + 5 / math.pi * a - 6) ** 2 + 10 * (1 - 1 / (8 * math.pi)) * a.cos() + 10
 
 
 def next_point(x: Tensor, y: Tensor, seed: int) -> Tensor:
-    """The minimum (2,) of one function that the data so far leave possible."""
+    """Minimizer (2,) of one function from the posterior."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(2, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1))
     bnn = bayesify(net, {"0": Deterministic(), "*": MCDropout(p=0.05)})
@@ -50,42 +49,42 @@ def next_point(x: Tensor, y: Tensor, seed: int) -> Tensor:
         function(2 * points.clamp(0, 1) - 1).sum().backward()
         descent.step()
     with torch.no_grad():
-        found = points.clamp(0, 1)
-        return found[function(2 * found - 1).argmin()]
+        points = points.clamp(0, 1)
+        return points[function(2 * points - 1).argmin()]
 
 
 def search(seed: int, thompson: bool, rounds: int) -> tuple[Tensor, Tensor]:
-    """All points (N, 2) and their values (N,), in the order they were asked for."""
+    """All points (N, 2) and their values (N,), in order of evaluation."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(START, 2, generator=generator)
-    for turn in range(rounds):
-        more = next_point(x, branin(x), 1000 * seed + turn) if thompson else torch.rand(2, generator=generator)
-        x = torch.cat([x, more[None]])
+    for i in range(rounds):
+        point = next_point(x, branin(x), 1000 * seed + i) if thompson else torch.rand(2, generator=generator)
+        x = torch.cat([x, point[None]])
     return x, branin(x)
 
 
 def main(folder: Path, runs: int = RUNS, rounds: int = ROUNDS) -> None:
     searches = [search(seed, thompson=True, rounds=rounds) for seed in range(runs)]
-    ours = torch.stack([y for _, y in searches])
-    others = torch.stack([search(seed, thompson=False, rounds=rounds)[1] for seed in range(200)])
+    thompson = torch.stack([y for _, y in searches])
+    baseline = torch.stack([search(seed, thompson=False, rounds=rounds)[1] for seed in range(200)])
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     grid = torch.stack(torch.meshgrid(torch.linspace(0, 1, 100), torch.linspace(0, 1, 100), indexing="xy"), -1)
     left.contourf(grid[..., 0], grid[..., 1], branin(grid).log(), levels=20, cmap="Blues_r")
     x = searches[0][0]
-    left.scatter(*x[:START].T, color="white", edgecolor="black", s=18, label="to begin with")
+    left.scatter(*x[:START].T, color="white", edgecolor="black", s=18, label="initial points")
     left.scatter(*x[START:].T, color="#d55e00", s=14, label="Thompson sampling")
-    left.set(title="where the first search looked, on the log of the function", xlim=(0, 1), ylim=(0, 1))
+    left.set(title="points of the first search; contours of the log function", xlim=(0, 1), ylim=(0, 1))
     left.legend(loc="upper right", fontsize=8)
-    best, random = ((values.cummin(1).values - LOWEST) for values in (ours, others))
-    for number, run in enumerate(best):
-        right.plot(run, color="#d55e00", label=None if number else "Thompson sampling, three searches")
+    best, random = ((values.cummin(1).values - LOWEST) for values in (thompson, baseline))
+    for i, run in enumerate(best):
+        right.plot(run, color="#d55e00", label=None if i else "Thompson sampling, three searches")
     right.plot(random.median(0).values, color="#6b7785", label="random search, median of 200")
-    right.set(yscale="log", xlabel="points asked for", title="lowest value so far, above the minimum")
+    right.set(yscale="log", xlabel="evaluations", title="lowest value so far, above the minimum")
     right.legend(fontsize=8)
     figure.savefig(folder / "thompson_sampling.png", dpi=110)
     ends = ", ".join(f"{float(run[-1]):.3f}" for run in best)
-    print(f"after {ours.shape[1]} points, above the minimum: {ends}; random search {float(random[:, -1].median()):.3f}")
+    print(f"after {thompson.shape[1]} points, above the minimum: {ends}; random search {float(random[:, -1].median()):.3f}")
 
 
 if __name__ == "__main__":

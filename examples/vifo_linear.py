@@ -1,11 +1,11 @@
-r"""Where random outputs are as good as random weights: theorem 3.1 of the VIFO paper, in numbers.
+r"""Equality of weight-space and output-space ELBO for linear models: theorem 3.1 of the VIFO paper.
 
     python examples/vifo_linear.py
 
-For a linear model $y \sim p(y \mid \theta^\top x)$ with prior $N(m_0, S_0)$ and $q(\theta) = N(m, S)$, take as outputs of all N
-data points together $q(z \mid X) = N(X m, X S X^\top)$, and as prior $N(X m_0, X S_0 X^\top)$. Both have rank d < N, so inverse and
-determinant are those of their range, and the trace term is compared with d / 2. (The paper prints N / 2, and then calls the
-difference a constant.) The bounds are equal.
+For a linear model $y \sim p(y \mid \theta^\top x)$ with prior $N(m_0, S_0)$ and $q(\theta) = N(m, S)$, the joint outputs of all N
+data points have $q(z \mid X) = N(X m, X S X^\top)$ and the prior $N(X m_0, X S_0 X^\top)$. Both have rank d < N, so inverses and
+determinants are taken on the range, and the dimension in the KL is d (the paper prints N and calls the difference a constant).
+The bounds are equal.
 """
 
 import torch
@@ -16,25 +16,25 @@ NOISE = 0.5
 
 
 def expected_log_likelihood(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Sum over the data of E log N(y | z, NOISE^2), z ~ N(mean, variance): it needs the outputs' marginals alone."""
+    """Sum over the data of E log N(y | z, NOISE^2), z ~ N(mean, variance), which depends only on marginals."""
     return torch.distributions.Normal(mean, NOISE).log_prob(y).sum() - variance.sum() / (2 * NOISE**2)
 
 
 def weight_space(x: Tensor, y: Tensor, q: MultivariateNormal, prior: MultivariateNormal) -> Tensor:
-    """The evidence lower bound, nats, with the KL of the weights."""
+    """ELBO in nats, with the KL of the weights."""
     variance = (x @ q.covariance_matrix * x).sum(1)
     return expected_log_likelihood(y, x @ q.mean, variance) - kl_divergence(q, prior)
 
 
 def output_space(x: Tensor, y: Tensor, q: MultivariateNormal, prior: MultivariateNormal) -> Tensor:
-    """The same with the KL of the outputs of all data, degenerate normal distributions of rank d."""
-    ours, theirs = x @ q.covariance_matrix @ x.T, x @ prior.covariance_matrix @ x.T
-    rank = torch.linalg.matrix_rank(theirs)
-    inverse = torch.linalg.pinv(theirs, hermitian=True, rtol=1e-10)
+    """ELBO in nats, with the KL of the joint outputs: degenerate normal distributions of rank d."""
+    covariance, prior_covariance = x @ q.covariance_matrix @ x.T, x @ prior.covariance_matrix @ x.T
+    rank = torch.linalg.matrix_rank(prior_covariance)
+    inverse = torch.linalg.pinv(prior_covariance, hermitian=True, rtol=1e-10)
     shift = x @ (q.mean - prior.mean)
-    log_ratio = _log_pseudo_determinant(ours, int(rank)) - _log_pseudo_determinant(theirs, int(rank))
-    kl = 0.5 * ((inverse @ ours).trace() - log_ratio + shift @ inverse @ shift - rank)
-    return expected_log_likelihood(y, x @ q.mean, ours.diagonal()) - kl
+    log_ratio = _log_pseudo_determinant(covariance, int(rank)) - _log_pseudo_determinant(prior_covariance, int(rank))
+    kl = 0.5 * ((inverse @ covariance).trace() - log_ratio + shift @ inverse @ shift - rank)
+    return expected_log_likelihood(y, x @ q.mean, covariance.diagonal()) - kl
 
 
 def _log_pseudo_determinant(matrix: Tensor, rank: int) -> Tensor:
@@ -42,7 +42,7 @@ def _log_pseudo_determinant(matrix: Tensor, rank: int) -> Tensor:
 
 
 def problem(n: int, d: int) -> tuple[Tensor, Tensor, MultivariateNormal, MultivariateNormal]:
-    """Inputs, targets, any q and any prior."""
+    """Random inputs, targets, posterior and prior."""
     x, y = torch.randn(n, d, dtype=torch.float64), torch.randn(n, dtype=torch.float64)
     roots = torch.randn(2, d, d, dtype=torch.float64)
     covariances = roots @ roots.mT + 0.5 * torch.eye(d, dtype=torch.float64)

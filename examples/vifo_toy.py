@@ -1,14 +1,14 @@
-r"""The VIFO paper's figures 1 and 2: a curve with a gap in its data, and what its priors predict before any data are seen.
+r"""Figures 1 and 2 of the VIFO paper: toy regression with a gap in the data, and prior predictive distributions.
 
     python examples/vifo_toy.py [--out examples/vifo_toy.png]
 
 100 points of $y = 2 \sin x + 0.1 \epsilon$ on $\pm[\pi/2, 3\pi/4]$, five layers of 50 units, outputs z = (m, l): mean and log
-variance of y. Above, means and bands of one standard deviation; below, values of y under the prior that each method compares with.
+variance of y. Top: means and bands of one standard deviation. Bottom: y under the prior of each method.
 
-Without auxiliary inputs the network is as sure in the gap as at the data. With them (weight 1) its outputs fall back there to what
-the regulariser likes best, $N(0, \gamma)$ for m and l alike, and so y to $0 \pm \sqrt{\gamma + e^{\gamma/2}} = 0 \pm 1.21$: unsure,
-and flat. A prior of weights knows nothing of the data (its y fill the plane), the learned prior of outputs follows them. The paper
-also shows inference over weights with a learned prior mean, which is left out here.
+Without auxiliary inputs, the uncertainty in the gap is that at the data. With them (weight 1), the outputs in the gap revert to
+the optimum of the regularizer, $N(0, \gamma)$ for both m and l, and so y to $0 \pm \sqrt{\gamma + e^{\gamma/2}} = 0 \pm 1.21$.
+The prior of weights is independent of the data, whereas the learned prior of outputs follows them. The paper also shows inference
+over weights with a learned prior mean, which is omitted here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from bayesify import VIFO, Bayesian, MeanField, Method, bayesify, fit, predict
 from bayesify.likelihoods import HeteroscedasticGaussian
 from bayesify.plots import plot_bands
-from bayesify.plots.style import BLUE, INK, MUTED, THEME, axes, label, legend
+from bayesify.plots.style import BLUE, INK, REFERENCE, THEME, axes, label, legend
 
 GRID = torch.linspace(-math.pi, math.pi, 201)[:, None]
-WEIGHT_STD = 0.5  # of the prior of weights
+WEIGHT_STD = 0.5  # prior standard deviation of weights
 ONE_STD = math.erf(math.sqrt(0.5))  # the probability of one standard deviation around the mean
 
 
@@ -48,7 +48,7 @@ def network() -> nn.Sequential:
 
 
 def trained(method: Method, epochs: int) -> Bayesian:
-    """With a tenth of the KL, as in the paper: `beta` weighs that of weights, `eta` that of outputs (0.1 unless given)."""
+    """Train with a KL weight of 0.1, as in the paper: `beta` for weights, `eta` (default 0.1) for outputs."""
     torch.manual_seed(0)
     bnn = bayesify(network(), method)
     likelihood = HeteroscedasticGaussian()
@@ -57,42 +57,44 @@ def trained(method: Method, epochs: int) -> Bayesian:
 
 
 @torch.no_grad()
-def under_the_prior_of_outputs(bnn: Bayesian, method: VIFO, draws: int) -> Tensor:
-    """y (draws, N) from z of the learned prior: N(m, gamma) with m of its posterior for every x, section 2.2."""
+def sample_output_prior(bnn: Bayesian, draws: int) -> Tensor:
+    """Draws of y (draws, N) with z from the learned prior N(m, gamma), m from its posterior at every x (section 2.2)."""
     outputs = bnn.normal_outputs(GRID)
     assert outputs is not None
-    share = method.alpha / (method.alpha + method.gamma)
-    z = share * outputs.mean + math.sqrt(method.gamma * (1 + share)) * torch.randn(draws, *outputs.mean.shape)
-    return observed(z)
+    gamma, alpha = 0.3, 5.7  # the defaults of VIFO: prior_std**2 and mean_prior_std**2
+    share = alpha / (alpha + gamma)
+    z = share * outputs.mean + math.sqrt(gamma * (1 + share)) * torch.randn(draws, *outputs.mean.shape)
+    return sample_targets(z)
 
 
 @torch.no_grad()
-def under_the_prior_of_weights(draws: int) -> Tensor:
-    """y (draws, N) from normal weights, the same for all x of a draw."""
+def sample_weight_prior(draws: int) -> Tensor:
+    """Draws of y (draws, N) with normal weights."""
     net, outputs = network(), []
     for _ in range(draws):
         for parameter in net.parameters():
             nn.init.normal_(parameter, std=WEIGHT_STD)
         outputs.append(net(GRID))
-    return observed(torch.stack(outputs))
+    return sample_targets(torch.stack(outputs))
 
 
-def observed(z: Tensor) -> Tensor:
-    """y of outputs (..., 2); beyond 1e3 the noise is off every picture."""
+def sample_targets(z: Tensor) -> Tensor:
+    """Draws of y given outputs (..., 2); a standard deviation above 1e3 is off the figure."""
     return z[..., 0] + (0.5 * z[..., 1]).exp().clamp_max(1e3) * torch.randn(z.shape[:-1])
 
 
-def draw_belief(ax: Axes, bnn: Bayesian, title: str) -> str:
-    """The picture, and its standard deviations in words."""
-    belief = predict(bnn, GRID, HeteroscedasticGaussian(), samples=4000, seed=0)
-    plot_bands(belief, GRID, ax, level=ONE_STD, data=data())
-    ax.plot(GRID, 2 * torch.sin(GRID), color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="truth")
+def draw_predictive(ax: Axes, bnn: Bayesian, title: str) -> str:
+    """Draw the predictive distribution, and return its mean standard deviations as text."""
+    predictive = predict(bnn, GRID, HeteroscedasticGaussian(), samples=4000, seed=0)
+    plot_bands(predictive, GRID, ax, level=ONE_STD, data=data())
+    ax.plot(GRID, 2 * torch.sin(GRID), **REFERENCE, label="truth")
     ax.set_ylim(-3.2, 4.8)
     ax.set_title(title, color=INK, loc="left")
-    ax.legend().remove()  # one for all panels will do
-    std, place = belief.variance.sqrt(), GRID[:, 0].abs()
-    places = {"seen": (place > math.pi / 2) & (place < 0.75 * math.pi), "gap": place < 0.4 * math.pi, "beyond": place > 2.8}
-    return "  ".join(f"{name} {std[where].mean():.2f}" for name, where in places.items())
+    ax.legend().remove()  # one legend for all panels
+    std, distance = predictive.variance.sqrt(), GRID[:, 0].abs()
+    at_data = (distance > math.pi / 2) & (distance < 0.75 * math.pi)
+    regions = {"at data": at_data, "gap": distance < 0.4 * math.pi, "beyond": distance > 2.8}
+    return "  ".join(f"{name} {std[region].mean():.2f}" for name, region in regions.items())
 
 
 def draw_prior(ax: Axes, y: Tensor) -> None:
@@ -108,11 +110,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".png"))
     parser.add_argument("--epochs", type=int, default=1500)
     args = parser.parse_args()
-    plain, auxiliary = VIFO(), VIFO(eta_aux=1.0)
     methods = {
         "inference over weights (mean field)": MeanField(prior_std=WEIGHT_STD),
-        "VIFO": plain,
-        "VIFO with auxiliary inputs": auxiliary,
+        "VIFO": VIFO(),
+        "VIFO with auxiliary inputs": VIFO(eta_aux=1.0),
     }
     settings: dict = {**THEME, "font.size": 10}
     with matplotlib.rc_context(settings):
@@ -120,10 +121,10 @@ def main() -> None:
         above, below = figure.subplots(2, 3, sharey="row")
         for top, bottom, (title, method) in zip(above, below, methods.items(), strict=True):
             bnn = trained(method, args.epochs)
-            print(f"{title:36s} standard deviation of y: {draw_belief(top, bnn, title)}", flush=True)
-            of_outputs = isinstance(method, VIFO)
-            draw_prior(bottom, under_the_prior_of_outputs(bnn, method, 40) if of_outputs else under_the_prior_of_weights(400))
-            bottom.set_title("y under its learned prior" if of_outputs else "y under its prior", color=INK, loc="left")
+            print(f"{title:36s} standard deviation of y: {draw_predictive(top, bnn, title)}", flush=True)
+            output_prior = isinstance(method, VIFO)
+            draw_prior(bottom, sample_output_prior(bnn, 40) if output_prior else sample_weight_prior(400))
+            bottom.set_title("y under its learned prior" if output_prior else "y under its prior", color=INK, loc="left")
         legend(above[0], loc="upper left", ncols=2)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out, dpi=90, facecolor="white")

@@ -15,11 +15,12 @@ import typer
 
 import experiments.protocols  # noqa: F401 # fills the registry
 from bayesify.cli.terminal import print_table, say
-from experiments.harness.config import ROOT, UsageError, find_tables, read_table, table_names
-from experiments.harness.numbers import duration
-from experiments.harness.plan import Wanted, plan, unit_names
+from bayesify.formatting import duration
+from experiments.harness.config import ROOT, UsageError, read_table, table_names
+from experiments.harness.experiment import Experiment, find_experiments
+from experiments.harness.plan import Filters, plan, unit_names
 from experiments.harness.quotes import DOCUMENTS, quote
-from experiments.harness.report import Progress, progress_of, write_report
+from experiments.harness.report import write_report
 from experiments.harness.runner import run_tasks
 
 __all__ = ["app", "main"]
@@ -31,24 +32,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Root = Annotated[Path, typer.Option(help="Where the tables lie.", show_default="this folder", file_okay=False)]
+Root = Annotated[Path, typer.Option(help="Folder of the tables.", show_default="this folder", file_okay=False)]
 Tables = Annotated[list[str] | None, typer.Argument(metavar="[PAPER/TABLE]...", help="Names or patterns, such as 'uci/*'.")]
 
 
 @app.command("list")
 def list_tables(root: Root = ROOT) -> None:
-    """Show every table, how many of its jobs are done, missing or out of date, and the time spent on it."""
-    tables = {name: read_table(name, root) for name in table_names(root)}
-    progress = {name: progress_of(table) for name, table in tables.items()}
-    rows = [_line(name, tables[name].title, [progress[name]]) for name in tables]
-    rows.append(_line("all", "", list(progress.values())))
-    print_table(["table", "what it shows", "done", "missing", "stale", "time"], rows, left=2)
+    """Show every table, how many of its jobs are done, missing or stale, and the time spent on it."""
+    experiments = [Experiment(read_table(name, root)) for name in table_names(root)]
+    rows = [_line(experiment.table.name, experiment.table.title, [experiment]) for experiment in experiments]
+    rows.append(_line("all", "", experiments))
+    print_table(["table", "title", "done", "missing", "stale", "time"], rows, left=2)
 
 
-def _line(name: str, title: str, progress: Sequence[Progress]) -> list[str]:
+def _line(name: str, title: str, experiments: Sequence[Experiment]) -> list[str]:
     """Jobs done, missing and stale, and time spent, summed over tables."""
-    jobs, done, stale = (sum(counts) for counts in zip(*((len(p.jobs), p.done, len(p.stale)) for p in progress), strict=True))
-    seconds = sum(p.seconds for p in progress)
+    jobs, done, stale = (sum(counts) for counts in zip(*((len(e.jobs), e.done, len(e.stale)) for e in experiments), strict=True))
+    seconds = sum(experiment.seconds for experiment in experiments)
     return [name, title, str(done), str(jobs - done - stale), str(stale), duration(seconds) if seconds else "-"]
 
 
@@ -58,31 +58,31 @@ def run(
     dataset: Annotated[list[str] | None, typer.Option(help="Only this data set; may be repeated.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
     units: Annotated[list[str] | None, typer.Option("--splits", "--seeds", help="Only these, such as 0-4,7.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also what is there already, in place of it.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke run with tiny settings, results apart.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also units that have results; replace these.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run with tiny settings and a results folder of its own.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that share the cores.", min=1)] = 1,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data lie.", show_default="$BAYESIFY_DATA or beside")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data.", show_default="$BAYESIFY_DATA")] = None,
     root: Root = ROOT,
 ) -> None:
-    """Run what is missing or out of date, then write the reports. An interrupted run goes on when it is given again."""
+    """Run what is missing or stale, then write the reports. After an interruption, the same command continues."""
     if not tables and not quick:
         raise UsageError("name the tables to run, such as uci/standard, 'uci/*' or '*' for all; see `list`")
-    chosen = find_tables(tables or ["*"], root, quick)
-    if quick:  # a smoke run that finds its work done would test nothing
-        for table in chosen:
-            shutil.rmtree(table.folder, ignore_errors=True)
-    wanted = Wanted(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()), again)
-    tasks = plan(chosen, wanted, data_dir)
+    experiments = find_experiments(tables or ["*"], root, quick)
+    if quick:  # a smoke run that reused results would test nothing
+        for experiment in experiments:
+            shutil.rmtree(experiment.table.folder, ignore_errors=True)
+    filters = Filters(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()), again)
+    tasks = plan(experiments, filters, data_dir)
     try:
         failures = run_tasks(tasks, workers=workers, data_dir=data_dir)
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on with what is missing", style="yellow")
+        say("interrupted; the same command continues with what is missing", style="yellow")
         raise typer.Exit(130) from None
-    for table in chosen:
-        write_report(table)
-        say(f"{table.folder / 'report.md'}")
+    for experiment in experiments:
+        experiment.reload()
+        _report(experiment)
     if not tasks:
-        say("nothing to run: all results are there and up to date")
+        say("nothing to run: all results are up to date")
     for failure in failures:
         say(failure.details)
     for failure in failures:
@@ -93,16 +93,20 @@ def run(
 
 @app.command()
 def report(tables: Tables = None, root: Root = ROOT) -> None:
-    """Write reports again, from results alone, and what the documentation quotes; all reports where no table is named."""
-    for table in find_tables(tables or ["*"], root):
-        if tables or progress_of(table).current:
-            write_report(table)
-            say(f"{table.folder / 'report.md'}")
+    """Write reports from results alone, of all tables by default, and update the tables that the documentation quotes."""
+    for experiment in find_experiments(tables or ["*"], root):
+        if tables or experiment.current:
+            _report(experiment)
     for document in DOCUMENTS if root == ROOT else ():
         text = document.read_text(encoding="utf-8")
         if (quoted := quote(text)) != text:
             document.write_text(quoted, encoding="utf-8")
             say(f"{document}")
+
+
+def _report(experiment: Experiment) -> None:
+    write_report(experiment)
+    say(f"{experiment.table.folder / 'report.md'}")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

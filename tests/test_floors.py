@@ -14,10 +14,10 @@ import bayesify
 
 SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
-    ("functional", "errors", "progress"),
+    ("functional", "errors", "environment", "files", "formatting", "progress"),
     ("core",),
-    ("methods", "likelihoods", "predictive", "objectives", "predict", "metrics", "metrics_robustness", "testing"),
-    ("data", "train", "estimators", "persistence", "plots", "report"),
+    ("methods", "likelihoods", "predictive", "objectives", "prediction", "metrics", "diagnostics", "testing"),
+    ("data", "datasets", "train", "estimators", "persistence", "plots", "report"),
     ("cli",),
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
@@ -61,7 +61,7 @@ def _violations(path: Path, source: str) -> list[str]:
             continue
         if not rest or FLOOR.get(rest[0], 99) > FLOOR[part]:
             found.append(f"{path} imports {name}, which is above it")
-        if part == "methods" and path.stem != "__init__" and rest and rest[0] == "methods":
+        if part == "methods" and path.stem != "__init__" and rest[:1] == ["methods"] and not rest[-1].startswith("_"):
             found.append(f"{path} imports {name}: a method never imports another")
     return found
 
@@ -87,9 +87,10 @@ def test_imports_only_go_down(module):
         ("core/model.py", "if TYPE_CHECKING:\n    from bayesify.train import fit", 0),
         ("core/model.py", "from bayesify.core.sites import Site\nfrom bayesify.functional import kl", 0),
         ("methods/new.py", "from bayesify.methods.mean_field import MeanField", 1),
+        ("methods/new.py", "from bayesify.methods._new_root import Root", 0),
         ("report/page.py", "from bayesify import __version__", 0),
         ("methods/__init__.py", "from bayesify.methods.mean_field import MeanField", 0),
-        ("train/one.py", "from bayesify.predict import predict\nfrom bayesify.nowhere import x", 1),
+        ("train/fitting.py", "from bayesify.prediction import predict\nfrom bayesify.nowhere import x", 1),
     ],
 )
 def test_the_import_check_finds_violations(path, source, violations):
@@ -153,6 +154,17 @@ def _run(code: str, blocked: tuple[str, ...] = OPTIONAL) -> subprocess.Completed
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
 
 
+def test_submodules_are_not_hidden_by_functions():
+    """`import bayesify.x` gives the module: no public function of a package has the name of one of its modules."""
+    for module in MODULES:
+        package = "bayesify." + module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        if module.endswith("/__init__.py") or module == "__init__.py":
+            package = package.removesuffix(".__init__")
+            submodules = {path.stem for path in (SOURCE / module).parent.glob("*.py")}
+            hidden = submodules.intersection(getattr(importlib.import_module(package), "__all__", ())) - {"functional"}
+            assert not hidden, f"{package} has functions and modules of the same names: {hidden}"
+
+
 def test_bayesify_needs_torch_alone():
     result = _run(
         """
@@ -184,6 +196,15 @@ def test_public_names_exist_are_documented_and_sorted():
     # a dataclass without a docstring gets its signature for one
     generated = [name for name in bayesify.__all__ if (getattr(bayesify, name).__doc__ or "").startswith(f"{name}(")]
     assert not undocumented + generated
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_errors_have_types(module):
+    """Errors that users may catch are those of `bayesify.errors`, besides `TypeError` and errors of the operating system."""
+    untyped = {"Exception", "RuntimeError", "ValueError", "ImportError", "FloatingPointError", "ArithmeticError"}
+    raised = [node.exc for node in ast.walk(ast.parse((SOURCE / module).read_text())) if isinstance(node, ast.Raise)]
+    names = [ast.unparse(error.func if isinstance(error, ast.Call) else error) for error in raised if error is not None]
+    assert not untyped.intersection(names)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -137,5 +137,5 @@ def test_schedule_errors(kind: type[KLSchedule], fields: dict[str, float], messa
 
 
 def test_a_schedule_must_say_its_weight() -> None:
-    with pytest.raises(NotImplementedError, match="KLSchedule does not define its weight"):
+    with pytest.raises(NotImplementedError, match="KLSchedule must define __call__"):
         KLSchedule()(0.5)

@@ -1,4 +1,4 @@
-"""The progress bar: silent unless a person waits."""
+"""The progress bar: shown only on a terminal, for long work."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from bayesify.progress import ProgressBar
 
 
 def work(show: bool | None) -> None:
-    with ProgressBar("digging", show, total=2) as bar:
+    with ProgressBar("working", show, total=2) as bar:
         bar.advance()
         bar.text = "nearly there"
         bar.advance()
 
 
-def test_silent_where_nobody_watches(capsys):
+def test_silent_without_a_terminal(capsys):
     work(None)
     work(False)
     assert capsys.readouterr() == ("", "")

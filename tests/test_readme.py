@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands there, and its commands are those of the command line."""
+"""The README: its Python blocks run, its commands, images and links exist."""
 
 import importlib
 import re
@@ -15,16 +15,16 @@ def test_python_blocks_run(number: int, tmp_path: Path, monkeypatch: pytest.Monk
     name = f"readme_block_{number}"
     (tmp_path / f"{name}.py").write_text(BLOCKS[number])
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module(name)  # as a module, because what cannot be imported cannot be pickled
+    importlib.import_module(name)  # as a module, because pickling needs importable classes
 
 
 def test_commands_exist() -> None:
     from bayesify.cli.app import app
 
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert set(re.findall(r"^bayesify (\w+)", README.read_text(), re.MULTILINE)) <= known
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert set(re.findall(r"^bayesify (\w+)", README.read_text(), re.MULTILINE)) <= commands
 
 
-def test_pictures_and_links_exist() -> None:
+def test_images_and_links_exist() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text()):
         assert (README.parent / target).exists(), target

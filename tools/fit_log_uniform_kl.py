@@ -1,9 +1,9 @@
-"""Where the coefficients of `bayesify.functional.log_uniform_kl` come from: a rational fit, in 60 digits, with mpmath.
+"""Fit the coefficients of `bayesify.functional.log_uniform_kl`: a rational approximation in 60 digits, with mpmath.
 
     python tools/fit_log_uniform_kl.py
 
-KL(alpha) = softplus(-log alpha) / 2 + (1 - s)^2 P(s) / Q(s) with s = 2 alpha / (1 + 2 alpha): the first term has the right slope at
-alpha = 0 and the right limit at infinity, and the second is smooth on [0, 1]. Linearised least squares on Chebyshev nodes.
+KL(alpha) = softplus(-log alpha) / 2 + (1 - s)^2 P(s) / Q(s) with s = 2 alpha / (1 + 2 alpha). The first term has the correct slope
+at alpha = 0 and the correct limit at infinity; the second is smooth on [0, 1]. Linearized least squares on Chebyshev nodes.
 """
 
 import mpmath as mp

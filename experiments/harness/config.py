@@ -1,4 +1,4 @@
-"""Tables as files: `PAPER/TABLE/config.toml` below a root, found by name, read and checked."""
+"""Tables as files: `PAPER/TABLE/config.toml` below a root, selected by name, read and checked."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from bayesify.errors import ConfigurationError
 from experiments.harness.protocol import Job, Protocol, Table
 
-__all__ = ["QUICK", "ROOT", "UsageError", "find_tables", "jobs_of", "overlay", "protocol_of", "read_table", "table_names"]
+__all__ = ["QUICK", "ROOT", "UsageError", "find_tables", "jobs_of", "overlay", "read_table", "table_names"]
 
 ROOT = Path(__file__).parents[1]
 QUICK = ".quick"
 _CONFIG = "config.toml"
-_WORDS = ("title", "source", "protocol")
+_TEXTS = ("title", "source", "protocol")
 
 
-class UsageError(ValueError):
-    """Something in a configuration, a results file or a command that a person can put right."""
+class UsageError(ConfigurationError):
+    """A mistake in a configuration, a results file or a command."""
 
 
 def table_names(root: Path = ROOT) -> list[str]:
@@ -34,45 +35,45 @@ def find_tables(patterns: Sequence[str], root: Path = ROOT, quick: bool = False)
     """The tables whose names match any of the patterns ("uci/standard", "uci/*", "*"), read and checked.
 
     Raises:
-        UsageError: a pattern that matches none, or a configuration that is wrong.
+        UsageError: a pattern that matches no table, or an invalid configuration.
     """
     known = table_names(root)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
-            raise UsageError(f"no table is called {pattern!r}; there are {', '.join(known) or f'none in {root}'}")
+            raise UsageError(f"no table is called {pattern!r}; the tables are {', '.join(known) or f'none in {root}'}")
     return [read_table(name, root, quick) for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
-    """One table. Title, source, protocol and remarks are words, `[published]` holds the paper's numbers, the rest are settings.
+    """Read one table. Title, source, protocol and remarks are text, `[published]` has the paper's numbers, the rest are settings.
 
     Args:
         name: "PAPER/TABLE".
-        root: the folder it lies below.
-        quick: lay the `[quick]` section over the settings, and keep results apart from the real ones.
+        root: folder of all tables.
+        quick: apply the `[quick]` section to the settings and use a separate results folder.
 
     Raises:
-        UsageError: no valid toml, keys that are missing or of the wrong kind, an unknown protocol; the message names file and key.
+        UsageError: invalid toml, missing keys or keys of the wrong type, an unknown protocol; the message names file and key.
     """
     path = root / name / _CONFIG
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} cannot be read as toml: {error}") from None
-    for key in _WORDS:
+    for key in _TEXTS:
         if not isinstance(content.get(key), str) or not content[key].strip():
-            raise UsageError(f"{path}: {key} must be a text, got {content.get(key)!r}")
+            raise UsageError(f"{path}: {key} must be text, got {content.get(key)!r}")
     if not isinstance(content.get("remarks", ""), str):
-        raise UsageError(f"{path}: remarks must be a text, got {content['remarks']!r}")
+        raise UsageError(f"{path}: remarks must be text, got {content['remarks']!r}")
     for key in ("published", "quick"):
         if not isinstance(content.get(key, {}), dict):
             raise UsageError(f"{path}: {key} must be a table, [{key}], got {content[key]!r}")
     if content["protocol"] not in Protocol.registry:
         known = ", ".join(sorted(Protocol.registry))
-        raise UsageError(f"{path}: protocol {content['protocol']!r} is unknown; there are {known}")
+        raise UsageError(f"{path}: protocol {content['protocol']!r} is unknown; the protocols are {known}")
     if quick and "quick" not in content:
-        raise UsageError(f"{path}: a quick run needs a section [quick] with settings that end in seconds; it may be empty")
-    settings = {key: value for key, value in content.items() if key not in (*_WORDS, "remarks", "published", "quick")}
+        raise UsageError(f"{path}: a quick run needs a section [quick], which may be empty, with settings for a run of seconds")
+    settings = {key: value for key, value in content.items() if key not in (*_TEXTS, "remarks", "published", "quick")}
     return Table(
         name=name,
         title=content["title"],
@@ -87,7 +88,7 @@ def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
 
 
 def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the changes: a table is laid over a table key by key, anything else is replaced.
+    """`base` with the changes: tables are merged key by key, anything else is replaced.
 
     Example:
         >>> overlay({"net": {"hidden": [50], "bias": True}, "epochs": 9}, {"net": {"hidden": [5]}, "epochs": 1})
@@ -100,22 +101,17 @@ def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def protocol_of(table: Table) -> Protocol:
-    """A new instance of the table's protocol."""
-    return Protocol.registry[table.protocol]()
-
-
-def jobs_of(table: Table) -> list[Job]:
+def jobs_of(table: Table, protocol: Protocol) -> list[Job]:
     """The table's jobs.
 
     Raises:
-        UsageError: settings that the protocol refuses, or jobs that would get into each other's way.
+        UsageError: settings that the protocol rejects; keys of jobs that are no file names or occur twice.
     """
     try:
-        jobs = protocol_of(table).jobs(table)
+        jobs = protocol.jobs(table)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{table.name}/{_CONFIG}: {error}") from error
     counts = Counter(job.key for job in jobs)
-    if wrong := [key for key, count in counts.items() if count > 1 or not re.fullmatch(r"[\w+=.,-]+", key)]:
-        raise UsageError(f"{table.name}/{_CONFIG}: jobs need names that are plain and their own, got {', '.join(map(repr, wrong))}")
+    if invalid := [key for key, count in counts.items() if count > 1 or not re.fullmatch(r"[\w+=.,-]+", key)]:
+        raise UsageError(f"{table.name}/{_CONFIG}: keys of jobs must be unique file names, got {', '.join(map(repr, invalid))}")
     return jobs

@@ -7,17 +7,19 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Estimate", "difference", "duration", "estimate", "markdown"]
+from bayesify.errors import DataError
+
+__all__ = ["Estimate", "difference", "estimate", "markdown"]
 
 
 class Estimate(NamedTuple):
-    """A mean and its standard error; the error is NaN where it is not known."""
+    """A mean and its standard error, NaN if unknown."""
 
     mean: float
     error: float = math.nan
 
     def __str__(self) -> str:
-        """The mean to the second significant digit of its error, or to four digits.
+        """The mean to the second significant digit of its error; to four digits without one.
 
         Example:
             >>> str(Estimate(2.9036, 0.1814)), str(Estimate(0.0007412, 0.0000482)), str(Estimate(2.9036))
@@ -38,13 +40,13 @@ def estimate(values: Iterable[float]) -> Estimate:
     """
     values = list(values)
     if not values:
-        raise ValueError("values is empty, there is nothing to take the mean of")
+        raise DataError("values is empty; a mean needs at least one")
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return Estimate(statistics.fmean(values), error)
 
 
 def difference(ours: Estimate, theirs: Estimate) -> str:
-    r"""Ours minus theirs and, where both errors are known, how many times $\sqrt{e_1^2 + e_2^2}$, their combined one, that is.
+    r"""Ours minus theirs and, where both errors are known, the difference in units of $\sqrt{e_1^2 + e_2^2}$.
 
     Example:
         >>> difference(Estimate(3.0, 0.3), Estimate(2.5, 0.4)), difference(Estimate(3.0, 0.3), Estimate(2.5))
@@ -57,21 +59,8 @@ def difference(ours: Estimate, theirs: Estimate) -> str:
     return f"{text} ({gap / combined:+.1f} s.e.)" if math.isfinite(combined) and combined > 0 else text
 
 
-def duration(seconds: float) -> str:
-    """A time in two units at most.
-
-    Example:
-        >>> duration(4.26), duration(75), duration(7384)
-        ('4.3 s', '1 min 15 s', '2 h 3 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table; so many columns are set flush left, the others flush right.
+    """A Markdown table whose first `left` columns are flush left and the others flush right.
 
     Example:
         >>> print(markdown(["set", "ours"], [["boston", "2.9"]]))
@@ -79,7 +68,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
         |:---|---:|
         | boston | 2.9 |
     """
-    marks = [":---" if place < left else "---:" for place in range(len(header))]
+    marks = [":---" if column < left else "---:" for column in range(len(header))]
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join(marks) + "|"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)

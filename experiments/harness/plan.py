@@ -1,4 +1,4 @@
-"""What there is to run: the jobs of tables, less what the filters leave out and what is in the results already."""
+"""What to run: the jobs of tables, without those that the filters exclude or that have results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.harness.config import UsageError, jobs_of, protocol_of
+from experiments.harness.config import UsageError
+from experiments.harness.experiment import Experiment
 from experiments.harness.protocol import Job, Protocol, Table
-from experiments.harness.store import read
 
-__all__ = ["Task", "Wanted", "plan", "unit_names"]
+__all__ = ["Filters", "Task", "plan", "unit_names"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Task:
 
     @property
     def cost(self) -> float:
-        """A rough guess of its seconds."""
+        """Rough estimate of its duration, in seconds."""
         return self.job.cost * len(self.units)
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """Filters; an empty one lets everything through.
+class Filters:
+    """Which jobs and units to run; an empty filter selects all.
 
     Attributes:
-        datasets, methods: what a job's settings call "dataset" and "method".
+        datasets, methods: values of the settings "dataset" and "method" of a job.
         units: splits or seeds.
-        again: also what is there already.
+        again: also units that have results.
     """
 
     datasets: tuple[str, ...] = ()
@@ -50,9 +50,17 @@ class Wanted:
     units: tuple[str, ...] = ()
     again: bool = False
 
+    def select(self, job: Job) -> bool:
+        """Whether the job, or a unit of it, passes the filters."""
+        return (
+            (not self.datasets or str(job.settings.get("dataset")) in self.datasets)
+            and (not self.methods or str(job.settings.get("method")) in self.methods)
+            and (not self.units or not set(self.units).isdisjoint(job.units))
+        )
+
 
 def unit_names(texts: Iterable[str]) -> tuple[str, ...]:
-    """Numbers, ranges and names of units, as the command line takes them.
+    """Parse numbers, ranges and names of units from the command line.
 
     Example:
         >>> unit_names(["0-2,7", "full"])
@@ -67,39 +75,30 @@ def unit_names(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def plan(tables: Sequence[Table], wanted: Wanted, data_dir: Path | None = None) -> list[Task]:
-    """The tasks of these tables; units whose results are there, of the same settings, code version and data, are left out, unless
-    they are wanted again.
+def plan(experiments: Sequence[Experiment], filters: Filters, data_dir: Path | None = None) -> list[Task]:
+    """The tasks of these tables: units without results of the same settings, code version and data, or all with `again`.
 
     Raises:
-        UsageError: a filter that lets nothing through, a wrong configuration, data that are not there.
+        UsageError: filters that select nothing, a wrong configuration, missing data.
     """
-    jobs = [(table, job) for table in tables for job in jobs_of(table)]
-    for setting, names in (("dataset", wanted.datasets), ("method", wanted.methods)):
-        _check_names(setting, names, {str(job.settings[setting]) for _, job in jobs if setting in job.settings})
-    _check_names("split or seed", wanted.units, {unit for _, job in jobs for unit in job.units})
-    jobs = [(table, job) for table, job in jobs if _chosen(job, wanted)]
-    if not jobs:
-        raise UsageError("no job passes all filters together; see `list` for the tables there are")
+    pairs = [(experiment, job) for experiment in experiments for job in experiment.jobs]
+    for setting, names in (("dataset", filters.datasets), ("method", filters.methods)):
+        _check_names(setting, names, {str(job.settings[setting]) for _, job in pairs if setting in job.settings})
+    _check_names("split or seed", filters.units, {unit for _, job in pairs for unit in job.units})
+    pairs = [(experiment, job) for experiment, job in pairs if filters.select(job)]
+    if not pairs:
+        raise UsageError("no job passes all filters; `list` shows the tables")
 
-    sums = _checksums({name for _, job in jobs for name in job.data}, data_dir)
+    checksums = _checksums({name for _, job in pairs for name in job.data}, data_dir)
     tasks = []
-    for table, job in jobs:
-        protocol, results = protocol_of(table), read(table, job.key)
-        kept = not wanted.again and results is not None and results.fits(job, protocol, sums)
-        there = results.units if results is not None and kept else {}
-        units = tuple(unit for unit in job.units if unit not in there and (not wanted.units or unit in wanted.units))
+    for experiment, job in pairs:
+        results, protocol = experiment.results.get(job.key), experiment.protocol
+        reused = not filters.again and results is not None and results.fits(job, protocol, checksums)
+        finished = results.units if results is not None and reused else {}
+        units = tuple(unit for unit in job.units if unit not in finished and (not filters.units or unit in filters.units))
         if units:
-            tasks.append(Task(table, protocol, job, units, {name: sums[name] for name in job.data}))
+            tasks.append(Task(experiment.table, protocol, job, units, {name: checksums[name] for name in job.data}))
     return tasks
-
-
-def _chosen(job: Job, wanted: Wanted) -> bool:
-    return (
-        (not wanted.datasets or str(job.settings.get("dataset")) in wanted.datasets)
-        and (not wanted.methods or str(job.settings.get("method")) in wanted.methods)
-        and (not wanted.units or not set(wanted.units).isdisjoint(job.units))
-    )
 
 
 def _check_names(what: str, names: Sequence[str], known: set[str]) -> None:
@@ -110,7 +109,7 @@ def _check_names(what: str, names: Sequence[str], known: set[str]) -> None:
 
 
 def _checksums(names: Iterable[str], data_dir: Path | None) -> dict[str, str]:
-    from bayesify.data import checksum  # loads pandas and scikit-learn, which listing tables does not need
+    from bayesify.datasets import checksum  # loads pandas and scikit-learn, which listing tables does not need
 
     try:
         return {name: checksum(name, data_dir) for name in sorted(names)}

@@ -1,7 +1,7 @@
-"""The contract of an experiment: a `Table` (one toml file) is expanded by its `Protocol` into `Job`s, whose units are run and kept.
+"""The contract of an experiment: a `Protocol` expands a `Table` (one toml file) into `Job`s and runs their units.
 
-A job is one row of work with settings of its own (a method on a data set); its units are what it is repeated over (splits, seeds).
-Results are kept unit by unit, under a fingerprint of everything that decides them: what is there is not run again.
+A job is one cell of a table (a method on a data set); its units are the repetitions (splits, seeds). Results are saved unit by unit
+with a fingerprint of everything that determines them, and are not computed twice.
 """
 
 from __future__ import annotations
@@ -15,22 +15,32 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from experiments.harness.settings import without_defaults
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Context", "Job", "Protocol", "Table", "Unit", "UnitError", "plain"]
+__all__ = ["ByJob", "Context", "Job", "Protocol", "Table", "Unit", "UnitError", "digest", "plain"]
 
 Unit = dict[str, Any]
-"""What one unit produced, ready for JSON: numbers by name, lists for curves. Numbers must be finite."""
+"""Results of one unit, ready for JSON: finite numbers by name, lists for curves."""
+
+ByJob = Mapping[str, Mapping[str, Unit]]
+"""Results by job key and unit."""
+
+
+def digest(facts: object) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def plain(name: str) -> str:
-    """A name as part of a file's: "MC dropout (0.1)" as "MC-dropout-0.1"."""
+    """The name as part of a file name: "MC dropout (0.1)" as "MC-dropout-0.1"."""
     return re.sub(r"[^\w+.,]+", "-", name).strip("-")
 
 
 class UnitError(Exception):
-    """Some units could not be brought to an end; the message says which and why. The others have been saved."""
+    """Some units failed; the message says which and why. The others have been saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +49,14 @@ class Table:
 
     Attributes:
         name: "PAPER/TABLE", the folder below `experiments`.
-        title: what it shows, in a line.
-        source: the paper's table or figure it stands beside.
-        protocol: the name of the protocol that runs it.
-        settings: what the protocol takes, with the `[quick]` section laid over it in a quick run.
-        published: the paper's numbers, as the protocol's report reads them.
-        folder: where config, results and report lie.
+        title: one line.
+        source: the paper's table or figure.
+        protocol: name of the protocol that runs it.
+        settings: for the protocol, with the `[quick]` section applied in a quick run.
+        published: the paper's numbers, in the form the protocol's report takes.
+        folder: of config, results and report.
         quick: whether this is a smoke run.
-        remarks: what the results show, in words (Markdown); the report begins with them.
+        remarks: what the results show and what they do not (Markdown); the report begins with them.
     """
 
     name: str
@@ -62,15 +72,15 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Work with settings of its own, repeated over units.
+    """One configuration, run for several units.
 
     Attributes:
-        key: names the file of its results, such as "boston-MeanField".
-        settings: everything that decides its results, ready for JSON. `--dataset` and `--method` look at those named "dataset" and
-            "method".
-        units: the splits or seeds, as words.
+        key: name of its results file without extension, such as "boston-MeanField".
+        settings: everything that determines its results, complete and ready for JSON. `--dataset` and `--method` filter by those
+            named "dataset" and "method".
+        units: splits or seeds, as text.
         data: names of the data sets it reads; their checksums are part of the fingerprint.
-        cost: a rough guess of the seconds one unit takes, for the order of jobs and the time left.
+        cost: rough estimate of seconds per unit, for the order of jobs and the remaining time.
     """
 
     key: str
@@ -80,22 +90,21 @@ class Job:
     cost: float = 1.0
 
     def fingerprint(self, protocol: Protocol, checksums: Mapping[str, str]) -> str:
-        """A digest of everything that decides the results of a unit; where units are many, it does not depend on which."""
-        facts = [type(protocol).__name__, protocol.version, self.settings, {name: checksums[name] for name in self.data}]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        """Digest of protocol, version, settings that differ from their defaults, and data; independent of the units."""
+        settings = without_defaults(self.settings, protocol.setting_types)
+        return digest([type(protocol).__name__, protocol.version, settings, {name: checksums[name] for name in self.data}])
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a running job is given.
+    """The environment of a running job.
 
     Attributes:
-        data_dir: where the data lie; None looks in the usual places.
+        data_dir: folder of the data; None for the default ones.
         progress: called with the share of the job that is done, in [0, 1].
-        save: keeps units that are ready before the job ends, so that a kill loses less.
-        ready: the job's units that earlier runs have kept, for units that build on others.
-        cache: a folder for what is too large for results and can be made again; nobody else writes there. It need not exist, and
-            may be None where nothing outlives the run.
+        save: saves finished units before the job ends, so that an interruption loses less.
+        ready: units of the job from earlier runs, for units that depend on others.
+        cache: folder for large intermediate results, used by this job alone. It may not exist yet; None for no cache.
     """
 
     data_dir: Path | None
@@ -106,41 +115,49 @@ class Context:
 
 
 class Protocol(ABC):
-    """A kind of experiment. Naming it makes it known to `config.toml`.
+    """A kind of experiment. A subclass with a `name` is registered for `config.toml`.
 
     Attributes:
-        version: counts changes of the code that change results: results of other versions are stale.
+        version: raised by a change of the code that changes results; results of other versions are stale.
+        setting_types: dataclasses by the name of the setting that holds their fields: defaults are left out of fingerprints.
     """
 
     registry: ClassVar[dict[str, type[Protocol]]] = {}
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    setting_types: ClassVar[Mapping[str, type]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "name" in vars(cls):  # what others build on has none
+        if "name" in vars(cls):  # base classes have none
             Protocol.registry[cls.name] = cls
 
     @abstractmethod
     def jobs(self, table: Table) -> list[Job]:
-        """What there is to run.
+        """Expand a table into jobs.
 
         Raises:
-            ValueError: settings that do not fit, before any work.
+            ConfigurationError: invalid settings.
         """
 
     @abstractmethod
     def run(self, job: Job, units: Sequence[str], context: Context) -> Mapping[str, Unit]:
-        """Run some units of a job (as many at once as pays) and return their results by unit.
+        """Run units of a job, several at once where that is faster, and return their results by unit.
 
         Raises:
-            UnitError: some did not come to an end, after the others were given to `context.save`.
+            UnitError: some units failed, after `context.save` got the others.
         """
 
     @abstractmethod
-    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
-        """The table as Markdown, paper | ours | difference, from results by job and unit (missing ones are missing)."""
+    def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
+        """The table as Markdown, paper | ours | difference.
 
-    def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
-        """The figure, where the paper has one."""
+        Args:
+            table: with the paper's numbers.
+            jobs: of the table, as `jobs` returned them.
+            results: by job key and unit; jobs and units without results are missing.
+        """
+
+    def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
+        """The figure; None for a table without one. Arguments are those of `report`."""
         return None

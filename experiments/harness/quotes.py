@@ -1,4 +1,4 @@
-"""Tables of reports, quoted in the documentation between two comments, of which the first says where from.
+"""Tables of reports, quoted in the documentation between two comments that name table and section.
 
 <!-- quoted from uci/standard: Coverage -->
 ...
@@ -15,20 +15,20 @@ from experiments.harness.config import ROOT, UsageError, table_names
 __all__ = ["DOCUMENTS", "quote"]
 
 DOCUMENTS = (ROOT.parent / "README.md", ROOT.parent / "docs" / "results.md")
-"""Where reports are quoted."""
+"""Documents that quote reports."""
 
 _QUOTE = re.compile(r"(<!-- quoted from (?P<table>\S+): (?P<section>.+?) -->\n).*?(<!-- end of quote -->)", re.DOTALL)
 
 
 def quote(text: str, root: Path = ROOT) -> str:
-    """The text with every quoted table as it is in its report now.
+    """Replace every quoted table with the one in its report.
 
     Args:
         text: Markdown.
-        root: the folder that the tables lie below.
+        root: folder of all tables.
 
     Raises:
-        UsageError: a quote of something that is not there.
+        UsageError: a quote of a report or section that does not exist.
     """
     return _QUOTE.sub(lambda found: f"{found[1]}\n{_table(found['table'], found['section'], root)}\n\n{found[4]}", text)
 
@@ -37,7 +37,7 @@ def _table(name: str, section: str, root: Path) -> str:
     """The Markdown table in a section of a report."""
     report = root / name / "report.md"
     if name not in table_names(root) or not report.exists():
-        raise UsageError(f"{name!r} is quoted, but there is no report of it; `list` shows the tables")
+        raise UsageError(f"{name!r} is quoted, but has no report; `list` shows the tables")
     _, _, after = report.read_text(encoding="utf-8").partition(f"\n## {section}\n")
     lines = [line for line in after.split("\n## ")[0].splitlines() if line.startswith("|")]
     if not lines:

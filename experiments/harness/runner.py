@@ -1,4 +1,4 @@
-"""What there is to run, and running it: jobs in worker processes, the longest first, every unit kept as soon as it is ready."""
+"""Running tasks in worker processes, the longest first; units are saved as soon as they finish."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from benchmarks.measure import machine
 
+from bayesify.environment import machine
 from experiments.harness.plan import Task
 from experiments.harness.progress import Display
 from experiments.harness.protocol import Context, UnitError
@@ -24,18 +24,18 @@ from experiments.harness.store import Recorder, cache_path
 
 __all__ = ["Failure", "execute", "run_tasks"]
 
-_SECONDS_TO_END = 10  # that an idle worker has
-_SPAWN = get_context("spawn")  # a forked process inherits PyTorch's threads as locks that nobody opens
+_SECONDS_TO_END = 10  # for an idle worker
+_SPAWN = get_context("spawn")  # a forked process inherits the locks of PyTorch's threads
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A task that did not come to an end.
+    """A task that failed.
 
     Attributes:
-        task: which.
-        error: in a line.
-        details: the traceback, where it tells more.
+        task: the task.
+        error: one line.
+        details: the traceback; empty for expected errors.
     """
 
     task: Task
@@ -46,19 +46,19 @@ class Failure:
 def execute(
     task: Task, data_dir: Path | None, origin: Mapping[str, object], progress: Callable[[float], object] = lambda share: None
 ) -> None:
-    """Run one task in this process and keep its results.
+    """Run one task in this process and save its results.
 
     Raises:
-        UnitError: some units have no results; the others are kept.
+        UnitError: some units have no results; the others are saved.
     """
     recorder = Recorder(task.table, task.job, task.protocol, task.checksums, origin)
-    kept = recorder.kept()
+    existing = recorder.existing()
     context = Context(
         data_dir=data_dir,
         progress=progress,
         save=recorder.save,
-        ready={} if kept is None else {unit: kept.units[unit] for unit in task.job.units if unit in kept.units},
-        cache=cache_path(task.table, task.job.key, recorder.fingerprint),
+        ready={} if existing is None else {unit: existing.units[unit] for unit in task.job.units if unit in existing.units},
+        cache=cache_path(task.table, task.job, recorder.fingerprint),
     )
     recorder.save(task.protocol.run(task.job, task.units, context))
     if missing := [unit for unit in task.units if unit not in recorder.saved]:
@@ -66,9 +66,10 @@ def execute(
 
 
 def run_tasks(tasks: Sequence[Task], *, workers: int = 1, data_dir: Path | None = None) -> list[Failure]:
-    """Run tasks in worker processes that share the processor's cores, and show how far they are.
+    """Run tasks in worker processes that share the processor's cores, and show their progress.
 
-    A task that fails, or whose process dies, is reported and does not stop the others. Ctrl-C stops at once; what is ready is kept.
+    A task that fails, or whose process dies, is reported and does not stop the others.
+    Ctrl-C stops at once and loses running units only.
     """
     waiting = sorted(tasks, key=lambda task: -task.cost)
     workers = min(workers, len(waiting))
@@ -107,14 +108,14 @@ def run_tasks(tasks: Sequence[Task], *, workers: int = 1, data_dir: Path | None 
 
 
 class _Ended(NamedTuple):
-    """A worker's last word about a task: what went wrong, if anything, and the traceback where it tells more."""
+    """A worker's final message about a task: its error and traceback, if any."""
 
     error: str | None = None
     details: str = ""
 
 
 class _Worker:
-    """A process that runs one task after another, as seen from outside."""
+    """The parent's handle of a process that runs one task after another."""
 
     def __init__(self, threads: int, data_dir: Path | None, origin: Mapping[str, object]) -> None:
         self.pipe, theirs = _SPAWN.Pipe()
@@ -126,19 +127,19 @@ class _Worker:
 
     def start(self, task: Task) -> None:
         self.task, self.since = task, time.perf_counter()
-        with contextlib.suppress(ConnectionError):  # a process that has died meanwhile is noticed by `receive`
+        with contextlib.suppress(ConnectionError):  # `receive` reports a process that has died
             self.pipe.send(task)
 
     def receive(self) -> float | _Ended:
-        """The share of the task that is done, or its end."""
+        """The share of the task that is done, or its final message."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join()
-            return _Ended(f"its process died with exit code {self.process.exitcode} (-9: killed, perhaps for want of memory)")
+            return _Ended(f"its process died with exit code {self.process.exitcode} (-9: killed, perhaps out of memory)")
 
     def stop(self) -> None:
-        """End the process: at once where it is at work, otherwise by itself, so that it puts away what it holds."""
+        """End the process: a busy one at once; an idle one exits by itself and releases its resources."""
         self.pipe.close()
         if self.task is None:
             self.process.join(_SECONDS_TO_END)
@@ -147,7 +148,7 @@ class _Worker:
 
 
 def _work(pipe: Any, threads: int, data_dir: Path | None, origin: Mapping[str, object]) -> None:
-    """The worker's side."""
+    """Main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent stops its workers
     threading.Thread(target=_follow_parent, daemon=True).start()
     torch.set_num_threads(threads)
@@ -168,14 +169,14 @@ def _work(pipe: Any, threads: int, data_dir: Path | None, origin: Mapping[str, o
             execute(task, data_dir, origin, progress)
         except UnitError as error:
             pipe.send(_Ended(str(error)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the other jobs go on
             pipe.send(_Ended(f"{type(error).__name__}: {error}", traceback.format_exc()))
         else:
             pipe.send(_Ended())
 
 
 def _follow_parent() -> None:
-    """Die with the parent, even if it is killed: a second run would otherwise meet this one at work."""
+    """Exit with the parent, even if it is killed: a second run must not meet this worker."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -1,7 +1,7 @@
 """Classification error against the number of hidden units: Kingma, Salimans & Welling (2015), section 5 and figure 1a.
 
-As in the paper: Adam with its default settings and temporal averaging; the epoch to keep is the one whose averaged mean weights
-make the fewest errors on a validation part, the last rows of the training set. Test images decide nothing.
+As in the paper: Adam with its default settings and temporal averaging. The selected epoch is the one whose averaged mean weights
+have the lowest error on the validation part, the last rows of the training set.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bayesify.core.checks import check_fraction, check_integer, check_positive
+from bayesify.errors import ConfigurationError
+from bayesify.formatting import plural
 from experiments.harness.numbers import Estimate, difference, estimate, markdown
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit
-from experiments.protocols.digits_net import bayesian_net, digits
+from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit
+from experiments.protocols.digits_net import bayesian_net, digits, method_settings
 from experiments.protocols.digits_training import train_and_test
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ class Settings:
         hidden: numbers of units in each of the three hidden layers.
         epochs, batch_size, learning_rate: of training, by Adam.
         averaging: decay per step of the temporal average.
-        validation: so many rows at the end of the training set.
+        validation: number of validation rows at the end of the training set.
         samples: draws of the predictive distribution.
         seeds: how many nets per method and size.
     """
@@ -57,7 +59,7 @@ class Settings:
             check_integer("hidden", number)
         for method in self.methods:
             if set(method) != {"name", "posterior", "beta"}:
-                raise ValueError(f"every one of methods must have name, posterior and beta, got {method}")
+                raise ConfigurationError(f"every one of methods must have name, posterior and beta, got {method}")
             check_positive("beta", method["beta"])
             bayesian_net(1, 1, method["posterior"], self.rates, seed=0)
 
@@ -76,7 +78,13 @@ class Digits(Protocol):
         return [
             Job(
                 _key(method["name"], hidden),
-                {"method": method["name"], "posterior": method["posterior"], "beta": method["beta"], "hidden": hidden, **common},
+                {
+                    "method": method["name"],
+                    "posterior": method_settings(method["posterior"], settings.rates),
+                    "beta": method["beta"],
+                    "hidden": hidden,
+                    **common,
+                },
                 units,
                 data=("mnist",),
                 cost=settings.epochs * (1.0 + hidden / 150),
@@ -89,17 +97,17 @@ class Digits(Protocol):
         (x, y), test = digits("train", context.data_dir), digits("test", context.data_dir)
         held_out = job.settings["validation"]
         if held_out >= len(x):
-            raise ValueError(f"validation must leave rows to train on, got {held_out} of {len(x)}")
+            raise ConfigurationError(f"validation must leave rows to train on, got {held_out} of {len(x)}")
         parts = (x[:-held_out], y[:-held_out]), (x[-held_out:], y[-held_out:]), test
         results: dict[str, Unit] = {}
-        for place, unit in enumerate(units):
+        for index, unit in enumerate(units):
             results[unit] = train_and_test(
-                job.settings, int(unit), *parts, lambda share, i=place: context.progress((i + share) / len(units))
+                job.settings, int(unit), *parts, lambda share, i=index: context.progress((i + share) / len(units))
             )
             context.save({unit: results[unit]})
         return results
 
-    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
+    def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
         settings = Settings(**table.settings)
 
         def rows(quantity: str) -> list[list[str]]:
@@ -111,11 +119,11 @@ class Digits(Protocol):
 
         header = ["method", *(f"{hidden} units" for hidden in settings.hidden)]
         seeds = max((len(units) for units in results.values()), default=0)
-        images = f"{seeds} net{'s' if seeds > 1 else ''} per cell" + (", ± is the standard error over them" if seeds > 1 else "")
+        images = f"{plural(seeds, 'network')} per cell" + (", ± is the standard error over them" if seeds > 1 else "")
         parts = [
-            "The paper gives this figure without numbers; what it says of it stands beside ours below.",
-            f"Test error (%) of the mean weights, {images}. Ten thousand test images alone leave a standard error of about 0.12 on "
-            "a single number of 1.5 (less on differences, the images being the same).",
+            "The paper's figure has no numbers; its statements are checked below.",
+            f"Test error (%) of the mean weights, {images}. The 10,000 test images alone give an error of 1.5 a standard error of "
+            "about 0.12 (differences have a smaller one, as the images are the same).",
             markdown(header, rows("test error")),
             f"Test error (%) of the predictive mean over {settings.samples} draws:",
             markdown(header, rows("predictive error")),
@@ -127,12 +135,12 @@ class Digits(Protocol):
                 start = f"Mean learned dropout rate alpha / (1 + alpha) of the {units} units ({settings.rates[units]} at first):"
                 parts += [start, markdown(header, rates)]
         if claims := self._claims(table, results, settings):
-            parts += ["What the paper says of the test error, checked:", markdown(["paper", *header[1:]], claims)]
-        parts += [f"Epoch that was kept, of {settings.epochs}:", markdown(header, rows("kept epoch"))]
+            parts += ["Statements of the paper about the test error:", markdown(["paper", *header[1:]], claims)]
+        parts += [f"Selected epoch, of {settings.epochs}:", markdown(header, rows("kept epoch"))]
         return "\n\n".join(parts)
 
-    def _claims(self, table: Table, results: Mapping[str, Mapping[str, Unit]], settings: Settings) -> list[list[str]]:
-        """Per claim of the configuration, for every size, the error that is said to be lower minus the other."""
+    def _claims(self, table: Table, results: ByJob, settings: Settings) -> list[list[str]]:
+        """For every claim of the configuration and size, the error claimed to be lower minus the other."""
         claims = []
         for claim in table.published.get("claims", []):
             row = [claim["text"]]
@@ -142,7 +150,7 @@ class Digits(Protocol):
             claims.append(row)
         return claims
 
-    def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
+    def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
         from matplotlib.figure import Figure
 
         from bayesify.plots.style import axes, label, legend
@@ -150,14 +158,14 @@ class Digits(Protocol):
         settings = Settings(**table.settings)
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         ax = axes(figure.subplots())
-        for place, name in enumerate(_names(settings)):
+        for index, name in enumerate(_names(settings)):
             points = [(hidden, e) for hidden in settings.hidden if (e := _over_seeds(results, name, hidden, "test error"))]
-            colour, marker, line = _LOOK[place % len(_LOOK)]
+            color, marker, line = _LOOK[index % len(_LOOK)]
             ax.errorbar(
                 [hidden for hidden, _ in points],
                 [e.mean for _, e in points],
                 yerr=[e.error for _, e in points] if settings.seeds > 1 else None,
-                color=colour, marker=marker, linestyle=line, markersize=5, capsize=2, label=name,
+                color=color, marker=marker, linestyle=line, markersize=5, capsize=2, label=name,
             )  # fmt: skip
         ax.set_xscale("log", base=2)
         ax.set_xticks(settings.hidden, [str(hidden) for hidden in settings.hidden], minor=False)
@@ -186,6 +194,6 @@ def _key(method: str, hidden: int) -> str:
     return f"{method.replace(' ', '-').lower()}-{hidden}"
 
 
-def _over_seeds(results: Mapping[str, Mapping[str, Unit]], method: str, hidden: int, quantity: str) -> Estimate | None:
+def _over_seeds(results: ByJob, method: str, hidden: int, quantity: str) -> Estimate | None:
     values = [unit[quantity] for unit in results.get(_key(method, hidden), {}).values() if quantity in unit]
     return estimate(values) if values else None

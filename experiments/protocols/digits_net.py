@@ -1,4 +1,4 @@
-"""What the experiments of Kingma, Salimans & Welling (2015) on handwritten digits share: images, network, weights in use.
+"""Images and network of the experiments of Kingma, Salimans & Welling (2015) on MNIST, and passes with given weights.
 
 Shapes: B batch, I in, O out, D pixels, H hidden units.
 """
@@ -18,9 +18,20 @@ from bayesify import Bayesian, bayesify
 from bayesify.core.checks import check_integer
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
-from bayesify.data import load_images
+from bayesify.datasets import load_images
+from bayesify.errors import ConfigurationError
 
-__all__ = ["CLASSES", "bayesian_net", "digits", "method_for", "outputs_with", "per_example", "posterior_mean", "sites"]
+__all__ = [
+    "CLASSES",
+    "bayesian_net",
+    "digits",
+    "method_for",
+    "method_settings",
+    "outputs_with",
+    "per_example",
+    "posterior_mean",
+    "sites",
+]
 
 CLASSES = 10
 
@@ -30,14 +41,14 @@ def digits(part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
 
     Args:
         part: "train" or "test".
-        data_dir: where the data lie; None looks in the usual places.
+        data_dir: folder of the data; None for the default ones.
     """
     images = load_images("mnist", cast(Any, part), data_dir)
     return images.scaled().flatten(1), images.y
 
 
 def method_for(fields: Mapping[str, Any], p: float) -> Method:
-    """The method of one layer: `fields` as for `Method.from_dict`, with the dropout rate `p` where the method has one.
+    """The method of one layer: `fields` as for `Method.from_dict`, with dropout rate `p` if the method has one.
 
     Example:
         >>> method_for({"method": "MCDropout"}, 0.2)
@@ -49,18 +60,23 @@ def method_for(fields: Mapping[str, Any], p: float) -> Method:
     return Method.from_dict({**fields, "p": p} if has_rate else dict(fields))
 
 
+def method_settings(fields: Mapping[str, Any], rates: Mapping[str, float]) -> dict[str, Any]:
+    """All fields of the method, as for `Method.from_dict`, without the dropout rate, which `rates` gives per layer."""
+    return {name: value for name, value in method_for(fields, rates["hidden"]).to_dict().items() if name != "p"}
+
+
 def bayesian_net(pixels: int, hidden: int, fields: Mapping[str, Any], rates: Mapping[str, float], seed: int) -> Bayesian:
-    """D-H-H-H-10 with rectified linear units, as Srivastava et al. (2014), made random.
+    """A Bayesian D-H-H-H-10 network with ReLU, as in Srivastava et al. (2014).
 
     Args:
         pixels: D.
         hidden: H, in each of the three hidden layers.
-        fields: the method, as for `Method.from_dict`, without `p`.
-        rates: the initial dropout rates of the "input" and of the "hidden" units.
-        seed: of the initial weights; PyTorch's random state is left as it was.
+        fields: of the method, as for `Method.from_dict`, without `p`.
+        rates: initial dropout rates of the "input" and the "hidden" units.
+        seed: of the initial weights; the global random state is unchanged.
 
     Raises:
-        ValueError: other rates, or a method that does not take what it is given.
+        ConfigurationError: other rates, or invalid fields.
 
     Example:
         >>> net = bayesian_net(784, 30, {"method": "MCDropout"}, {"input": 0.2, "hidden": 0.5}, seed=0)
@@ -69,7 +85,7 @@ def bayesian_net(pixels: int, hidden: int, fields: Mapping[str, Any], rates: Map
     """
     check_integer("hidden", hidden)
     if set(rates) != {"input", "hidden"}:
-        raise ValueError(f"rates must be the dropout rates 'input' and 'hidden', got {dict(rates)}")
+        raise ConfigurationError(f"rates must be the dropout rates 'input' and 'hidden', got {dict(rates)}")
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         sizes = [pixels, hidden, hidden, hidden, CLASSES]
@@ -79,22 +95,22 @@ def bayesian_net(pixels: int, hidden: int, fields: Mapping[str, Any], rates: Map
 
 
 def sites(bnn: Bayesian) -> list[BayesianLayer]:
-    """The random layers, from the bottom to the top."""
+    """The Bayesian layers from bottom to top."""
     return [site for _, site in bnn.random_layers()]
 
 
 def outputs_with(bnn: Bayesian, x: Tensor, weights: Callable[[BayesianLayer], tuple[Tensor, Tensor | None]]) -> Tensor:
-    """The outputs (B, O) of a sequential net, each random layer with the weight and bias that `weights` gives for it."""
+    """Outputs (B, O) of a sequential network with the weight and bias that `weights` returns for each Bayesian layer."""
     for layer in cast(nn.Sequential, bnn.net):
         x = layer.op(layer.prepare(x), *weights(layer)) if isinstance(layer, BayesianLayer) else layer(x)
     return x
 
 
 def posterior_mean(bnn: Bayesian, x: Tensor) -> Tensor:
-    """The outputs (B, O) with the mean weights: without noise."""
+    """Outputs (B, O) with the posterior means of the weights."""
     return outputs_with(bnn, x, lambda site: site.posterior.mean(site))
 
 
 def per_example(bnn: Bayesian, x: Tensor) -> Tensor:
-    """The outputs (B, O) with weights (B, O, I) and biases (B, O): every row meets a draw of its own, made explicitly."""
+    """Outputs (B, O) with explicit weights (B, O, I) and biases (B, O): one draw per row."""
     return outputs_with(bnn, x, lambda site: site.posterior.sample(site, len(x)))

@@ -1,4 +1,4 @@
-"""Training one net on digits as Kingma et al. (2015) do: Adam, temporal averaging, the best epoch on a validation part."""
+"""Training on MNIST as in Kingma et al. (2015): Adam, temporal averaging, the best epoch on validation rows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Part = tuple[Tensor, Tensor]
 
 
 class TemporalAverage:
-    r"""An exponentially moving average of parameters, without the bias towards its start.
+    r"""Bias-corrected exponential moving average of parameters.
 
     $$\bar\theta_t = d\,\bar\theta_{t-1} + (1 - d)\,\theta_t, \qquad \bar\theta_0 = 0,
       \qquad \hat\theta_t = \bar\theta_t / (1 - d^t)$$
 
     Args:
-        parameters: what is averaged, seen every time `update` is called.
+        parameters: averaged over the calls of `update`.
         decay: d in [0, 1).
 
     Source: Kingma & Ba, *Adam* (2015), section 7.2.
@@ -52,28 +52,28 @@ class TemporalAverage:
         self.steps = 0
 
     def update(self) -> None:
-        """Take in the parameters as they are now."""
+        """Add the present values of the parameters."""
         for total, parameter in zip(self.sums, self.parameters, strict=True):
             total.lerp_(parameter, 1 - self.decay)
         self.steps += 1
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The average in place of the parameters."""
-        kept = [p.clone() for p in self.parameters]
+        """Replace the parameters with their average inside the context."""
+        original = [p.clone() for p in self.parameters]
         for parameter, total in zip(self.parameters, self.sums, strict=True):
             parameter.copy_(total / (1 - self.decay**self.steps))
         try:
             yield
         finally:
-            for parameter, value in zip(self.parameters, kept, strict=True):
+            for parameter, value in zip(self.parameters, original, strict=True):
                 parameter.copy_(value)
 
 
 def train_and_test(
     settings: Mapping[str, Any], seed: int, train: Part, validation: Part, test: Part, progress: Callable[[float], object]
 ) -> Unit:
-    """Train one net, keep the averaged weights of the epoch with the fewest validation errors (the first of equals), test them."""
+    """Train one network, select the averaged weights of the first epoch with the lowest validation error, test them."""
     bnn = bayesian_net(train[0].shape[1], settings["hidden"], settings["posterior"], settings["rates"], seed)
     average: TemporalAverage | None = None
     curve: list[float] = []
@@ -119,13 +119,13 @@ def train_and_test(
 
 
 def error(bnn: Bayesian, data: Part) -> float:
-    """Per cent of the rows that the mean weights get wrong."""
+    """Error of the mean weights, in percent."""
     with torch.no_grad():
         return 100 * float((posterior_mean(bnn, data[0]).argmax(-1) != data[1]).double().mean())
 
 
 def dropout_rates(bnn: Bayesian) -> list[float]:
-    """The mean of alpha / (1 + alpha) in each layer, from the bottom to the top; empty for nets that learn no alpha."""
+    """Mean of alpha / (1 + alpha) per layer from bottom to top; empty if alpha is not learned."""
     learned = [
         site.posterior
         for site in sites(bnn)

@@ -1,9 +1,9 @@
-"""Time of a training step: weights for every example against local reparameterisation, Kingma et al. (2015), section 5, "Speed".
+"""Time of a training step: weights for every example against local reparameterization, Kingma et al. (2015), section 5, "Speed".
 
-A step is zeroing the gradients, the bound of one minibatch, its backward pass and Adam. Estimators are timed in turn, in one
-process. Weights for every example need M times the memory of the net, so they are made for some rows at a time: one row at a time
-stays within a processor's cache, many rows make fewer and larger operations. What is timed does not depend on the values of the
-inputs, which are random numbers.
+A step consists of zeroing the gradients, the bound of one minibatch, its backward pass and Adam. Estimators are timed in turn in
+one process. Weights for every example need M times the memory of the network, so they are drawn for a few rows at a time: one row
+fits in a processor's cache, several rows need fewer and larger operations. Inputs are random: times do not depend on their
+values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from bayesify import Bayesian, Categorical, elbo
 from bayesify.core.checks import check_integer
+from bayesify.errors import ConfigurationError
 from experiments.harness.numbers import markdown
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit
-from experiments.protocols.digits_net import CLASSES, bayesian_net, per_example
+from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit
+from experiments.protocols.digits_net import CLASSES, bayesian_net, method_settings, per_example
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["EstimatorSpeed", "explicit_step", "step"]
 
 _PIXELS = 784
-_NAMES = {"local": "local reparameterisation", "minibatch": "weight sample per minibatch"}
+_NAMES = {"local": "local reparameterization", "minibatch": "weight sample per minibatch"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,10 @@ class Settings:
         posterior: the method, as for `Method.from_dict`, without `p`.
         rates: initial dropout rates of the "input" and the "hidden" units.
         hidden: units in each of the three hidden layers.
-        batch_sizes: examples per step; a job each.
-        rows: for how many examples weights are made at a time, one way after the other.
-        rounds: how often each is timed, by batch size.
-        images: in an epoch.
+        batch_sizes: examples per step, one job each.
+        rows: numbers of examples whose weights are drawn at a time, each timed separately.
+        rounds: number of timings by batch size.
+        images: per epoch.
     """
 
     posterior: dict[str, Any]
@@ -56,7 +57,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_integer("images", self.images)
         if len(self.rounds) != len(self.batch_sizes):
-            raise ValueError(f"rounds must have a number for each of batch_sizes, got {self.rounds} and {self.batch_sizes}")
+            raise ConfigurationError(f"rounds must have a number for each of batch_sizes, got {self.rounds} and {self.batch_sizes}")
         for name in ("batch_sizes", "rows", "rounds"):
             for number in getattr(self, name):
                 check_integer(name, number)
@@ -64,7 +65,7 @@ class Settings:
 
 
 def step(bnn: Bayesian, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, n: int, *, coherent: bool = False) -> None:
-    """One training step on the bound, with the library's noise or, `coherent`, with one weight draw for the minibatch."""
+    """One training step with local reparameterization or, if `coherent`, with one weight draw for the minibatch."""
     optimizer.zero_grad()
     draws = bnn(x, coherent=coherent)
     (-elbo(draws, Categorical().log_prob(draws.outputs, y), n)).backward()
@@ -72,7 +73,7 @@ def step(bnn: Bayesian, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, 
 
 
 def explicit_step(bnn: Bayesian, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, n: int, rows: int) -> None:
-    """The same step with a weight draw for every example, made for `rows` of them at a time; the KL comes once."""
+    """One training step with a weight draw for every example, drawn for `rows` of them at a time; the KL is added once."""
     optimizer.zero_grad()
     for part, labels in zip(x.split(rows), y.split(rows), strict=True):
         (-Categorical().log_prob(per_example(bnn, part).unsqueeze(0), labels).sum() / len(x)).backward()
@@ -81,13 +82,13 @@ def explicit_step(bnn: Bayesian, optimizer: torch.optim.Optimizer, x: Tensor, y:
 
 
 class EstimatorSpeed(Protocol):
-    """One job per batch size, timed once; a unit holds milliseconds and ratios to local reparameterisation by estimator."""
+    """One job per batch size, timed once; a unit holds milliseconds and ratios to local reparameterization by estimator."""
 
     name = "estimator-speed"
 
     def jobs(self, table: Table) -> list[Job]:
         settings = Settings(**table.settings)
-        common = dataclasses.asdict(settings)
+        common = dataclasses.asdict(settings) | {"posterior": method_settings(settings.posterior, settings.rates)}
         del common["batch_sizes"], common["rounds"]
         seconds = 1e-8 * settings.hidden**2 * len(settings.rows)
         return [
@@ -117,7 +118,7 @@ class EstimatorSpeed(Protocol):
                 results[unit] = dict(interleave(candidates, settings["rounds"], warmup=0))
         return results
 
-    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
+    def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
         settings = Settings(**table.settings)
         units = _units(settings, results)
         rows = [
@@ -140,14 +141,14 @@ class EstimatorSpeed(Protocol):
         return "\n\n".join(
             [
                 f"A training step of the net with three hidden layers of {settings.hidden} units, weights for every example being "
-                "made for some rows at a time:",
+                "drawn for a few rows at a time:",
                 markdown(["batch", "estimator", "ms", "ratio to local (quartiles)"], rows, left=2),
-                f"An epoch of {settings.images} images at batch {size}; the paper's is on a GPU of its time, ours on a processor:",
+                f"One epoch of {settings.images} images at batch size {size}; the paper's on a GPU of 2015, ours on a processor:",
                 markdown(["", "paper", "ours"], claims),
             ]
         )
 
-    def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
+    def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
         from matplotlib.figure import Figure
 
         from bayesify.plots.style import BLUE, MUTED, ORANGE, axes, label, legend
@@ -156,10 +157,10 @@ class EstimatorSpeed(Protocol):
         sizes = [size for size, _ in units]
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         ax = axes(figure.subplots())
-        for name, colour in (("example", ORANGE), ("local", BLUE), ("minibatch", MUTED)):
+        for name, color in (("example", ORANGE), ("local", BLUE), ("minibatch", MUTED)):
             times = [(_fastest(unit) if name == "example" else unit[name])["milliseconds"] for _, unit in units]
             text = _NAMES.get(name, "weight sample per data point, fastest way")
-            ax.plot(sizes, times, color=colour, marker="o", markersize=4, label=text)
+            ax.plot(sizes, times, color=color, marker="o", markersize=4, label=text)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.minorticks_off()
@@ -168,19 +169,19 @@ class EstimatorSpeed(Protocol):
         return figure
 
 
-def _units(settings: Settings, results: Mapping[str, Mapping[str, Unit]]) -> list[tuple[int, Unit]]:
-    """What there is, by batch size."""
+def _units(settings: Settings, results: ByJob) -> list[tuple[int, Unit]]:
+    """Results by batch size."""
     keys = {size: f"batch-{size}" for size in sorted(settings.batch_sizes)}
     return [(size, results[key]["0"]) for size, key in keys.items() if "0" in results.get(key, {})]
 
 
 def _fastest(unit: Unit) -> dict[str, Any]:
-    """What explicit weights take with the number of rows at a time that is best."""
+    """The fastest timing of explicit weights over the numbers of rows."""
     return min((one for name, one in unit.items() if name not in _NAMES), key=lambda one: one["milliseconds"])
 
 
 def _text(name: str) -> str:
-    """What an estimator is called in the report."""
+    """Name of an estimator in the report."""
     if name in _NAMES:
         return _NAMES[name]
     rows = int(name.removeprefix("example "))

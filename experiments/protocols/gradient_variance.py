@@ -1,13 +1,14 @@
 r"""Variance of minibatch gradients by estimator: Kingma, Salimans & Welling (2015), section 5 (table 1) and appendix E (table 2).
 
-A net is trained, and the gradient of the bound by the weights $\theta$ of one layer estimated from many minibatches of M examples,
+A network is trained, and the gradient of the bound with respect to the weights $\theta$ of one layer is estimated from many
+minibatches of M examples,
 
 $$\hat g = \frac NM \sum_{i=1}^M \nabla_\theta \log p(y_i \mid x_i, w), \qquad
   V = \frac1{|\theta|}\sum_{j\in\theta} \frac1{K-1}\sum_{k=1}^K \bigl(\hat g_{kj} - \bar g_j\bigr)^2,$$
 
-over minibatches (drawn from all N training examples, without replacement within one) and noise at once. The bound's KL does not
-depend on theta. The mean over K estimates stands for the full-data gradient, whose noise can only be averaged out too; the factor
-K - 1 pays for that, so V is unbiased. Estimators see the same minibatches.
+over minibatches (drawn from all N training examples, without replacement within one) and noise jointly. The KL does not depend on
+theta. The mean of the K estimates replaces the full-data gradient; with the factor K - 1, V is unbiased. All estimators use the
+same minibatches.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from torch import Tensor
 
 from bayesify import Bayesian, Categorical
 from bayesify.core.checks import check_choice, check_integer, check_positive
+from bayesify.errors import ConfigurationError
 from bayesify.train import fit
 from experiments.harness.numbers import Estimate, estimate, markdown
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit
-from experiments.protocols.digits_net import bayesian_net, digits, per_example, posterior_mean, sites
+from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit
+from experiments.protocols.digits_net import bayesian_net, digits, method_settings, per_example, posterior_mean, sites
 from experiments.protocols.digits_training import dropout_rates, error
 
 __all__ = ["ESTIMATORS", "GradientVariance", "deviations", "gradients"]
@@ -33,16 +35,16 @@ __all__ = ["ESTIMATORS", "GradientVariance", "deviations", "gradients"]
 Forward = Callable[[Bayesian, Tensor], Tensor]
 
 ESTIMATORS: dict[str, tuple[str, Forward]] = {
-    "local": ("local reparameterisation", lambda bnn, x: bnn(x).outputs[0]),
+    "local": ("local reparameterization", lambda bnn, x: bnn(x).outputs[0]),
     "example": ("weight sample per data point", per_example),
     "minibatch": ("weight sample per minibatch", lambda bnn, x: bnn(x, coherent=True).outputs[0]),
     "none": ("no dropout noise", posterior_mean),
 }
-"""By name: what the paper calls it, and outputs (B, O) for inputs (B, D). With input noise, "local" draws per example as well."""
+"""Name in the paper, and a function from inputs (B, D) to outputs (B, O). With input noise, "local" draws per example, too."""
 
 _LAYERS = ("top", "bottom")
-_ORDER = ("local", "example", "minibatch")  # of the variances, as the paper finds them
-_EXPLICIT_ROWS = 4  # weights of so many rows still fit in a processor's cache
+_ORDER = ("local", "example", "minibatch")  # of increasing variance in the paper
+_EXPLICIT_ROWS = 4  # whose weights fit in a processor's cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,11 +55,11 @@ class Settings:
         posterior: the method, as for `Method.from_dict`, without `p`.
         rates: initial dropout rates of the "input" and the "hidden" units.
         hidden: units in each hidden layer.
-        epochs: when the variance is measured, in one run; the last is the end of it.
+        epochs: after which the variance is measured; training ends after the last.
         batch_size, learning_rate: of training, by Adam.
         rows: M, examples per minibatch of the gradients that are measured.
-        batches: K, by estimator; those that are not named are left out.
-        seeds: how many nets are trained.
+        batches: K by estimator; other estimators are omitted.
+        seeds: number of networks.
     """
 
     posterior: dict[str, Any]
@@ -78,9 +80,9 @@ class Settings:
             check_choice("an estimator of batches", name, tuple(ESTIMATORS))
             check_integer(f"batches.{name}", count, least=3)
         if "local" not in self.batches:
-            raise ValueError("batches must have a number for 'local': the other estimators are compared with it")
+            raise ConfigurationError("batches must have an entry 'local', with which the other estimators are compared")
         if not self.epochs or sorted(set(self.epochs)) != self.epochs or self.epochs[0] < 1:
-            raise ValueError(f"epochs must be whole numbers of at least 1, rising, got {self.epochs}")
+            raise ConfigurationError(f"epochs must be whole numbers of at least 1, rising, got {self.epochs}")
         bayesian_net(1, 1, self.posterior, self.rates, seed=0)
 
 
@@ -92,7 +94,7 @@ def gradients(forward: Forward, bnn: Bayesian, x: Tensor, y: Tensor, n: int, row
         bnn: the net.
         x, y: the minibatch, (M, D) and (M,).
         n: N, the size of the training set.
-        rows: so many rows are passed at a time; only for estimators whose noise differs between rows. None takes all at once.
+        rows: rows per pass, only for estimators whose noise differs between rows; None for all.
     """
     layers = sites(bnn)
     weights = {"top": layers[-1].weight, "bottom": layers[0].weight}
@@ -106,7 +108,7 @@ def gradients(forward: Forward, bnn: Bayesian, x: Tensor, y: Tensor, n: int, row
 
 
 def deviations(estimates: Sequence[Tensor]) -> list[float]:
-    """Per estimate, its mean squared distance from the mean of all K, times K / (K - 1): their mean is V."""
+    """Mean squared distance of each estimate from the mean of all K, times K / (K - 1); V is the mean of these."""
     count = len(estimates)
     mean = torch.zeros_like(estimates[0], dtype=torch.float64)
     for gradient in estimates:
@@ -117,13 +119,13 @@ def deviations(estimates: Sequence[Tensor]) -> list[float]:
 def measure(
     bnn: Bayesian, data: tuple[Tensor, Tensor], rows: int, batches: Mapping[str, int], seed: int, tick: Callable[[str], object]
 ) -> dict[str, list[float]]:
-    """The deviations by "LAYER ESTIMATOR"; PyTorch's random state is left as it was."""
+    """The deviations by "LAYER ESTIMATOR"; the global random state is unchanged."""
     x, y = data
     results: dict[str, list[float]] = {}
     with torch.random.fork_rng(devices=()):
         for name, count in batches.items():
             torch.manual_seed(seed)
-            order = torch.Generator().manual_seed(seed)  # of its own, so that all estimators see the same minibatches
+            order = torch.Generator().manual_seed(seed)  # the same minibatches for all estimators
             found: dict[str, list[Tensor]] = {layer: [] for layer in _LAYERS}
             for _ in range(count):
                 index = torch.randperm(len(x), generator=order)[:rows]
@@ -136,23 +138,24 @@ def measure(
 
 
 class GradientVariance(Protocol):
-    """One job, a net per seed; a unit holds by "EPOCH LAYER ESTIMATOR" one number per minibatch, whose mean is the variance."""
+    """One job, a network per seed; a unit has by "EPOCH LAYER ESTIMATOR" one number per minibatch, whose mean is the variance."""
 
     name = "gradient-variance"
 
     def jobs(self, table: Table) -> list[Job]:
         settings = Settings(**table.settings)
-        described = dataclasses.asdict(settings)
-        units = tuple(str(seed) for seed in range(described.pop("seeds")))
+        described = dataclasses.asdict(settings) | {"posterior": method_settings(settings.posterior, settings.rates)}
+        del described["seeds"]
+        units = tuple(str(seed) for seed in range(settings.seeds))
         return [Job("variance", described, units, data=("mnist",), cost=10.0 * settings.epochs[-1])]
 
     def run(self, job: Job, units: Sequence[str], context: Context) -> Mapping[str, Unit]:
         settings = Settings(**job.settings, seeds=len(units))
         train, test = digits("train", context.data_dir), digits("test", context.data_dir)
         results: dict[str, Unit] = {}
-        for place, unit in enumerate(units):
+        for index, unit in enumerate(units):
             results[unit] = self._unit(
-                settings, int(unit), train, test, lambda share, i=place: context.progress((i + share) / len(units))
+                settings, int(unit), train, test, lambda share, i=index: context.progress((i + share) / len(units))
             )
             context.save({unit: results[unit]})
         return results
@@ -195,14 +198,14 @@ class GradientVariance(Protocol):
         )  # fmt: skip
         return result
 
-    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
+    def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
         settings = Settings(**table.settings)
         units = list(results["variance"].values())
         rows, ordered = [], []
         for layer in _LAYERS:
-            for place, epoch in enumerate(settings.epochs):
+            for index, epoch in enumerate(settings.epochs):
                 found = {name: [estimate(unit[f"{epoch} {layer} {name}"]) for unit in units] for name in settings.batches}
-                theirs = {name: numbers[layer][place] for name, numbers in table.published.items() if place < len(numbers[layer])}
+                theirs = {name: numbers[layer][index] for name, numbers in table.published.items() if index < len(numbers[layer])}
                 rows += [[layer, str(epoch), *cells] for cells in _rows(found, theirs)]
                 means = [_over_nets(found[name]).mean for name in _ORDER if name in found]
                 ordered.append(means == sorted(means))
@@ -210,17 +213,17 @@ class GradientVariance(Protocol):
         header = ["layer", "epochs", "estimator", "paper", "ours", "ratio: paper", "ratio: ours", "ours / paper"]
         parts = [
             "Variance of the gradient of the bound of the whole training set (N/M times the sum over a minibatch), averaged "
-            "over the weights of a layer, and its ratio to that of local reparameterisation. The ratios are what compares: "
+            "over the weights of a layer, and its ratio to that of local reparameterization. Only the ratios are comparable: "
             "the level depends on width, initial weights and batch size of training, which the paper does not give.",
             markdown(header, rows, left=3),
-            f"± is the standard error over {'nets' if len(units) > 1 else 'minibatches, for one trained net'}.",
+            f"± is the standard error over {'nets' if len(units) > 1 else 'minibatches, for one trained network'}.",
             f"{order}: in {sum(ordered)} of {len(ordered)} cases.",
         ]
         for epoch in settings.epochs:
-            wrong = estimate([unit[f"{epoch} test error"] for unit in units])
+            errors = estimate([unit[f"{epoch} test error"] for unit in units])
             rates = [", ".join(f"{rate:.2f}" for rate in unit.get(f"{epoch} dropout rates", [])) for unit in units]
             learned = f"; mean dropout rates of the layers, from the bottom: {'; '.join(rates)}" if all(rates) else ""
-            parts.append(f"After {epoch} epochs: test error of the mean weights {wrong} %{learned}.")
+            parts.append(f"After {epoch} epochs: test error of the mean weights {errors} %{learned}.")
         return "\n\n".join(parts)
 
 
@@ -248,11 +251,11 @@ def _rows(found: Mapping[str, Sequence[Estimate]], theirs: Mapping[str, float]) 
 
 
 def _ratio(value: Estimate, base: Estimate) -> Estimate:
-    """A quotient; its error, to first order, as if the two were independent."""
+    """The quotient; its error to first order, as for independent values."""
     ratio = value.mean / base.mean
     return Estimate(ratio, ratio * math.hypot(value.error / value.mean, base.error / base.mean))
 
 
 def _over_nets(each: Sequence[Estimate]) -> Estimate:
-    """The mean over nets with its standard error; of a single net, what is known of it."""
+    """Mean over networks with its standard error; for a single network its own estimate."""
     return each[0] if len(each) == 1 else estimate([one.mean for one in each])

@@ -1,8 +1,8 @@
-r"""How far matrices without structure are from $S_1 H \mathrm{diag}(g) H S_2$: Rossi, Marmin & Filippone (2020), figure 11.
+r"""Distance of unstructured matrices from $S_1 H \mathrm{diag}(g) H S_2$: Rossi, Marmin & Filippone (2020), figure 11.
 
 $$\min_{s_1, s_2, g} \frac1D \lVert \Gamma - S_1 H \mathrm{diag}(g) H S_2 \rVert_F, \qquad \Gamma_{ij} \sim U(-1, 1).$$
 
-The paper minimises by gradient descent; here by alternating least squares (`hadamard_projection`), the best of four starts.
+The paper minimizes by gradient descent; here by alternating least squares (`hadamard_projection`), the best of four starts.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from bayesify.core.checks import check_integer
+from bayesify.errors import ConfigurationError
 from bayesify.functional import hadamard_projection
 from experiments.harness.numbers import markdown
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit
+from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["HadamardDistance"]
 
-_ZERO = 1 / math.sqrt(3)  # the distance of a large matrix from zero, the root mean square of its entries
+_ZERO = 1 / math.sqrt(3)  # root mean square of the entries, the distance from the zero matrix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class Settings:
 
     Attributes:
         sizes: D, powers of two.
-        matrices: how many of every size.
-        sweeps: of the alternation.
+        matrices: number per size.
+        sweeps: of alternating least squares.
     """
 
     sizes: list[int]
@@ -47,11 +48,11 @@ class Settings:
         for size in self.sizes:
             check_integer("sizes", size, least=2)
             if size & (size - 1):
-                raise ValueError(f"sizes must be powers of two, got {size}")
+                raise ConfigurationError(f"sizes must be powers of two, got {size}")
 
 
 class HadamardDistance(Protocol):
-    """One job; a unit is a size."""
+    """One job with a unit per size."""
 
     name = "hadamard-distance"
 
@@ -62,20 +63,20 @@ class HadamardDistance(Protocol):
 
     def run(self, job: Job, units: Sequence[str], context: Context) -> Mapping[str, Unit]:
         results: dict[str, Unit] = {}
-        for place, unit in enumerate(units):
-            size, found = int(unit), []
+        for index, unit in enumerate(units):
+            size, distances = int(unit), []
             generator = torch.Generator().manual_seed(size)
-            kept = torch.ones(size, size, dtype=torch.bool)
+            mask = torch.ones(size, size, dtype=torch.bool)
             for done in range(job.settings["matrices"]):
                 matrix = 2 * torch.rand(1, size, size, dtype=torch.float64, generator=generator) - 1
-                *_, error = hadamard_projection(matrix, kept, sweeps=job.settings["sweeps"])
-                found.append(float(error * matrix.square().mean().sqrt()))
-                context.progress((place + (done + 1) / job.settings["matrices"]) / len(units))
-            results[unit] = {"distances": found}
+                *_, error = hadamard_projection(matrix, mask, sweeps=job.settings["sweeps"])
+                distances.append(float(error * matrix.square().mean().sqrt()))
+                context.progress((index + (done + 1) / job.settings["matrices"]) / len(units))
+            results[unit] = {"distances": distances}
             context.save({unit: results[unit]})
         return results
 
-    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
+    def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
         rows = []
         for size, unit in results["distances"].items():
             found = torch.tensor(unit["distances"], dtype=torch.float64)
@@ -83,15 +84,15 @@ class HadamardDistance(Protocol):
             rows.append([size, *(f"{float(x):.4f}" for x in (found.median(), found.min(), found.max())), f"{expected:.4f}"])
         return "\n\n".join(
             [
-                f"The root mean square distance of {table.settings['matrices']} random matrices of every size. The matrix 0 is at "
-                f"{_ZERO:.4f}. Fitting 3 D numbers linearly, whatever they stand for, would leave the root of 1 - 3 / D of that "
-                "(last column); the family is curved, and the best of its points a little closer.",
-                markdown(["D", "median", "least", "largest", "of 3 D numbers"], rows),
-                f"What the paper says: {table.published['claim']}",
+                f"Root mean square distance of {table.settings['matrices']} random matrices of every size. That of the zero "
+                f"matrix is {_ZERO:.4f}. A linear family with 3 D parameters would leave sqrt(1 - 3 / D) of that (last column); "
+                "the Walsh-Hadamard family is nonlinear and its best points are slightly closer.",
+                markdown(["D", "median", "least", "largest", "linear, 3 D parameters"], rows),
+                f"Statement of the paper: {table.published['claim']}",
             ]
         )
 
-    def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
+    def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
         from matplotlib.figure import Figure
 
         from bayesify.plots.style import INK, MUTED, ORANGE, axes, label, legend
@@ -99,12 +100,12 @@ class HadamardDistance(Protocol):
         figure = Figure(figsize=(6.0, 3.6), layout="constrained")
         ax = axes(figure.subplots())
         sizes = [int(size) for size in results["distances"]]
-        for place, (size, unit) in enumerate(results["distances"].items()):
+        for index, (size, unit) in enumerate(results["distances"].items()):
             found = unit["distances"]
-            ax.plot([int(size)] * len(found), found, "o", color=ORANGE, markersize=4, label="" if place else "a matrix each")
+            ax.plot([int(size)] * len(found), found, "o", color=ORANGE, markersize=4, label="" if index else "one matrix")
         medians = [float(torch.tensor(unit["distances"]).median()) for unit in results["distances"].values()]
         ax.plot(sizes, medians, color=INK, linewidth=1.4, label="median")
-        ax.axhline(_ZERO, color=MUTED, linestyle=":", label="the matrix 0")
+        ax.axhline(_ZERO, color=MUTED, linestyle=":", label="zero matrix")
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, [str(size) for size in sizes], minor=False)
         ax.set_ylim(0, 0.7)

@@ -1,12 +1,12 @@
-r"""The KL of a dropout posterior from the log-uniform prior and what stands in for it: Kingma, Salimans & Welling (2015), figure 2.
+r"""The KL of a dropout posterior from the log-uniform prior and its approximations: Kingma, Salimans & Welling (2015), figure 2.
 
 The exact KL of the library, the paper's cubic and its lower bound of -KL, and the sigmoid form of Molchanov et al. (2017),
 against a Monte Carlo estimate of
 
 $$\mathrm{KL}(\alpha) = -\tfrac12\log\alpha + \mathrm{E}\log|1 + \sqrt\alpha z| + \tfrac12(\gamma + \log 2), \quad z \sim N(0, 1).$$
 
-The prior is improper, so the constant is a convention: as in the library the KL is 0 at infinite alpha. The paper has it 0 at
-alpha = 1: the figure follows the paper, and the cubic, which has no constant of its own, agrees with the exact KL there.
+The prior is improper, so the constant is a convention: the library's KL is 0 at infinite alpha, the paper's at alpha = 1. The
+figure follows the paper; the cubic, which has no constant, equals the exact KL there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from bayesify.core.checks import check_integer
+from bayesify.errors import ConfigurationError
 from bayesify.functional import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
 from experiments.harness.numbers import Estimate, markdown
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit
+from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ class Settings:
 
     Attributes:
         lowest, highest: the range of log alpha.
-        points: on an even grid over it, whole numbers of log alpha among them where it fits.
+        points: of an even grid over it.
         draws: of the Monte Carlo estimate, the same for every alpha.
     """
 
@@ -51,11 +52,11 @@ class Settings:
         check_integer("points", self.points, least=2)
         check_integer("draws", self.draws, least=2)
         if not self.lowest < 0 < self.highest:
-            raise ValueError(f"lowest and highest must enclose log alpha = 0, got {self.lowest} and {self.highest}")
+            raise ConfigurationError(f"lowest and highest must enclose log alpha = 0, got {self.lowest} and {self.highest}")
 
 
 def bound(log_alpha: Tensor) -> Tensor:
-    """The KL without the term E log|epsilon|: the paper's lower bound of -KL is minus this."""
+    """The KL without the term E log|epsilon|, the negative of the paper's lower bound of -KL."""
     return _CONSTANT - 0.5 * log_alpha
 
 
@@ -78,7 +79,7 @@ def expected_log_noise(log_alpha: Tensor, draws: int, seed: int) -> list[Estimat
 
 
 class KLCurves(Protocol):
-    """One job; a unit, a seed of the Monte Carlo estimate, holds the curves."""
+    """One job; a unit is a seed of the Monte Carlo estimate and has the curves."""
 
     name = "kl-curves"
 
@@ -101,7 +102,7 @@ class KLCurves(Protocol):
             results[unit] = curves | {"Monte Carlo": values, "Monte Carlo error": [e.error for e in log_noise]}
         return results
 
-    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
+    def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
         unit = results["curves"]["0"]
         domain = table.published["domain"]
         grid = unit["log alpha"]
@@ -123,20 +124,20 @@ class KLCurves(Protocol):
         claims = [
             [
                 "cubic and exact are indistinguishable on the domain",
-                f"apart by up to {worst('cubic', inside)} nats, their slopes by up to {worst('cubic', inside, ' slope')}",
+                f"differ by up to {worst('cubic', inside)} nats, their slopes by up to {worst('cubic', inside, ' slope')}",
             ],
             [
                 "cubic and bound become exact as log alpha falls to minus infinity",
                 f"at {grid[0]:g} the bound is off by {unit['bound'][0] - unit['exact'][0]:+.4f} nats, the cubic by {gap:+.4f}, or "
-                f"by {-gap:+.4f} at alpha = 1 with another constant: no constant is right at both ends",
+                f"by {-gap:+.4f} at alpha = 1 with another constant: no constant fits both ends",
             ],
             [
                 "-E log|epsilon| is at least 0 for every alpha, so that the bound holds",
-                f"its sign changes at alpha = {_sign_change(unit):.3f}: the bound holds below that only",
+                f"its sign changes at alpha = {_sign_change(unit):.3f}: the bound holds only below",
             ],
             [
                 "alpha is at most 1 while training",
-                f"with the cubic it has to be: at log alpha = {grid[-1]:g} its KL is {unit['cubic'][-1]:.4g} nats, the exact one "
+                f"necessary with the cubic: at log alpha = {grid[-1]:g} its KL is {unit['cubic'][-1]:.4g} nats, the exact one "
                 f"{unit['exact'][-1]:.4g}",
             ],
         ]
@@ -149,12 +150,12 @@ class KLCurves(Protocol):
                 f"Against the Monte Carlo estimate at {len(grid)} values of log alpha, the exact form is off by "
                 f"{max(abs(score) for score in scores):.1f} standard errors at most (the largest of them is "
                 f"{max(unit['Monte Carlo error']):.1g} nats; all values share their draws). KL(1) = {unit['exact'][at_one]:.8f}.",
-                "What the paper says:",
+                "Statements of the paper:",
                 markdown(["paper", "found"], claims, left=2),
             ]
         )
 
-    def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
+    def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
         from matplotlib.figure import Figure
 
         from bayesify.plots.style import BLUE, INK, MUTED, ORANGE, axes, label, legend
@@ -166,11 +167,11 @@ class KLCurves(Protocol):
         figure = Figure(figsize=(9.0, 3.6), layout="constrained")
         left, right = (axes(ax) for ax in figure.subplots(1, 2))
         shown = (grid >= domain[0]) & (grid <= domain[1])
-        for name, (colour, line) in look.items():
+        for name, (color, line) in look.items():
             values = torch.tensor(unit[name])
-            left.plot(grid[shown], pinned - values[shown], color=colour, linestyle=line, label=FORMS[name][0])
+            left.plot(grid[shown], pinned - values[shown], color=color, linestyle=line, label=FORMS[name][0])
             if name not in ("exact", "bound"):
-                right.plot(grid, values - torch.tensor(unit["exact"]), color=colour, linestyle=line, label=FORMS[name][0])
+                right.plot(grid, values - torch.tensor(unit["exact"]), color=color, linestyle=line, label=FORMS[name][0])
         marks = shown.nonzero().flatten()[:: max(1, int(shown.sum()) // 12)]
         left.plot(
             grid[marks], pinned - torch.tensor(unit["Monte Carlo"])[marks], "o", color=INK, markersize=3.5, label="Monte Carlo"
@@ -188,8 +189,8 @@ class KLCurves(Protocol):
 def _sign_change(unit: Unit) -> float:
     """The alpha at which E log|epsilon|, the KL minus the bound, turns from negative to positive; linear between two points."""
     values = [kl - without for kl, without in zip(unit["exact"], unit["bound"], strict=True)]
-    place = next((i for i in range(1, len(values)) if values[i - 1] < 0 <= values[i]), None)
-    if place is None:
+    index = next((i for i in range(1, len(values)) if values[i - 1] < 0 <= values[i]), None)
+    if index is None:
         return math.nan
-    low, high = unit["log alpha"][place - 1 : place + 1]
-    return math.exp(low + (high - low) * values[place - 1] / (values[place - 1] - values[place]))
+    low, high = unit["log alpha"][index - 1 : index + 1]
+    return math.exp(low + (high - low) * values[index - 1] / (values[index - 1] - values[index]))

@@ -9,9 +9,21 @@ from bayesify.core.layers import register_layer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
 from bayesify.core.outputs import Draws, NormalOutputs
-from bayesify.core.spectrum import spectrum
-from bayesify.core.summary import Summary, summary
-from bayesify.errors import BayesifyError, BayesifyWarning, ContractError, NothingRandomError, StaleFunctionError
+from bayesify.diagnostics import Summary, spectrum, summary
+from bayesify.errors import (
+    BayesifyError,
+    BayesifyWarning,
+    CheckpointError,
+    ConfigurationError,
+    ContractError,
+    DataError,
+    DivergenceError,
+    MissingDependencyError,
+    ModelFileError,
+    NothingRandomError,
+    PassError,
+    StaleFunctionError,
+)
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesify.methods import (
     ECMP,
@@ -24,11 +36,11 @@ from bayesify.methods import (
     DropConnect,
     MCDropout,
     MeanField,
-    TensorFactorised,
+    TensorFactorized,
     VariationalDropout,
 )
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
-from bayesify.predict import predict
+from bayesify.prediction import predict
 from bayesify.predictive import Predictive
 from bayesify.train import History, fit
 
@@ -46,11 +58,15 @@ __all__ = [
     "BayesifyWarning",
     "Bernoulli",
     "Categorical",
+    "CheckpointError",
+    "ConfigurationError",
     "Constant",
     "ContractError",
     "Cyclical",
+    "DataError",
     "DeepEnsemble",
     "Deterministic",
+    "DivergenceError",
     "Draws",
     "DropConnect",
     "Folded",
@@ -65,13 +81,16 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "Method",
+    "MissingDependencyError",
+    "ModelFileError",
     "NormalOutputs",
     "NothingRandomError",
+    "PassError",
     "Posterior",
     "Predictive",
     "StaleFunctionError",
     "Summary",
-    "TensorFactorised",
+    "TensorFactorized",
     "VariationalDropout",
     "bayesify",
     "elbo",

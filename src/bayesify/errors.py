@@ -1,22 +1,93 @@
-"""The errors and the warning that this library raises for reasons of its own."""
+"""Errors and the warning of this library.
+
+Each error is also the built-in exception that it refines, so `except ValueError` keeps working.
+"""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from pathlib import Path
 
-__all__ = ["BayesifyError", "BayesifyWarning", "ContractError", "NothingRandomError", "StaleFunctionError", "warn"]
+__all__ = [
+    "ISSUES",
+    "BayesifyError",
+    "BayesifyWarning",
+    "CheckpointError",
+    "ConfigurationError",
+    "ContractError",
+    "DataError",
+    "DivergenceError",
+    "MissingDependencyError",
+    "ModelFileError",
+    "NothingRandomError",
+    "PassError",
+    "StaleFunctionError",
+    "warn",
+]
+
+ISSUES = "https://github.com/bayesify/bayesify/issues"
 
 
 class BayesifyError(Exception):
-    """Base class of the errors below; each is also the built-in exception that fits it."""
+    """Base class of the errors below."""
 
 
-class NothingRandomError(BayesifyError, ValueError):
+class ConfigurationError(BayesifyError, ValueError):
+    """An argument, or a combination of arguments, is not possible."""
+
+
+class NothingRandomError(ConfigurationError):
     """`bayesify` found no layer to make random."""
 
 
-class StaleFunctionError(BayesifyError, RuntimeError):
+class DataError(BayesifyError, ValueError):
+    """Data are not as required: NaN or infinite, empty, of the wrong shape, not the columns of the training data."""
+
+
+class CheckpointError(BayesifyError, ValueError):
+    """A training checkpoint cannot be read, or belongs to another training run.
+
+    Attributes:
+        path: the checkpoint.
+        reason: what is wrong with it, a clause.
+        advice: what to do.
+    """
+
+    def __init__(self, path: Path, reason: str, advice: str) -> None:
+        super().__init__(path, reason, advice)
+        self.path, self.reason, self.advice = path, reason, advice
+
+    def __str__(self) -> str:
+        return f"training cannot continue from the checkpoint {self.path}: {self.reason}; {self.advice}"
+
+
+class ModelFileError(BayesifyError, ValueError):
+    """A saved model cannot be read: damaged, incomplete, or written by something else."""
+
+
+class DivergenceError(BayesifyError, FloatingPointError):
+    """Training diverged: a loss, a weight or a prediction is NaN or infinite."""
+
+
+class MissingDependencyError(BayesifyError, ImportError):
+    """An optional package is not installed.
+
+    Args:
+        purpose: what needs the package, as the subject of the sentence.
+        package: the package.
+        extra: the extra of bayesify that installs it.
+    """
+
+    def __init__(self, purpose: str, package: str, *, extra: str) -> None:
+        super().__init__(f'{purpose} requires {package}; install it with: pip install "bayesify[{extra}]"')
+
+
+class PassError(BayesifyError, RuntimeError):
+    """A forward pass cannot be run, or cannot be trusted, in this way."""
+
+
+class StaleFunctionError(PassError):
     """A function drawn by `Bayesian.function` was called after its network had been trained or changed."""
 
 
@@ -25,7 +96,7 @@ class ContractError(BayesifyError, AssertionError):
 
 
 class BayesifyWarning(UserWarning):
-    """Something works in another way than one might expect: slower, or on fewer layers."""
+    """Something works differently from what one might expect: slower, or on fewer layers."""
 
 
 def warn(message: str) -> None:

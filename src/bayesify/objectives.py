@@ -1,4 +1,4 @@
-"""What to maximise: the evidence lower bound, and schedules for the weight of its KL."""
+"""The evidence lower bound, and schedules for the weight of its KL."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from bayesify.core.checks import check_integer, check_positive
+from bayesify.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from bayesify.core.outputs import Draws
@@ -22,22 +23,22 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
     $$\frac{1}{SB}\sum_{s,b} \log p(y_b \mid x_b, w_s) \;-\; \frac{\beta}{n}\,\mathrm{KL}
       \;-\; \frac{\beta_\mathrm{local}}{B}\sum_b \mathrm{KL}_b$$
 
-    n times its expectation is a lower bound of the log evidence $\log p(y_{1..n} \mid x_{1..n})$ when both betas are 1.
+    With both betas 1, n times its expectation is a lower bound of the log evidence $\log p(y_{1..n} \mid x_{1..n})$.
 
     Args:
-        draws: what the Bayesian net returned for the minibatch.
-        log_prob: (S, B) log likelihood of each example under each draw, in nats, summed over the dimensions of one example. Where
-            `draws.score` is given, its values also decide the gradient of the probabilities of discrete choices.
-        n: the number of examples in the whole training set; the KL is paid once per data set, so each example pays 1/n of it.
-        beta: weight of the KL; a `KLSchedule` gives it as training goes on. 1 is the bound, below 1 a cold posterior.
-        local_beta: weight of the per-example KL of methods that have one; None for the one the method asks for
-            (`draws.local_beta`).
+        draws: output of the Bayesian network for the minibatch.
+        log_prob: log likelihood (S, B) of each example under each draw, in nats, summed over the dimensions of one example. With
+            `draws.score`, its values also enter the gradient of the probabilities of discrete choices.
+        n: number of examples in the whole training set. The KL counts once per data set, so 1/n of it per example.
+        beta: weight of the KL, as from a `KLSchedule`; 1 is the bound, below 1 a cold posterior.
+        local_beta: weight of the per-example KL of methods that have one; None for that of the method (`draws.local_beta`).
 
     Returns:
-        Nats per example, a scalar to maximise.
+        Nats per example, a scalar to maximize.
 
     Raises:
-        ValueError: `n` is not positive, or `log_prob` is not (S, B).
+        ConfigurationError: `n` is not positive.
+        DataError: `log_prob` is not (S, B).
 
     Source: Kingma, Salimans & Welling (2015), equations (1) to (3), divided by the size N of the data set.
 
@@ -47,13 +48,13 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
         tensor(-4.)
     """
     if not n > 0:
-        raise ValueError(f"n must be the number of training examples, above 0, got {n!r}")
+        raise ConfigurationError(f"n must be the number of training examples, above 0, got {n!r}")
     outputs = draws.outputs
-    samples = outputs.shape[0] if isinstance(outputs, Tensor) else log_prob.shape[0]  # a net may return several tensors
+    samples = outputs.shape[0] if isinstance(outputs, Tensor) else log_prob.shape[0]  # a network may return several tensors
     if log_prob.dim() != 2 or log_prob.shape[0] != samples or log_prob.shape[1] != draws.local_kl.shape[0]:
-        raise ValueError(
+        raise DataError(
             f"log_prob must have shape (S, B) = ({samples}, {draws.local_kl.shape[0]}), got {tuple(log_prob.shape)}; "
-            "sum it over the dimensions of one example, and keep draws first"
+            "sum it over the dimensions of one example, with draws first"
         )
     if draws.score is not None:
         log_prob = log_prob + draws.score.unsqueeze(1) * _advantage(log_prob.detach())
@@ -62,14 +63,14 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
 
 
 def _advantage(log_prob: Tensor) -> Tensor:
-    """By how much a draw is better than the others of its example, which takes variance from the score and adds no bias."""
+    """`log_prob` minus the mean of the other draws, an unbiased baseline of the score-function gradient."""
     samples = log_prob.shape[0]
     return log_prob if samples == 1 else (log_prob - log_prob.mean(0)) * (samples / (samples - 1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KLSchedule:
-    """The weight of the KL as a function of training progress.
+    """Weight of the KL as a function of training progress.
 
     Example:
         >>> schedule = LinearWarmup(fraction=0.5)
@@ -83,13 +84,13 @@ class KLSchedule:
         check_positive("beta", self.beta)
 
     def __call__(self, progress: float) -> float:
-        """The KL weight when the share `progress` in [0, 1] of all training steps is done."""
-        raise NotImplementedError(f"{type(self).__name__} does not define its weight")
+        """Return the KL weight at `progress`, the share of training steps done, in [0, 1]."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant(KLSchedule):
-    """The same weight throughout."""
+    """Constant weight."""
 
     def __call__(self, progress: float) -> float:
         return self.beta
@@ -97,7 +98,7 @@ class Constant(KLSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearWarmup(KLSchedule):
-    """From 0 to `beta` in a straight line over the first `fraction` of training, then constant.
+    """Linear from 0 to `beta` over the first `fraction` of training, then constant.
 
     Source: Sonderby et al., *Ladder variational autoencoders* (2016), section 2.3.
     """
@@ -106,7 +107,7 @@ class LinearWarmup(KLSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_share("fraction", self.fraction)
+        _check_fraction(self.fraction)
 
     def __call__(self, progress: float) -> float:
         return self.beta * min(1.0, progress / self.fraction)
@@ -114,7 +115,7 @@ class LinearWarmup(KLSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cyclical(KLSchedule):
-    """`cycles` equal cycles, each a linear warm-up over `fraction` of the cycle and then constant at `beta`.
+    """`cycles` equal cycles, each a linear warm-up over `fraction` of the cycle, then constant at `beta`.
 
     Source: Fu et al., *Cyclical annealing schedule* (2019), equation (6) with the linear function.
     """
@@ -125,7 +126,7 @@ class Cyclical(KLSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integer("cycles", self.cycles)
-        _check_share("fraction", self.fraction)
+        _check_fraction(self.fraction)
 
     def __call__(self, progress: float) -> float:
         if progress >= 1:
@@ -133,6 +134,6 @@ class Cyclical(KLSchedule):
         return self.beta * min(1.0, math.fmod(progress * self.cycles, 1.0) / self.fraction)
 
 
-def _check_share(name: str, value: float) -> None:
+def _check_fraction(value: float) -> None:
     if not 0 < value <= 1:
-        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
+        raise ConfigurationError(f"fraction must be in (0, 1], got {value!r}")

@@ -1,4 +1,4 @@
-"""A progress bar for long work: on the terminal, from the moment the work has taken two seconds."""
+"""A progress bar on the terminal, shown after two seconds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
+from bayesify.errors import MissingDependencyError
+
 __all__ = ["ProgressBar"]
 
 
@@ -15,23 +17,23 @@ class ProgressBar:
     """A rich bar on standard error.
 
     Args:
-        what: the description.
-        show: None shows it where rich is installed and standard error is a terminal; True at once and everywhere; False never.
+        description: text before the bar.
+        show: None shows it after two seconds if rich is installed and standard error is a terminal, True immediately, False never.
         total: units of work, None if unknown.
-        done: how many of them are done already.
+        done: units already done.
 
     Raises:
-        ImportError: `show=True` without rich.
+        MissingDependencyError: `show=True` without rich.
     """
 
     patience = 2.0  # seconds
 
-    def __init__(self, what: str, show: bool | None, total: float | None = None, done: float = 0) -> None:
+    def __init__(self, description: str, show: bool | None, total: float | None = None, done: float = 0) -> None:
         installed = find_spec("rich") is not None
         if show and not installed:
-            raise ImportError('progress=True needs rich: pip install "bayesify[cli]"')
-        self.wanted = bool(show) or (show is None and installed and sys.stderr.isatty())
-        self.text, self.total, self.done = what, total, done
+            raise MissingDependencyError("progress=True", "rich", extra="cli")
+        self.enabled = bool(show) or (show is None and installed and sys.stderr.isatty())
+        self.text, self.total, self.done = description, total, done
         self.bar: Any = None
         self.task: Any = None
         self.due = time.perf_counter() + (0.0 if show else self.patience)
@@ -45,9 +47,9 @@ class ProgressBar:
             self.bar.stop()
 
     def advance(self, by: float = 1) -> None:
-        """More work is done; drawn at most ten times a second, so that it costs nothing."""
+        """Add to the units done; redraws at most ten times per second."""
         self.done += by
-        if self.wanted and time.perf_counter() >= self.due:
+        if self.enabled and time.perf_counter() >= self.due:
             self._draw()
 
     def _draw(self) -> None:

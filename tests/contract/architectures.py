@@ -33,7 +33,7 @@ class Wrapped(nn.Module):
 
 
 def load_torchvision() -> Any:
-    """The package, with stand-ins for compiled operators that cannot be loaded: a wheel for CUDA beside PyTorch without it."""
+    """The package, with stand-ins for compiled operators that cannot be loaded: a CUDA wheel next to a PyTorch without CUDA."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return None
@@ -93,8 +93,14 @@ def _transformers(model: str, config: dict[str, Any], x: Tensor | None = None, p
 
 
 _TEXT: dict[str, Any] = {
-    **{"vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
-    **{"max_position_embeddings": 16, "num_labels": 5, "pad_token_id": 0},
+    "vocab_size": 41,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 16,
+    "num_labels": 5,
+    "pad_token_id": 0,
 }
 _PIXELS: dict[str, Any] = {"image_size": 32, "patch_size": 8, "num_labels": 5}
 _VISION = _PIXELS | {name: _TEXT[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
@@ -145,8 +151,13 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         "SwinTransformer",
         32,
         lambda m: {
-            **{"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": [4, 4]},
-            **{"block": m.SwinTransformerBlockV2, "downsample_layer": m.PatchMergingV2},
+            "patch_size": [2, 2],
+            "embed_dim": 16,
+            "depths": [2, 2],
+            "num_heads": [2, 2],
+            "window_size": [4, 4],
+            "block": m.SwinTransformerBlockV2,
+            "downsample_layer": m.PatchMergingV2,
         },
     ),
     "torchvision maxvit": lambda: _torchvision_class(
@@ -154,8 +165,13 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         "MaxVit",
         64,
         lambda m: {
-            **{"input_size": (64, 64), "stem_channels": 8, "partition_size": 4, "block_channels": [8, 16]},
-            **{"block_layers": [1, 1], "head_dim": 4, "stochastic_depth_prob": 0.0},
+            "input_size": (64, 64),
+            "stem_channels": 8,
+            "partition_size": 4,
+            "block_channels": [8, 16],
+            "block_layers": [1, 1],
+            "head_dim": 4,
+            "stochastic_depth_prob": 0.0,
         },
     ),
     "timm resnet10t": lambda: _timm("resnet10t", 32),

@@ -18,7 +18,7 @@ from bayesify import (
     DropConnect,
     MCDropout,
     MeanField,
-    TensorFactorised,
+    TensorFactorized,
     VariationalDropout,
 )
 from bayesify.core.layer import BayesianLayer
@@ -121,30 +121,30 @@ METHODS: list[tuple[Method, References]] = [
     (DropConnect(p=0.0), References(collapse=lambda layer: None)),
     (EMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
     (EMP(where="*", components=3, spread=0.5, decay="plain"), References(to_prior=_to_zero)),
-    (EMP(where="*", components=2, spread=0.5, probabilities=(0.8, 0.2), tau=0.0), References()),
+    (EMP(where="*", components=2, spread=0.5, probabilities=(0.8, 0.2), prior_std=None), References()),
     (EMP(where="*", components=3, spread=0.5, probabilities=(0.5, 0.3, 0.2), learn_probabilities=True), References()),
-    (EMP(components=1, where="*", rho=0.3), _MIXTURE_OF_POINTS),
+    (EMP(components=1, where="*", bias_prior_std=1.8), _MIXTURE_OF_POINTS),
     (ECMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
-    (ECMP(where="*", components=2, spread=0.5, rho=2.0), References(to_prior=_to_zero)),
+    (ECMP(where="*", components=2, spread=0.5, bias_prior_std=0.7), References(to_prior=_to_zero)),
     (ECMP(where="*", components=3, spread=0.5, learn_probabilities=True), References(to_prior=_to_zero)),
     (Deterministic(prior_std=0.5), References(collapse=lambda layer: None)),
     (Deterministic(), References(collapse=lambda layer: None)),
     (WHVI(initial_std=0.5), _STANDARD),
-    (WHVI(covariance="full", blocks="shared", vectors="stack"), _STANDARD),
+    (WHVI(covariance="full", blocks="tied", vectors="stack"), _STANDARD),
     (WHVI(flows=2, noise="shared"), References(noisy_kl=True)),
     (WHVI(structure="S1HGHS2H", scales="variational"), References()),
     (WHVI(initial="pretrained"), _STANDARD),
-    (TensorFactorised(initial_std=0.5), _STANDARD),
+    (TensorFactorized(initial_std=0.5), _STANDARD),
     (VIFO(), References(collapse=_silence)),
 ]
 # What their roots add does not depend on the type of the layer.
 ROOTS: list[tuple[str, Method, References]] = [
     ("VIFO naive", VIFO(regularizer="naive", link="exp"), References(collapse=_silence)),
-    ("VIFO in two networks", VIFO(regularizer="mean-variance", shared=False), References()),
+    ("VIFO in two networks", VIFO(regularizer="mean-variance", separate_std=True), References()),
     ("VIFO for the data set", VIFO(regularizer="empirical-bayes-all"), References(collapse=_silence)),
     ("ensemble", DeepEnsemble(members=2), References()),
-    ("ensemble of mean field", DeepEnsemble(members=2, method=MeanField()), References()),
-    ("ensemble of VIFO", DeepEnsemble(members=2, method=VIFO(regularizer="naive")), References()),
+    ("ensemble of mean field", DeepEnsemble(members=2, base=MeanField()), References()),
+    ("ensemble of VIFO", DeepEnsemble(members=2, base=VIFO(regularizer="naive")), References()),
 ]
 
 

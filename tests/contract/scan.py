@@ -16,8 +16,7 @@ from torch.func import functional_call
 from bayesify import Bayesian, Gaussian, bayesify, predict, summary
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
-from bayesify.testing.cases import random_layers
-from bayesify.testing.trial import captured_weights, quietly
+from bayesify.testing.trial import captured_weights, warnings_ignored
 
 __all__ = ["Scan", "scan"]
 
@@ -50,7 +49,7 @@ def scan(plain: nn.Module, x: Tensor, method: Method) -> Scan:
     _move(plain)
     gradients = _gradients(plain, x)
     bnn = bayesify(copy.deepcopy(plain), method).eval()
-    with quietly():
+    with warnings_ignored():
         predict(bnn, x, Gaussian(std=1.0), samples=4, chunk=2, seed=0)
         rows = summary(bnn).layers
         random = [row.name for row in rows if row.random]
@@ -100,7 +99,7 @@ def _draws_reach_the_output(bnn: Bayesian, x: Tensor, names: list[str]) -> Itera
     """Each of these layers has draws that differ, and the output has a gradient with respect to them."""
     same, lost = list(names), list(names)
     for _ in range(_TRIES):  # two draws of a few channels' dropout can be equal, and a unit can be dead in both
-        with _recorded({name: layer for name, layer in random_layers(bnn.net) if name in names}) as drawn:
+        with _recorded({name: layer for name, layer in bnn.random_layers() if name in names}) as drawn:
             y = bnn(x, samples=2, coherent=True).outputs
             y.square().sum().backward()
         if not y.isfinite().all():

@@ -20,7 +20,7 @@ from bayesify import (
     MeanField,
     Method,
     Posterior,
-    TensorFactorised,
+    TensorFactorized,
     bayesify,
     unbayesify,
 )
@@ -38,7 +38,7 @@ def _snapshot(net: nn.Module) -> tuple:
 
 
 class _Replacing(Posterior):
-    """Takes the place of the layer's weight, as factorised posteriors do."""
+    """Takes the place of the layer's weight, as factorized posteriors do."""
 
     def __init__(self, layer: BayesianLayer) -> None:
         super().__init__()
@@ -100,7 +100,12 @@ FAILURES = {
     ),
     "no patterns": (_mlp, {}, ValueError, "its name matches no pattern"),
     "no parameters": (nn.ReLU, MeanField(), ValueError, "it has no parameters"),
-    "nothing supported": (lambda: nn.LSTM(2, 2), MeanField(), ValueError, r"the net itself \(LSTM\): this type is not supported"),
+    "nothing supported": (
+        lambda: nn.LSTM(2, 2),
+        MeanField(),
+        ValueError,
+        r"itself \(LSTM\): this type is not supported",
+    ),
     "left alone": (lambda: nn.LayerNorm(2), MCDropout(), ValueError, "MCDropout leaves LayerNorm as it is"),
     "lazy": (
         lambda: nn.Sequential(nn.Linear(4, 2), nn.LazyLinear(3)),
@@ -146,8 +151,8 @@ def test_bayesian_already():
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"shared": "x"}, TypeError, r"shared must be a collection of input names, such as \['x'\]"),
-        ({"shared": ["maks"]}, ValueError, "shared names 'maks', but the net's inputs are 'input'"),
+        ({"unbatched": "x"}, TypeError, r"unbatched must be a collection of input names, such as \['x'\]"),
+        ({"unbatched": ["maks"]}, ValueError, "unbatched names 'maks', but the network's inputs are 'input'"),
         ({"batch_dim": -1}, ValueError, "batch_dim must be a whole number of at least 0"),
         ({"batch_dim": 1, "fold": True}, ValueError, "fold=True needs the batch in dimension 0"),
     ],
@@ -170,7 +175,7 @@ def test_unbayesify_gives_back_the_net(methods):
         unbayesify(net)
 
 
-@pytest.mark.parametrize("method", [MeanField(), WHVI(), TensorFactorised(), EMP(where="*"), ECMP(where="*", components=2)])
+@pytest.mark.parametrize("method", [MeanField(), WHVI(), TensorFactorized(), EMP(where="*"), ECMP(where="*", components=2)])
 @pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias"), ()])
 def test_unbayesify_keeps_frozen_weights_frozen(method, frozen):
     net = nn.Sequential(nn.Linear(4, 3))

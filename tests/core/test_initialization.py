@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import WHVI, BayesifyWarning, MeanField, Method, TensorFactorised, bayesify
+from bayesify import WHVI, BayesifyWarning, MeanField, Method, TensorFactorized, bayesify
 from bayesify.core.initialization import looks_initialized
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -23,7 +23,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def trained(layer: nn.Module, steps: int = 30) -> nn.Module:
-    """After a few steps of Adam towards larger weights."""
+    """After a few steps of Adam toward larger weights."""
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -44,13 +44,13 @@ def test_what_pytorch_draws_is_known_and_what_was_trained_is_not(name: str) -> N
 @pytest.mark.parametrize(
     "init", [nn.init.kaiming_normal_, nn.init.orthogonal_, nn.init.zeros_, lambda w: nn.init.normal_(w, std=0.02)]
 )
-def test_initialisations_of_others_are_not_pytorchs(init: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_initializations_of_others_are_not_pytorchs(init: Callable[[torch.Tensor], torch.Tensor]) -> None:
     layer = nn.Linear(64, 64)
     init(layer.weight)
     assert not looks_initialized(nn.Linear, layer.weight)
 
 
-@pytest.mark.parametrize("method", [WHVI(), TensorFactorised()], ids=["WHVI", "TensorFactorised"])
+@pytest.mark.parametrize("method", [WHVI(), TensorFactorized()], ids=["WHVI", "TensorFactorized"])
 def test_methods_that_start_at_random_warn_of_weights_that_were_trained(method: Method) -> None:
     def net() -> nn.Sequential:
         return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16))

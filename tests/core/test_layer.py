@@ -22,7 +22,7 @@ from bayesify import (
     MCDropout,
     MeanField,
     Method,
-    TensorFactorised,
+    TensorFactorized,
     VariationalDropout,
     bayesify,
     unbayesify,
@@ -31,12 +31,12 @@ from bayesify.functional import hadamard_projection
 from bayesify.testing.trial import captured_weights
 
 F64 = torch.float64
-REPLACING: list[Method] = [WHVI(), TensorFactorised(), EMP(where="*", components=3, spread=1.0), ECMP(where="*", components=3)]
+REPLACING: list[Method] = [WHVI(), TensorFactorized(), EMP(where="*", components=3, spread=1.0), ECMP(where="*", components=3)]
 METHODS: list[Method] = [
     *(MeanField(), MeanField(noise="shared"), MeanField(prior_mean="pretrained"), MCDropout(), DropConnect(), VariationalDropout()),
-    *(VSD(), VSD(hierarchical=True), Deterministic(prior_std=1.0), VIFO(), VIFO(shared=False), *REPLACING),
+    *(VSD(), VSD(hierarchical=True), Deterministic(prior_std=1.0), VIFO(), VIFO(separate_std=True), *REPLACING),
     *(EMP(where="*", learn_probabilities=True), EMP(where="*", components=1)),
-    *(WHVI(initial="pretrained"), WHVI(scales="variational"), WHVI(covariance="full", blocks="shared")),
+    *(WHVI(initial="pretrained"), WHVI(scales="variational"), WHVI(covariance="full", blocks="tied")),
 ]
 
 
@@ -102,7 +102,7 @@ def test_a_weight_that_the_net_computes_with_is_this_draw(method: Method, compil
     plain = Reading().double()
     bnn, x = bayesify(copy.deepcopy(plain), {"layer": method, "head": MeanField(noise="shared")}), torch.randn(5, 4, dtype=F64)
     if compiled:
-        with pytest.warns(match="computes with weights of its layers itself"):
+        with pytest.warns(match="reads the weights of its layers"):
             first = torch.compile(bnn, backend="aot_eager")(x, samples=3).outputs.detach()
         assert not torch.allclose(first[0], first[1])
         torch.compiler.reset()
@@ -151,7 +151,7 @@ def test_a_plain_checkpoint_loads_strictly_and_the_posterior_keeps_its_spread(me
     bnn.net.load_state_dict(before)
     for name, value in bnn.net.state_dict().items():
         assert torch.equal(value, before[name]), f"{name}: a checkpoint of the Bayesian network is not taken for a plain one"
-    if not isinstance(method, WHVI | TensorFactorised | EMP | VSD):
+    if not isinstance(method, WHVI | TensorFactorized | EMP | VSD):
         _, bnn, _ = loaded(method)
         for name, value in means(bnn).items():
             torch.testing.assert_close(value, plain.get_parameter(name), msg=lambda text, name=name: f"{name}: {text}")
@@ -160,7 +160,7 @@ def test_a_plain_checkpoint_loads_strictly_and_the_posterior_keeps_its_spread(me
 @pytest.mark.parametrize("method", METHODS, ids=identify)
 def test_members_of_an_ensemble_load_it_too(method: Method) -> None:
     plain = net(5)
-    bnn = bayesify(nn.Linear(16, 3).double(), DeepEnsemble(members=2, method=method))
+    bnn = bayesify(nn.Linear(16, 3).double(), DeepEnsemble(members=2, base=method))
     for member in bnn.members:
         assert member.net.load_state_dict(plain[3].state_dict(), strict=True) == ([], [])
 
@@ -180,26 +180,26 @@ def test_components_are_spread_around_the_loaded_weights(kind: type[EMP]) -> Non
         torch.testing.assert_close(value, expected)
 
 
-@pytest.mark.parametrize("method", [WHVI(), WHVI(scales="variational"), WHVI(blocks="shared"), WHVI(initial="pretrained")])
+@pytest.mark.parametrize("method", [WHVI(), WHVI(scales="variational"), WHVI(blocks="tied"), WHVI(initial="pretrained")])
 def test_whvi_takes_the_projection_of_the_loaded_weights(method: WHVI) -> None:
     plain = nn.Linear(16, 32, bias=False).double()
     bnn = bayesify(nn.Linear(16, 32, bias=False).double(), method)
     bnn.net.load_state_dict(plain.state_dict(), strict=True)
     blocks = plain.weight.detach().reshape(2, 16, 16)
-    *_, error = hadamard_projection(blocks, torch.ones_like(blocks) > 0, shared=method.blocks == "shared")
+    *_, error = hadamard_projection(blocks, torch.ones_like(blocks) > 0, tied=method.blocks == "tied")
     missed = (bnn.net.posterior.mean(bnn.net)[0] - plain.weight).norm() / plain.weight.norm()
     torch.testing.assert_close(missed.detach(), error.double(), rtol=1e-6, atol=1e-9)
     assert error < 0.97, "a weight that has nothing to do with it would miss by more than all"
 
 
-def test_tensor_factorisation_takes_the_best_approximation_of_its_rank() -> None:
+def test_tensor_factorization_takes_the_best_approximation_of_its_rank() -> None:
     plain = nn.Linear(9, 7).double()
-    bnn = bayesify(nn.Linear(9, 7).double(), TensorFactorised(rank=3, cores=2))
+    bnn = bayesify(nn.Linear(9, 7).double(), TensorFactorized(rank=3, cores=2))
     bnn.net.load_state_dict(plain.state_dict(), strict=True)
     u, s, v = torch.linalg.svd(plain.weight.detach())
     best = u[:, :3] @ torch.diag(s[:3]) @ v[:3]
     torch.testing.assert_close(bnn.net.posterior.mean(bnn.net)[0].detach(), best, rtol=1e-9, atol=1e-10)
-    wide = bayesify(nn.Linear(2, 7).double(), TensorFactorised(rank=4))
+    wide = bayesify(nn.Linear(2, 7).double(), TensorFactorized(rank=4))
     wide.net.load_state_dict((other := nn.Linear(2, 7).double()).state_dict())
     torch.testing.assert_close(wide.net.posterior.mean(wide.net)[0], other.weight, rtol=1e-9, atol=1e-10)
 

@@ -22,7 +22,7 @@ from bayesify import (
     MCDropout,
     MeanField,
     Method,
-    TensorFactorised,
+    TensorFactorized,
     VariationalDropout,
     bayesify,
 )
@@ -71,7 +71,7 @@ class Function(nn.Module):
 def test_nested_keyword_and_constant_inputs(fold):
     net = Residual()
     plain = copy.deepcopy(net)
-    bnn = bayesify(net, Deterministic(), fold=fold, shared=["mask"])
+    bnn = bayesify(net, Deterministic(), fold=fold, unbatched=["mask"])
     x, context, mask = torch.randn(4, 4), {"bias": (torch.randn(4, 4),)}, torch.randn(4, 4)
     # the mask has as many rows as the batch, so only its name tells it from a batched input
     options = {"context": context, "scale": 0.5, "mask": mask}
@@ -87,7 +87,7 @@ def test_nested_keyword_and_constant_inputs(fold):
 
 
 def test_a_shared_input_is_not_folded():
-    bnn = bayesify(Function(lambda y, mask: y @ mask), Deterministic(), shared=["1"])
+    bnn = bayesify(Function(lambda y, mask: y @ mask), Deterministic(), unbatched=["1"])
     mask = torch.randn(3, 3)
     y = bnn(torch.randn(3, 4), mask, samples=2).outputs
     assert y.shape == (2, 3, 3)
@@ -121,10 +121,10 @@ class _Record:
 def test_outputs_that_cannot_be_split_into_draws_are_refused(fold, samples):
     x = torch.randn(5, 4)
     for function, kind, message in (
-        (Tensor.sum, ValueError, r"the net returned a tensor of shape \(\) for 5 examples"),
+        (Tensor.sum, ValueError, r"the network returned a tensor of shape \(\) for 5 examples"),
         (lambda y: y.flatten(), ValueError, "must be the batch"),
         (lambda y: y.T, ValueError, "bayesify.net, method, batch_dim=1."),
-        (_Record, TypeError, "the net returned a _Record, whose tensors cannot be told apart"),
+        (_Record, TypeError, "the network returned a _Record, whose tensors cannot be separated by draw"),
     ):
         with pytest.raises(kind, match=message):
             bayesify(Function(function), MeanField(), fold=fold)(x, samples=samples)
@@ -223,7 +223,7 @@ def test_recurrent_nets_with_batch_first_fold(kind):
     net = Recurrent()
     plain, bnn, x = copy.deepcopy(net), bayesify(net, Deterministic()), torch.randn(3, 5, 4)
     torch.testing.assert_close(bnn(x, samples=2).outputs, plain(x).expand(2, 3, 2))
-    assert [verdict.apart for verdict in bnn._verdicts.values()] == [True]
+    assert [verdict.independent_rows for verdict in bnn._verdicts.values()] == [True]
 
 
 def test_kl_is_the_sum_over_layers_in_single_precision_at_least():
@@ -255,10 +255,10 @@ GROUPS: dict[str, tuple[Method, set[str]]] = {
     "ECMP": (ECMP(where="*", components=3), set()),
     "WHVI": (WHVI(scales="variational"), set()),
     "WHVI, full": (WHVI(covariance="full", flows=1), set()),
-    "TensorFactorised": (TensorFactorised(), set()),
+    "TensorFactorized": (TensorFactorized(), set()),
     "VIFO": (VIFO(), {"posterior.bias"}),
-    "VIFO, two networks": (VIFO(shared=False), set()),
-    "ensemble": (DeepEnsemble(members=2, method=MeanField()), set()),
+    "VIFO, two networks": (VIFO(separate_std=True), set()),
+    "ensemble": (DeepEnsemble(members=2, base=MeanField()), set()),
 }
 
 
@@ -274,7 +274,7 @@ def test_weight_decay_is_for_weights_and_their_means(name):
     decayed, others = ([names[id(p)] for p in group["params"]] for group in (*groups, {"params": []})[:2])
     assert sorted(decayed + others) == sorted(name for name, p in bnn.named_parameters() if p.requires_grad)
     assert set(others) == {n for n in decayed + others if n.endswith(SPREADS) or any(part in n for part in spreads)}
-    # What the optimiser makes of them, where nothing has a gradient but the decay
+    # What the optimizer makes of them, where nothing has a gradient but the decay
     before = {name: p.detach().clone() for name, p in bnn.named_parameters()}
     for parameter in bnn.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -289,7 +289,7 @@ def test_decay_of_components_of_scales_and_of_cores():
     for method, means in (
         (EMP(where="*", components=2), {"posterior.weight", "posterior.bias"}),
         (WHVI(), {"posterior.s1", "posterior.s2", "posterior.g.mean", "bias"}),
-        (TensorFactorised(), {"posterior.first", "posterior.core_mean", "posterior.last", "bias"}),
+        (TensorFactorized(), {"posterior.first", "posterior.core_mean", "posterior.last", "bias"}),
     ):
         bnn = bayesify(nn.Linear(4, 4), method)
         names = {id(p): name.removeprefix("net.") for name, p in bnn.named_parameters()}
@@ -314,7 +314,7 @@ def test_a_net_that_decides_by_random_values_has_a_pass_per_draw(decide):
             return y if decide((y.sum() > 0) if decide in (bool, float, torch.Tensor.item) else y) else -y
 
     bnn = bayesify(Deciding(), MeanField())
-    with pytest.warns(BayesifyWarning, match="decides by random values"):
+    with pytest.warns(BayesifyWarning, match="depend on random values"):
         bnn(torch.randn(5, 4), samples=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -16,6 +16,7 @@ from bayesify import (
     VSD,
     WHVI,
     Bayesian,
+    Deterministic,
     MCDropout,
     MeanField,
     VariationalDropout,
@@ -263,7 +264,7 @@ def test_functions_of_nets_with_checkpoints(method, reentrant):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("method", [VIFO(), VIFO(shared=False)], ids=["one network", "two"])
+@pytest.mark.parametrize("method", [VIFO(), VIFO(separate_std=True)], ids=["one network", "two"])
 def test_random_outputs_inside_a_checkpoint(method, reentrant):
     class Head(Saving):
         def forward(self, x: Tensor) -> Tensor:
@@ -342,7 +343,7 @@ def test_a_pass_while_one_is_under_way_is_refused_and_the_first_unharmed(method)
     found = _seeded(bnn, x, samples=2)
     assert not bnn.net.modes, "nobody has looked at the net, which would change its mode for a while"
     assert len(failures) == 1
-    assert "a pass through this network is under way already" in failures[0]
+    assert "another pass through this network is running" in failures[0]
     torch.testing.assert_close(found.outputs, expected.outputs, rtol=0, atol=0)
     assert all(module.training for module in bnn.modules())
     assert not bnn.findings
@@ -386,7 +387,7 @@ def test_compiled_passes_are_compiled_once_more_for_other_samples_and_once_for_o
 
 @pytest.mark.parametrize("method", [EMP(), ECMP(), MeanField(noise="shared", initial_std=0.5)])
 @pytest.mark.parametrize("dtype", [torch.double, torch.bfloat16])
-def test_draws_of_batch_normalisation_agree_with_passes_of_their_own(method, dtype):
+def test_draws_of_batch_normalization_agree_with_passes_of_their_own(method, dtype):
     """In eval mode scale, shift and statistics become one scale and one shift per draw; nothing is rounded on the way."""
     bnn = bayesify(nn.Sequential(nn.BatchNorm2d(3)).to(dtype), method)
     bnn(30 + 3 * torch.randn(20, 3, 4, 4, dtype=dtype))
@@ -423,7 +424,7 @@ def test_every_draw_has_positions_of_its_own(method, coherent, length):
     outputs = torch.cat([bnn(x, samples=2, coherent=coherent).outputs for _ in range(1000)])
     noise = (outputs - bnn.net.words(x)).detach()[:, 0]
     site = bnn.net.places
-    assert [verdict.apart for verdict in bnn._verdicts.values()] == [length != 3]
+    assert [verdict.independent_rows for verdict in bnn._verdicts.values()] == [length != 3]
     torch.testing.assert_close(noise.mean(0), site.weight.detach(), atol=6 / 2000**0.5, rtol=0)
     torch.testing.assert_close(noise.var(0), torch.ones_like(noise[0]), atol=0.2, rtol=0)
     pairs = (noise - noise.mean(0)).unflatten(0, (1000, 2))
@@ -435,5 +436,26 @@ def test_a_net_is_looked_at_once():
     x = torch.randn(3, 4)
     first, second = _seeded(bnn, x, samples=4).outputs, _seeded(bnn, x, samples=4).outputs
     assert torch.equal(first, second)
-    assert [verdict.apart for verdict in bnn._verdicts.values()] == [True]
+    assert [verdict.independent_rows for verdict in bnn._verdicts.values()] == [True]
     assert not [name for name in vars(x) if name.startswith("bayesify")]
+
+
+class RelativePositions(nn.Module):
+    """Attention whose scores have a learned bias by relative position, without rows, as in T5."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.bias, self.head = nn.Embedding(7, 4), nn.Embedding(5, 1), nn.Linear(4, 2)
+
+    def forward(self, tokens):
+        x, places = self.words(tokens), torch.arange(tokens.shape[1])
+        bias = self.bias((places[:, None] - places).clamp(-2, 2) + 2).permute([2, 0, 1])
+        return self.head(((x @ x.mT + bias).softmax(-1) @ x).mean(1))
+
+
+def test_layers_without_rows_that_are_not_random_act_as_in_the_plain_network():
+    net, tokens = RelativePositions(), torch.randint(7, (3, 6))
+    expected = net(tokens)
+    for method in (Deterministic(), {"head": MeanField(initial_std=1e-8), "*": Deterministic()}):
+        bnn = bayesify(copy.deepcopy(net), method)
+        torch.testing.assert_close(bnn(tokens, samples=2).outputs, expected.expand(2, 3, 2))

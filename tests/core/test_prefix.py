@@ -97,7 +97,7 @@ CASES: dict[str, tuple[nn.Module, Any, Method | dict[str, Method]]] = {
     "all": (Residual(), IMAGES, MeanField()),
     "patches": (Residual(), IMAGES, EMP(components=3)),
     "weight noise": (Residual(), IMAGES, VariationalDropout(noise="weight")),
-    "an ensemble": (Residual(), IMAGES, DeepEnsemble(members=2, method=MCDropout(p=0.4))),
+    "an ensemble": (Residual(), IMAGES, DeepEnsemble(members=2, base=MCDropout(p=0.4))),
     "words": (Words(), TOKENS, {"head": MeanField()}),
     "inside attention": (Words(), TOKENS, {"block.linear1": MeanField()}),
     "positions": (Words(), TOKENS, {"places": EMP(components=3, spread=1.0)}),
@@ -114,7 +114,7 @@ def made(name: str) -> tuple[Any, Any]:
 
 
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether replay was believed in, by call of `predict`."""
+    """Whether passes were replayed, by call of `predict`."""
     decisions, decide = [], Folded._replays
 
     def noted(self: Folded, *args: Any) -> bool:
@@ -126,7 +126,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Folded, "_has_prefix", lambda self: False)
+    monkeypatch.setattr("bayesify.core.folded.has_prefix", lambda net: False)
 
 
 @pytest.mark.parametrize("coherent", [False, True])

@@ -1,15 +1,16 @@
 """The configuration of ensemble model patching on images: the same footing for all methods, and what is patched."""
 
 import pytest
-from experiments.harness.config import jobs_of, read_table
-from experiments.protocols.images.nets import make_net
-from experiments.protocols.images.setup import Setup
+from experiments.harness.config import read_table
+from experiments.harness.experiment import Experiment
+from experiments.protocols.images.networks import make_net
+from experiments.protocols.images.settings import Setup
 
 from bayesify import bayesify, summary
 
 
-def test_the_configuration_patches_normalisations_and_output_and_all_methods_have_one_prior() -> None:
-    jobs = {job.settings["method"]: Setup.from_dict(job.settings["setup"]) for job in jobs_of(read_table("emp/cifar10"))}
+def test_the_configuration_patches_normalizations_and_output_and_all_methods_have_one_prior() -> None:
+    jobs = {job.settings["method"]: Setup.from_dict(job.settings["setup"]) for job in Experiment(read_table("emp/cifar10")).jobs}
     assert list(jobs) == ["Vanilla", "MC dropout", "EMP", "ECMP"]
     assert {(setup.train_rows, setup.bins, setup.weight_decay) for setup in jobs.values()} == {(18_000, 20, 0.0)}
     assert not any(setup.choices for setup in jobs.values()), "nothing is tuned"

@@ -1,4 +1,4 @@
-"""The distance of matrices from the Walsh-Hadamard family, against a general minimiser."""
+"""The distance of matrices from the Walsh-Hadamard family, against a general minimizer."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from experiments.protocols.hadamard_distance import HadamardDistance
 from scipy import linalg, optimize
 
 
-def test_distances_are_those_of_a_general_minimiser(tmp_path) -> None:
+def test_distances_are_those_of_a_general_minimizer(tmp_path) -> None:
     table = Table("whvi/test", "t", "s", "hadamard-distance", {"sizes": [4], "matrices": 2, "sweeps": 500}, {}, tmp_path)
     protocol = HadamardDistance()
     (job,) = protocol.jobs(table)

@@ -15,7 +15,7 @@ def test_a_table_is_its_file(tmp_path):
     assert table.settings == {"factor": 2.0, "units": 4, "datasets": ["a", "b"], "log": str(tmp_path / "log.txt")}
     assert table.published == {"a": 1.5}
     assert table.folder == tmp_path / "paper" / "toys"
-    assert [job.units for job in jobs_of(table)] == [("0", "1", "2", "3")] * 2
+    assert [job.units for job in jobs_of(table, toy_protocol.Toy())] == [("0", "1", "2", "3")] * 2
 
 
 def test_a_quick_table_has_other_settings_in_another_place(tmp_path):
@@ -41,7 +41,7 @@ def test_tables_are_found_by_name_and_pattern(tmp_path):
         write_config(tmp_path, name)
     assert [table.name for table in find_tables(["paper/*", "paper/one"], tmp_path)] == ["paper/one", "paper/two"]
     assert len(find_tables(["*"], tmp_path)) == 3
-    with pytest.raises(UsageError, match=r"no table is called 'paper/three'; there are other/one, paper/one, paper/two"):
+    with pytest.raises(UsageError, match=r"no table is called 'paper/three'; the tables are other/one, paper/one, paper/two"):
         find_tables(["*", "paper/three"], tmp_path)
 
 
@@ -49,11 +49,11 @@ def test_tables_are_found_by_name_and_pattern(tmp_path):
     ("text", "message"),
     [
         ("title = ", r"config.toml cannot be read as toml: Invalid value"),
-        ('title = "x"\nsource = "y"', r"config.toml: protocol must be a text, got None"),
-        ('title = 3\nsource = "y"\nprotocol = "toy"', r"config.toml: title must be a text, got 3"),
-        ('title = "x"\nsource = " "\nprotocol = "toy"', r"source must be a text"),
-        ('title = "x"\nsource = "y"\nprotocol = "magic"', r"config.toml: protocol 'magic' is unknown; there are .*toy"),
-        ('title = "x"\nsource = "y"\nprotocol = "toy"\nremarks = 1', "remarks must be a text, got 1"),
+        ('title = "x"\nsource = "y"', r"config.toml: protocol must be text, got None"),
+        ('title = 3\nsource = "y"\nprotocol = "toy"', r"config.toml: title must be text, got 3"),
+        ('title = "x"\nsource = " "\nprotocol = "toy"', r"source must be text"),
+        ('title = "x"\nsource = "y"\nprotocol = "magic"', r"config.toml: protocol 'magic' is unknown; the protocols are .*toy"),
+        ('title = "x"\nsource = "y"\nprotocol = "toy"\nremarks = 1', "remarks must be text, got 1"),
         ('title = "x"\nsource = "y"\nprotocol = "toy"\nquick = 1', r"quick must be a table, \[quick\], got 1"),
     ],
 )
@@ -75,12 +75,12 @@ def test_quick_needs_a_section(tmp_path):
 def test_settings_the_protocol_refuses(tmp_path):
     write_config(tmp_path, factor=-1.0)
     with pytest.raises(UsageError, match=r"paper/toys/config.toml: factor must be above 0, got -1.0"):
-        jobs_of(read_table("paper/toys", tmp_path))
+        jobs_of(read_table("paper/toys", tmp_path), toy_protocol.Toy())
 
 
 @pytest.mark.parametrize("keys", [("a", "a"), ("a/b", "c")])
 def test_jobs_need_names_of_their_own(tmp_path, monkeypatch, keys):
     write_config(tmp_path)
     monkeypatch.setattr(toy_protocol.Toy, "jobs", lambda self, table: [Job(key, {}, ("0",)) for key in keys])
-    with pytest.raises(UsageError, match=f"jobs need names that are plain and their own, got '{keys[0]}'"):
-        jobs_of(read_table("paper/toys", tmp_path))
+    with pytest.raises(UsageError, match=f"keys of jobs must be unique file names, got '{keys[0]}'"):
+        jobs_of(read_table("paper/toys", tmp_path), toy_protocol.Toy())

@@ -8,11 +8,12 @@ import experiments.protocols  # noqa: F401 # fills the registry
 import numpy as np
 import pytest
 from experiments.harness.config import ROOT, UsageError, jobs_of, read_table, table_names
-from experiments.harness.numbers import Estimate, difference, duration, estimate, markdown
+from experiments.harness.experiment import Experiment
+from experiments.harness.numbers import Estimate, difference, estimate, markdown
 from experiments.harness.plan import Task
 from experiments.harness.progress import Display
 from experiments.harness.quotes import DOCUMENTS, quote
-from experiments.harness.report import progress_of, render, write_report
+from experiments.harness.report import render, write_report
 from experiments.harness.store import Recorder
 from rich.console import Console
 from toy_protocol import Toy, write_config
@@ -50,10 +51,6 @@ def test_difference_is_in_combined_standard_errors():
     assert difference(Estimate(2.0), Estimate(3.0)) == "-1"
 
 
-def test_durations():
-    assert [duration(s) for s in (0.04, 59.4, 61, 3599, 90061)] == ["0.0 s", "59 s", "1 min 1 s", "59 min 59 s", "25 h 1 min"]
-
-
 def test_tables_keep_their_bars():
     assert markdown(["a", "b"], [["x|y", "1"]]).splitlines() == ["| a | b |", "|:---|---:|", "| x\\|y | 1 |"]
 
@@ -61,55 +58,55 @@ def test_tables_keep_their_bars():
 def _results(root):
     write_config(root)
     table = read_table("paper/toys", root)
-    first, second = jobs_of(table)
+    first, second = jobs_of(table, Toy())
     Recorder(table, first, Toy(), {}, ORIGIN).save({"0": {"value": 1.0}, "2": {"value": 2.0}})
     return table, second
 
 
 def test_a_report_says_what_it_is_and_what_is_missing(tmp_path):
     table, second = _results(tmp_path)
-    text, figure = render(table)
+    text, figure = render(Experiment(table))
     assert figure is None
     assert text.startswith("# Toys\n\nNo paper.\n")
     assert "python -m experiments run paper/toys\n" in text
-    assert "with options such as `--dataset a --method Toy --again`." in text
+    assert "add options such as `--dataset a --method Toy --again`." in text
     assert "- on: abacus, 1 thread per job" in text
     assert "- with: bayesify 0.1, PyTorch 2, Python 3" in text
     assert "- commit: abc\n" in text
     assert "2 units in " in text
     assert "**Missing:** a (1, 3); b (all)." in text
-    assert text.endswith("\na: 3.0\n")
+    assert "\n\na: 3.0\n\n## How it was made\n" in text
 
     Recorder(table, second, Toy(), {}, {**ORIGIN, "commit": "def", "dirty": True}).save({str(u): {"value": 1.0} for u in range(4)})
-    assert "- commit: abc, def with changes\n" in render(table)[0]
-    assert progress_of(table).done == 1
+    assert "- commit: abc, def with changes\n" in render(Experiment(table))[0]
+    assert Experiment(table).done == 1
     write_config(tmp_path, factor=7.0)
-    text, _ = render(read_table("paper/toys", tmp_path))
+    text, _ = render(Experiment(read_table("paper/toys", tmp_path)))
     assert "There are no results yet." in text
-    assert "**Out of date, left out:** a, b." in text
+    assert "**Stale, not shown:** a, b." in text
 
 
 def test_remarks_come_first_and_do_not_make_results_stale(tmp_path):
     _results(tmp_path)
     path = tmp_path / "paper" / "toys" / "config.toml"
     path.write_text('remarks = """\nToys are fun.\n"""\n' + path.read_text())
-    text, _ = render(read_table("paper/toys", tmp_path))
-    assert text.index("## What it shows\n\nToys are fun.\n") < text.index("\na: 3.0\n")
-    assert "Out of date" not in text
+    text, _ = render(Experiment(read_table("paper/toys", tmp_path)))
+    assert text.index("## Summary\n\nToys are fun.\n") < text.index("\na: 3.0\n")
+    assert "Stale" not in text
 
 
 def test_the_figure_is_written_and_removed(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     table, _ = _results(tmp_path)
-    monkeypatch.setattr(Toy, "figure", lambda self, table, results: Figure(figsize=(1, 1)))
-    write_report(table)
+    monkeypatch.setattr(Toy, "figure", lambda self, table, jobs, results: Figure(figsize=(1, 1)))
+    write_report(Experiment(table))
     picture = (table.folder / "figure.png").read_bytes()
-    write_report(table)
+    write_report(Experiment(table))
     assert (table.folder / "figure.png").read_bytes() == picture
-    assert (table.folder / "report.md").read_text().endswith("![Toys](figure.png)\n")
+    assert (table.folder / "report.md").read_text().count("\n![Toys](figure.png)\n") == 1
     monkeypatch.undo()
-    write_report(table)
+    write_report(Experiment(table))
     assert not (table.folder / "figure.png").exists()
 
 
@@ -118,7 +115,7 @@ def test_committed_reports_are_those_of_the_committed_results(name):
     table = read_table(name)
     if not (table.folder / "report.md").exists():
         pytest.skip("this table has no report yet")
-    assert (table.folder / "report.md").read_text() == render(table)[0], f"run python -m experiments report {name}"
+    assert (table.folder / "report.md").read_text() == render(Experiment(table))[0], f"run python -m experiments report {name}"
 
 
 def test_documents_quote_tables_of_reports(tmp_path):
@@ -132,7 +129,7 @@ def test_documents_quote_tables_of_reports(tmp_path):
     for name, section, message in (
         ("toys", "None", "no section"),
         ("toys", "Fu", "no section"),
-        ("boys", "Fun", "no report of it"),
+        ("boys", "Fun", "has no report"),
     ):
         with pytest.raises(UsageError, match=message):
             quote(f"<!-- quoted from paper/{name}: {section} -->\n{end}", tmp_path)
@@ -148,14 +145,14 @@ def test_committed_documents_quote_the_committed_reports(document):
 @pytest.mark.parametrize("name", table_names())
 def test_every_table_has_jobs_also_quick_ones(name):
     for quick in (False, True):
-        assert jobs_of(read_table(name, ROOT, quick))
+        assert Experiment(read_table(name, ROOT, quick)).jobs
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_is_lines_or_bars(tmp_path, monkeypatch, terminal):
     write_config(tmp_path)
     table = read_table("paper/toys", tmp_path)
-    tasks = [Task(table, Toy(), job, job.units, {}) for job in jobs_of(table)]  # costs 4 and 8
+    tasks = [Task(table, Toy(), job, job.units, {}) for job in jobs_of(table, Toy())]  # costs 4 and 8
     clock = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     stream = io.StringIO()
@@ -170,6 +167,6 @@ def test_progress_is_lines_or_bars(tmp_path, monkeypatch, terminal):
         display.tick()
         display.finish(tasks[0], 1.0, "it broke")
     text = stream.getvalue()
-    assert "[1/2] paper/toys b: 4 units in 10 s; about 2.0 s left" in text
+    assert "[1/2] paper/toys b: 4 units in 10.0 s; about 2.0 s left" in text
     assert "[2/2] paper/toys a: FAILED after 1.0 s: it broke" in text
     assert ("all jobs" in text) == terminal

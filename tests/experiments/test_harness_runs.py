@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from experiments.__main__ import main
-from experiments.harness.config import UsageError, find_tables, read_table
-from experiments.harness.plan import Wanted, plan, unit_names
-from experiments.harness.report import progress_of
+from experiments.harness.config import UsageError, read_table
+from experiments.harness.experiment import Experiment, find_experiments
+from experiments.harness.plan import Filters, plan, unit_names
 from experiments.harness.runner import execute, run_tasks
 from experiments.harness.store import read
 from toy_protocol import work_done, write_config
@@ -20,56 +20,56 @@ ROOT = Path(__file__).parents[2]
 ORIGIN = {"cpu": "abacus", "threads": 1, "commit": "abc", "dirty": False, "bayesify": "0", "torch": "2", "python": "3"}
 
 
-def _run_here(root, wanted=Wanted()):  # noqa: B008 # it is frozen
-    for task in plan(find_tables(["*"], root), wanted):
+def _run_here(root, filters=Filters()):  # noqa: B008 # it is frozen
+    for task in plan(find_experiments(["*"], root), filters):
         execute(task, None, ORIGIN)
 
 
 def test_only_what_is_missing_or_changed_runs(tmp_path):
     log = write_config(tmp_path)
-    _run_here(tmp_path, Wanted(units=("1", "2")))
+    _run_here(tmp_path, Filters(units=("1", "2")))
     assert sorted(work_done(log)) == ["a-1", "a-2", "b-1", "b-2"]
     _run_here(tmp_path)
     assert sorted(work_done(log)[4:]) == ["a-0", "a-3", "b-0", "b-3"]
-    assert plan(find_tables(["*"], tmp_path), Wanted()) == []
-    _run_here(tmp_path, Wanted(datasets=("b",), units=("2",), again=True))
+    assert plan(find_experiments(["*"], tmp_path), Filters()) == []
+    _run_here(tmp_path, Filters(datasets=("b",), units=("2",), again=True))
     assert work_done(log)[8:] == ["b-2"]
 
     write_config(tmp_path, factor=5.0)
     table = read_table("paper/toys", tmp_path)
-    assert progress_of(table).stale == ["a", "b"]
-    _run_here(tmp_path, Wanted(datasets=("a",)))
+    assert Experiment(table).stale == ["a", "b"]
+    _run_here(tmp_path, Filters(datasets=("a",)))
     assert work_done(log)[9:] == ["a-0", "a-1", "a-2", "a-3"]
-    assert progress_of(table).stale == ["b"]
+    assert Experiment(table).stale == ["b"]
     assert {unit: result["value"] for unit, result in read(table, "a").units.items()} == {"0": 0, "1": 5, "2": 10, "3": 15}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("filters", "expected"),
     [
-        (Wanted(), ["a 0123", "b 0123"]),
-        (Wanted(datasets=("b",)), ["b 0123"]),
-        (Wanted(methods=("Toy",), units=("3", "1")), ["a 13", "b 13"]),
+        (Filters(), ["a 0123", "b 0123"]),
+        (Filters(datasets=("b",)), ["b 0123"]),
+        (Filters(methods=("Toy",), units=("3", "1")), ["a 13", "b 13"]),
     ],
 )
-def test_filters(tmp_path, wanted, expected):
+def test_filters(tmp_path, filters, expected):
     write_config(tmp_path)
-    tasks = plan(find_tables(["*"], tmp_path), wanted)
+    tasks = plan(find_experiments(["*"], tmp_path), filters)
     assert [f"{task.job.key} {''.join(task.units)}" for task in tasks] == expected
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("filters", "message"),
     [
-        (Wanted(datasets=("c",)), "these tables have no dataset 'c'; they have a, b"),
-        (Wanted(methods=("Toy", "Tin")), "these tables have no method 'Tin'; they have Toy"),
-        (Wanted(units=("3", "4")), "these tables have no split or seed '4'; they have 0, 1, 2, 3"),
+        (Filters(datasets=("c",)), "these tables have no dataset 'c'; they have a, b"),
+        (Filters(methods=("Toy", "Tin")), "these tables have no method 'Tin'; they have Toy"),
+        (Filters(units=("3", "4")), "these tables have no split or seed '4'; they have 0, 1, 2, 3"),
     ],
 )
-def test_filters_that_fit_nothing(tmp_path, wanted, message):
+def test_filters_that_fit_nothing(tmp_path, filters, message):
     write_config(tmp_path)
     with pytest.raises(UsageError, match=message):
-        plan(find_tables(["*"], tmp_path), wanted)
+        plan(find_experiments(["*"], tmp_path), filters)
 
 
 def test_units_are_numbers_ranges_and_names():
@@ -89,7 +89,7 @@ def test_data_that_are_not_there_are_known_before_any_work(tmp_path, monkeypatch
         toy_protocol.Toy, "jobs", lambda self, table: [dataclasses.replace(job, data=("no-such-set",)) for job in jobs(self, table)]
     )
     with pytest.raises(UsageError, match="no-such-set"):
-        plan(find_tables(["*"], tmp_path), Wanted())
+        plan(find_experiments(["*"], tmp_path), Filters())
     assert work_done(log) == []
 
 
@@ -98,7 +98,7 @@ def test_failures_do_not_stop_the_others(tmp_path):
     path = tmp_path / "paper" / "toys" / "config.toml"
     path.write_text(path.read_text().replace('["a", "b"]', '["a", "b", "c", "d"]'))
     table = read_table("paper/toys", tmp_path)
-    failures = {failure.task.job.key: failure for failure in run_tasks(plan([table], Wanted()), workers=1)}
+    failures = {failure.task.job.key: failure for failure in run_tasks(plan([Experiment(table)], Filters()), workers=1)}
     assert failures.keys() == {"a", "b", "c"}
     assert failures["a"].error == "ValueError: the toy broke"
     assert "toy_protocol.py" in failures["a"].details
@@ -146,14 +146,14 @@ def test_a_run_that_is_cut_off_loses_the_running_unit_only(tmp_path, how, code):
     process.send_signal(how)
     _, errors = process.communicate(timeout=60)  # which ends when the worker, too, has closed the pipe
     assert process.returncode == code
-    assert ("the same command goes on with what is missing" in errors) == (how == signal.SIGINT)
+    assert ("the same command continues with what is missing" in errors) == (how == signal.SIGINT)
     table = read_table("paper/toys", tmp_path)
     assert list(read(table, "b").units) == ["0", "1"]  # b is the longer one and goes first
 
     (tmp_path / "go").touch()
     _run_here(tmp_path)
     assert work_done(log)[3:] == ["a-0", "a-1", "a-2", "a-3", "b-2", "b-3"]
-    assert progress_of(table).done == 2
+    assert Experiment(table).done == 2
 
 
 def _main(capsys, *arguments):
@@ -206,7 +206,7 @@ def test_a_failed_job_is_exit_code_1(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["run"], "name the tables to run"),
-        (["run", "paper/nothing"], "no table is called 'paper/nothing'; there are paper/toys"),
+        (["run", "paper/nothing"], "no table is called 'paper/nothing'; the tables are paper/toys"),
         (["run", "*", "--dataset", "x"], "no dataset 'x'"),
         (["run", "*", "--splits", "3-1"], "the range '3-1' is empty"),
         (["report", "x"], "no table is called 'x'"),

@@ -1,12 +1,15 @@
 """Results as files: written whole, units merged, other settings never mixed in."""
 
+import dataclasses
 import json
 import os
 
 import pytest
 from experiments.harness.config import UsageError, jobs_of, read_table
-from experiments.harness.store import Recorder, read, results_path
+from experiments.harness.store import Recorder, cache_path, read, results_path
 from toy_protocol import Toy, write_config
+
+from bayesify import MCDropout
 
 ORIGIN = {"cpu": "abacus", "threads": 1, "commit": "abc", "dirty": False}
 
@@ -14,7 +17,7 @@ ORIGIN = {"cpu": "abacus", "threads": 1, "commit": "abc", "dirty": False}
 def _recorder(root, factor=2.0):
     write_config(root, factor=factor)
     table = read_table("paper/toys", root)
-    return table, Recorder(table, jobs_of(table)[0], Toy(), {}, ORIGIN)
+    return table, Recorder(table, jobs_of(table, Toy())[0], Toy(), {}, ORIGIN)
 
 
 def test_units_of_several_saves_and_runs_add_up(tmp_path):
@@ -27,7 +30,7 @@ def test_units_of_several_saves_and_runs_add_up(tmp_path):
     assert [run["units"] for run in first.runs] == [["0", "2"]]
     assert first.runs[0]["cpu"] == "abacus"
     assert first.seconds == first.runs[0]["seconds"] > 0
-    assert first.settings == jobs_of(table)[0].settings
+    assert first.settings == jobs_of(table, Toy())[0].settings
 
     _, again = _recorder(tmp_path)
     again.date = "2000-01-01T00:00:00Z"  # this test is faster than the clock of runs
@@ -41,19 +44,17 @@ def test_units_of_several_saves_and_runs_add_up(tmp_path):
 def test_results_of_other_settings_make_room(tmp_path):
     table, recorder = _recorder(tmp_path)
     recorder.save({"0": {"value": 1.0}, "1": {"value": 1.0}})
-    assert read(table, "a").fits(jobs_of(table)[0], Toy())
+    assert read(table, "a").fits(jobs_of(table, Toy())[0], Toy())
     table, recorder = _recorder(tmp_path, factor=3.0)
-    assert not read(table, "a").fits(jobs_of(table)[0], Toy())
+    assert not read(table, "a").fits(jobs_of(table, Toy())[0], Toy())
     recorder.save({"1": {"value": 9.0}})
     assert read(table, "a").units == {"1": {"value": 9.0}}
     assert len(read(table, "a").runs) == 1
 
 
 def test_results_depend_on_version_and_data(tmp_path, monkeypatch):
-    import dataclasses
-
     table, _ = _recorder(tmp_path)
-    job = dataclasses.replace(jobs_of(table)[0], data=("sheep",))
+    job = dataclasses.replace(jobs_of(table, Toy())[0], data=("sheep",))
     Recorder(table, job, Toy(), {"sheep": "white", "cows": "brown"}, ORIGIN).save({"0": {}})
     results = read(table, "a")
     assert results.data == {"sheep": "white"}
@@ -80,28 +81,91 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [path.name for path in results_path(table, "a").parent.iterdir()] == ["a.json"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Cage:
+    """What a toy's setting `cage` describes."""
+
+    size: int
+    bars: int = 9
+
+
+def _caged(root, monkeypatch, kind=Cage, **cage):
+    """The table, and a job with the complete settings of a cage and a method."""
+    monkeypatch.setattr(Toy, "setting_types", {"cage": kind})
+    table, _ = _recorder(root)
+    settings = {"method": "Toy", "cage": dataclasses.asdict(kind(size=3, **cage)), "posterior": MCDropout().to_dict()}
+    return table, dataclasses.replace(jobs_of(table, Toy())[0], settings=settings)
+
+
+def test_a_new_field_with_a_default_makes_nothing_stale(tmp_path, monkeypatch):
+    table, job = _caged(tmp_path, monkeypatch)
+    Recorder(table, job, Toy(), {}, ORIGIN).save({"0": {}})
+    assert read(table, "a").settings["cage"] == {"size": 3, "bars": 9}
+
+    @dataclasses.dataclass(frozen=True)
+    class Wheeled(Cage):
+        wheels: int = 0
+
+    _, same = _caged(tmp_path, monkeypatch, Wheeled)
+    assert read(table, "a").fits(same, Toy())
+    Recorder(table, same, Toy(), {}, ORIGIN).save({"1": {}})
+    assert list(read(table, "a").units) == ["0", "1"]
+    _, other = _caged(tmp_path, monkeypatch, Wheeled, wheels=4)
+    assert not read(table, "a").fits(other, Toy())
+
+
+def test_a_changed_default_and_a_removed_field_make_results_stale(tmp_path, monkeypatch):
+    table, job = _caged(tmp_path, monkeypatch)
+    Recorder(table, job, Toy(), {}, ORIGIN).save({"0": {}})
+
+    @dataclasses.dataclass(frozen=True)
+    class Dense:
+        size: int
+        bars: int = 99
+
+    @dataclasses.dataclass(frozen=True)
+    class Open:
+        size: int
+
+    for kind in (Dense, Open):
+        _, changed = _caged(tmp_path, monkeypatch, kind)
+        assert changed.fingerprint(Toy(), {}) == read(table, "a").fingerprint
+        assert not read(table, "a").fits(changed, Toy())
+        assert cache_path(table, changed, "abc") != cache_path(table, job, "abc")
+    Recorder(table, changed, Toy(), {}, ORIGIN).save({"1": {}})
+    assert list(read(table, "a").units) == ["1"]
+
+
+def test_fields_of_methods_at_their_defaults_are_not_in_the_fingerprint(tmp_path, monkeypatch):
+    _, job = _caged(tmp_path, monkeypatch)
+    sparse = {**job.settings, "posterior": {"method": "MCDropout"}}
+    other = {**job.settings, "posterior": MCDropout(p=0.3).to_dict()}
+    first, second, third = (dataclasses.replace(job, settings=s).fingerprint(Toy(), {}) for s in (job.settings, sparse, other))
+    assert first == second != third
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"fingerprint": '])
 def test_a_damaged_file_is_refused(tmp_path, content):
     table, recorder = _recorder(tmp_path)
     recorder.save({"0": {}})
     results_path(table, "a").write_text(content)
-    with pytest.raises(UsageError, match=r"a.json is no results file .*delete it to run the job again"):
+    with pytest.raises(UsageError, match=r"a.json is not a results file .*delete it"):
         read(table, "a")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, {"deep": [float("-inf")]}])
 def test_results_must_be_finite_and_plain(tmp_path, value):
     table, recorder = _recorder(tmp_path)
-    with pytest.raises(ValueError, match=r"the result 'value' of a, unit 0 must be finite and ready for JSON"):
+    with pytest.raises(ValueError, match=r"result 'value' of a, unit 0 must be finite and ready for JSON"):
         recorder.save({"0": {"value": value}})
     assert read(table, "a") is None
 
 
 def test_results_of_unknown_units_are_refused(tmp_path):
     _, recorder = _recorder(tmp_path)
-    with pytest.raises(ValueError, match="unit '7' is none of a, which has 0, 1, 2, 3"):
+    with pytest.raises(ValueError, match="a has no unit '7'; its units are 0, 1, 2, 3"):
         recorder.save({"7": {}})
-    with pytest.raises(ValueError, match="must be a dict with names"):
+    with pytest.raises(ValueError, match="must be a dict with text keys"):
         recorder.save({"0": 3.0})
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from experiments.protocols.images.nets import check_net, make_net
+from experiments.protocols.images.networks import check_net, make_net
 
 import bayesify
 
@@ -31,7 +31,7 @@ import bayesify
             64 * (3 * 25 + 1) + 128 * (64 * 25 + 1) + 256 * (128 * 64 + 1) + 256 * 257 + 10 * 257,
         ),
     ],
-    ids=["mlp-400x2", "linear", "lenet-grey", "lenet-colour", "preresnet-8", "preresnet-14", "strided"],
+    ids=["mlp-400x2", "linear", "lenet-gray", "lenet-color", "preresnet-8", "preresnet-14", "strided"],
 )
 def test_shapes_and_parameters(fields, shape, parameters):
     net = make_net(fields, shape, classes=10)
@@ -46,7 +46,7 @@ def test_a_stage_halves_the_image_and_starts_with_the_shortcut():
     for block in (same, halving):
         torch.nn.init.zeros_(block.conv2.weight)
     torch.testing.assert_close(same(x), x)
-    scale = 1 / (1 + halving.norm1.eps) ** 0.5  # of a normalisation that has seen nothing
+    scale = 1 / (1 + halving.norm1.eps) ** 0.5  # of a normalization that has seen nothing
     expected = torch.einsum("oi,nihw->nohw", halving.shortcut.weight[:, :, 0, 0], (scale * x).clamp_min(0)[:, :, ::2, ::2])
     torch.testing.assert_close(halving(x), expected)
     assert net.stage3_block2(halving(x).repeat(1, 2, 1, 1)).shape == (2, 16, 8, 8)
@@ -56,7 +56,7 @@ def test_a_block_is_its_formula():
     block = make_net({"kind": "preresnet", "depth": 8, "width": 2}, (1, 8, 8), classes=2).double().stage1_block1
     x = torch.randn(3, 2, 8, 8, dtype=torch.float64)
 
-    def layer(x, weight):  # normalise by the batch, rectify, convolve
+    def layer(x, weight):  # normalize by the batch, rectify, convolve
         x = (x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), keepdim=True, correction=0) + 1e-5).sqrt()
         patches = torch.nn.functional.unfold(x.clamp_min(0), 3, padding=1)
         return (weight.flatten(1) @ patches).view(3, 2, 8, 8)

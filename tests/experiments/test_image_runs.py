@@ -1,20 +1,23 @@
-"""Image classification from end to end on toy images: trials, nets, ensembles, what is kept and what is looked at."""
+"""Image classification from end to end on toy images: trials, networks, ensembles, saved units, and which images are read."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
-from experiments.harness.config import find_tables, jobs_of, read_table
-from experiments.harness.plan import Wanted, plan
+from experiments.harness.config import read_table
+from experiments.harness.experiment import Experiment, find_experiments
+from experiments.harness.plan import Filters, plan
 from experiments.harness.protocol import Context, Table, UnitError
 from experiments.harness.report import render
 from experiments.harness.runner import execute
 from experiments.harness.store import read
-from experiments.protocols.images import sets, work
-from experiments.protocols.images.work import Work
+from experiments.protocols.images import data as data_module
+from experiments.protocols.images import units as units_module
+from experiments.protocols.images.units import Work
 
-from bayesify.data import Images
+from bayesify.datasets import Images
+from bayesify.errors import DivergenceError
 
 ORIGIN = {"cpu": "abacus", "threads": 1, "commit": "abc", "dirty": False, "bayesify": "0", "torch": "2", "python": "3"}
 SETTINGS = {
@@ -36,16 +39,16 @@ def bars(name, part, data_dir=None):
 
 @pytest.fixture(autouse=True)
 def _toy_images(monkeypatch):
-    monkeypatch.setattr(sets, "load_images", bars)
+    monkeypatch.setattr(data_module, "load_images", bars)
 
 
 def job_of(tmp_path, **changes):
-    (job,) = jobs_of(Table("vsd/test", "t", "s", "images", {**SETTINGS, **changes}, {}, tmp_path))
+    (job,) = Experiment(Table("vsd/test", "t", "s", "images", {**SETTINGS, **changes}, {}, tmp_path)).jobs
     return job
 
 
 def run(job, cache=None, units=None, ready=None):
-    """Results, in the order they were kept."""
+    """Results in the order they were saved."""
     saved, shares = {}, []
     Work(job, Context(None, shares.append, saved.update, ready or {}, cache), units or job.units).run()
     assert shares == sorted(shares)
@@ -65,7 +68,7 @@ def test_units_build_on_each_other(tmp_path):
     assert scores[1] < scores[0] - 0.1  # such a narrow prior leaves nothing to learn with
     for seed in "01":
         assert results[seed]["chosen"] == {"prior_std": 1.0}
-        assert results[seed]["error"] < 70  # guessing gives 90
+        assert results[seed]["error"] < 70  # chance gives 90
         assert results[seed]["parameters"] == 2 * (37 * 12 + 13 * 10)
         assert (results[seed]["epochs"], results[seed]["train_rows"]) == (4, 120)
     assert results["0"]["nll"] != results["1"]["nll"]
@@ -86,7 +89,7 @@ def test_choosing_never_reads_test_images(tmp_path, monkeypatch):
         return bars(name, part)
 
     job = job_of(tmp_path)
-    monkeypatch.setattr(sets, "load_images", training_only)
+    monkeypatch.setattr(data_module, "load_images", training_only)
     trials = run(job, units=["trial-0", "trial-1"])
     assert set(trials) == {"trial-0", "trial-1"}
     with pytest.raises(AssertionError):
@@ -99,7 +102,7 @@ def test_test_images_decide_nothing(tmp_path, monkeypatch):
         return images if part == "train" else Images(name, part, images.X.flip(2), images.y, images.classes)
 
     first = run(job_of(tmp_path))
-    monkeypatch.setattr(sets, "load_images", upside_down)
+    monkeypatch.setattr(data_module, "load_images", upside_down)
     second = run(job_of(tmp_path))
     for unit in first:
         for key in ("fields", "chosen", "validation_nll", "validation_error", "train_loss", "kl"):
@@ -108,14 +111,14 @@ def test_test_images_decide_nothing(tmp_path, monkeypatch):
 
 
 def test_nets_do_not_train_on_validation_rows(tmp_path, monkeypatch):
-    def mislabelled(name, part, data_dir=None):
+    def mislabeled(name, part, data_dir=None):
         images = bars(name, part)
         labels = torch.cat([images.y[:120], 9 - images.y[120:]]) if part == "train" else images.y
         return Images(name, part, images.X, labels, images.classes)
 
     job = job_of(tmp_path, methods=[{"name": "MAP", "posterior": {"method": "Deterministic"}}], seeds=1)
     first = run(job)["0"]
-    monkeypatch.setattr(sets, "load_images", mislabelled)
+    monkeypatch.setattr(data_module, "load_images", mislabeled)
     second = run(job)["0"]
     assert (first["nll"], first["train_loss"]) == (second["nll"], second["train_loss"])
     assert second["validation_error"] > 60 > first["validation_error"]
@@ -126,7 +129,7 @@ def test_seeds_alone_bring_the_trials_they_need(tmp_path):
     assert list(run(job, units=["1"])) == ["trial-0", "trial-1", "1"]
     trials = {"trial-0": {"fields": {"prior_std": 1e-3}, "validation_nll": 0.1}}
     trials["trial-1"] = {"fields": {"prior_std": 1.0}, "validation_nll": 0.2}
-    results = run(job, units=["1"], ready=trials)  # kept trials are believed, not made again
+    results = run(job, units=["1"], ready=trials)  # saved trials are reused
     assert list(results) == ["1"]
     assert results["1"]["chosen"] == {"prior_std": 1e-3}
 
@@ -139,31 +142,31 @@ def test_a_single_candidate_needs_no_trial(tmp_path):
 
 
 def test_candidates_that_fail_are_not_chosen(tmp_path, monkeypatch):
-    real, broken = work.train, [1.0]
+    real, broken = units_module.train, [1.0]
 
     def fails(setup, *rest):
         if setup.posterior["prior_std"] in broken:
-            raise FloatingPointError("the loss became nan")
+            raise DivergenceError("the loss became nan")
         return real(setup, *rest)
 
-    monkeypatch.setattr(work, "train", fails)
+    monkeypatch.setattr(units_module, "train", fails)
     results = run(job_of(tmp_path))
     assert results["trial-1"]["failure"] == "the loss became nan"
     assert results["0"]["chosen"] == {"prior_std": 1e-3}
     broken.append(1e-3)
-    with pytest.raises(UnitError, match="none of the candidates could be trained"):
+    with pytest.raises(UnitError, match="all candidates failed"):
         run(job_of(tmp_path))
 
 
 def test_a_failed_net_does_not_take_the_others_along(tmp_path, monkeypatch):
-    real = work.train
+    real = units_module.train
 
     def fails(setup, data, classes, seed, progress):
         if seed == 1:
-            raise FloatingPointError("the loss became nan")
+            raise DivergenceError("the loss became nan")
         return real(setup, data, classes, seed, progress)
 
-    monkeypatch.setattr(work, "train", fails)
+    monkeypatch.setattr(units_module, "train", fails)
     job, saved = job_of(tmp_path, seeds=3, ensemble=True), {}
     with pytest.raises(UnitError, match=r"^seed 1: the loss became nan$"):
         Work(job, Context(None, lambda share: None, saved.update), job.units).run()
@@ -175,7 +178,7 @@ def test_a_failed_net_does_not_take_the_others_along(tmp_path, monkeypatch):
 
 def test_an_ensemble_takes_cached_nets_and_trains_missing_ones(tmp_path, monkeypatch):
     job, trained = job_of(tmp_path, ensemble=True), []
-    real = work.train
+    real = units_module.train
 
     def counts(setup, data, classes, seed, progress):
         trained.append(seed)
@@ -183,7 +186,7 @@ def test_an_ensemble_takes_cached_nets_and_trains_missing_ones(tmp_path, monkeyp
 
     results = run(job, cache=tmp_path / "cache")
     ensemble = results.pop("ensemble-2")
-    monkeypatch.setattr(work, "train", counts)
+    monkeypatch.setattr(units_module, "train", counts)
     assert run(job, tmp_path / "cache", ["ensemble-2"], results) == {"ensemble-2": ensemble}
     assert trained == []
     (tmp_path / "cache" / "1.safetensors").unlink()
@@ -243,7 +246,7 @@ def write_config(root):
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     write_config(tmp_path)
-    real, calls = work.train, []
+    real, calls = units_module.train, []
 
     def stops(setup, data, classes, seed, progress):
         calls.append((type(setup.methods()).__name__, setup.beta, seed))
@@ -251,31 +254,31 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(setup, data, classes, seed, progress)
 
-    monkeypatch.setattr(work, "train", stops)
-    first, second = plan(find_tables(["*"], tmp_path), Wanted())
+    monkeypatch.setattr(units_module, "train", stops)
+    first, second = plan(find_experiments(["*"], tmp_path), Filters())
     execute(first, None, ORIGIN)
     with pytest.raises(KeyboardInterrupt):
         execute(second, None, ORIGIN)
     assert calls[:2] == [("Deterministic", 1.0, 0), ("Deterministic", 1.0, 1)]
     assert [(beta, seed) for _, beta, seed in calls[2:4]] == [(0.001, 0), (0.1, 0)]  # trials
-    (rest,) = plan(find_tables(["*"], tmp_path), Wanted())
+    (rest,) = plan(find_experiments(["*"], tmp_path), Filters())
     assert (rest.job.key, rest.units) == ("mnist-small-VSD", ("1", "ensemble-2"))
     execute(rest, None, ORIGIN)
     assert len(calls) == 7
     table = read_table("vsd/mnist", tmp_path)
     assert list(read(table, "mnist-small-VSD").units) == ["trial-0", "trial-1", "0", "1", "ensemble-2"]
-    text, figure = render(table)
+    text, figure = render(Experiment(table))
     assert "**Missing" not in text
-    assert len(figure.axes) == 5  # four metrics, one set of unfamiliar images
+    assert len(figure.axes) == 5  # four metrics, one set of out-of-distribution images
 
 
 def test_other_settings_do_not_meet_old_nets(tmp_path):
     write_config(tmp_path)
-    for task in plan(find_tables(["*"], tmp_path), Wanted(methods=("MAP",))):
+    for task in plan(find_experiments(["*"], tmp_path), Filters(methods=("MAP",))):
         execute(task, None, ORIGIN)
     config = tmp_path / "vsd" / "mnist" / "config.toml"
     config.write_text(config.read_text().replace("epochs = 2", "epochs = 1"))
-    (task,) = plan(find_tables(["*"], tmp_path), Wanted(methods=("MAP",)))
+    (task,) = plan(find_experiments(["*"], tmp_path), Filters(methods=("MAP",)))
     assert task.units == ("0", "1", "ensemble-2")
     execute(task, None, ORIGIN)
     caches = [path.name for path in (tmp_path / "vsd" / "mnist" / ".cache").iterdir()]

@@ -6,12 +6,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from experiments.protocols.images import sets
-from experiments.protocols.images.sets import load_test, load_train
-from experiments.protocols.images.setup import Setup
+from experiments.harness.settings import without_defaults
+from experiments.protocols.images import data as data_module
+from experiments.protocols.images.data import load_test, load_train
+from experiments.protocols.images.settings import Setup
 
 from bayesify import VSD, MCDropout
-from bayesify.data import Images
+from bayesify.datasets import Images
 
 BASE = {
     "dataset": "mnist", "net": {"kind": "mlp", "hidden": [4]}, "posterior": {"method": "MeanField"},
@@ -50,15 +51,22 @@ def test_setups_survive_json():
     assert Setup.from_dict(json.loads(json.dumps(setup.to_dict()))) == setup
 
 
-def test_results_outlive_settings_at_their_defaults():
-    assert Setup(**BASE, beta=1.0, ood=[], choice_epochs=None).to_dict() == BASE
-    assert Setup(**BASE, beta=0.5).to_dict() == BASE | {"beta": 0.5}
+def test_fingerprints_contain_what_differs_from_defaults():
+    def reduced(**changes):
+        return without_defaults({"setup": Setup(**BASE | changes).to_dict()}, {"setup": Setup})["setup"]
+
+    assert reduced(beta=1.0, ood=[], choice_epochs=None) == BASE
+    assert reduced(beta=0.5) == BASE | {"beta": 0.5}
+    assert reduced(posterior={"method": "meanfield", "prior_std": 1.0, "prior_mean": "zero"}) == reduced()
+    open_, given = ({"method": "MCDropout"}, {"method": "MCDropout", "p": 0.1})  # 0.1 is the default
+    found = [reduced(posterior={"fc1": fc1, "*": open_}, choices={"p": [0.5]}) for fc1 in (open_, given)]
+    assert [one["posterior"]["fc1"] for one in found] == [{"method": "MCDropout", "p": "chosen"}, {"method": "MCDropout"}]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epoch": 3}, "unknown setting 'epoch'; there are dataset, net"),
+        ({"epoch": 3}, "unknown setting 'epoch'; the settings are dataset, net"),
         ({"dataset": "minst"}, "'minst'"),
         ({"ood": ["minst"]}, "'minst'"),
         ({"net": {"kind": "vgg"}}, "kind of a net must be one of"),
@@ -93,8 +101,8 @@ def test_missing_settings_are_named():
 # --- parts
 
 
-def colourful(name, part, data_dir=None):
-    """Images whose colours differ in mean and spread, validation and test rows far off."""
+def colorful(name, part, data_dir=None):
+    """Images whose colors differ in mean and spread, validation and test rows far off."""
     generator = torch.Generator().manual_seed(len(name) + len(part))
     X = torch.randint(0, 100, (30, 3, 4, 4), generator=generator, dtype=torch.uint8)
     X[:, 1] = 7
@@ -104,13 +112,13 @@ def colourful(name, part, data_dir=None):
     return Images(name, part, torch.nn.functional.pad(X, (0, size - 4, 0, size - 4)), torch.arange(30) % 3, ("a", "b", "c"), "some")
 
 
-def test_colours_are_standardised_by_the_rows_that_are_trained_on(monkeypatch):
-    monkeypatch.setattr(sets, "load_images", colourful)
+def test_colours_are_standardized_by_the_rows_that_are_trained_on(monkeypatch):
+    monkeypatch.setattr(data_module, "load_images", colorful)
     setup = Setup(**BASE | {"dataset": "cifar10", "train_rows": 12, "ood": ["fashion-mnist"], "ood_rows": 4})
     parts = load_train(setup, None)
-    pixels = colourful("cifar10", "train").X.double().numpy() / 255
+    pixels = colorful("cifar10", "train").X.double().numpy() / 255
     mean, std = pixels[:12].mean((0, 2, 3)), pixels[:12].std((0, 2, 3))
-    std[1] = 1.0  # of one colour
+    std[1] = 1.0  # of one color
 
     def expected(x):
         return (x - mean[:, None, None]) / std[:, None, None]
@@ -121,23 +129,23 @@ def test_colours_are_standardised_by_the_rows_that_are_trained_on(monkeypatch):
     assert parts.validation[1].tolist() == [2, 0, 1, 2, 0, 1, 2]
     assert (parts.classes, parts.note) == (3, "some")
     test = load_test(setup, parts.scaling, None)
-    np.testing.assert_allclose(test.test[0].numpy(), expected(colourful("cifar10", "test").X.double().numpy() / 255), atol=1e-5)
-    others = colourful("fashion-mnist", "test").X[:4].double().numpy() / 255
+    np.testing.assert_allclose(test.test[0].numpy(), expected(colorful("cifar10", "test").X.double().numpy() / 255), atol=1e-5)
+    others = colorful("fashion-mnist", "test").X[:4].double().numpy() / 255
     np.testing.assert_allclose(test.ood["fashion-mnist"].numpy(), expected(others), atol=1e-5)
 
 
 def test_grey_images_stay_in_zero_to_one(monkeypatch):
-    def grey(name, part, data_dir=None):
-        images = colourful(name, part)
+    def gray(name, part, data_dir=None):
+        images = colorful(name, part)
         return Images(name, part, images.X[:, :1], images.y, images.classes)
 
-    monkeypatch.setattr(sets, "load_images", grey)
+    monkeypatch.setattr(data_module, "load_images", gray)
     x = load_train(Setup(**BASE), None).train[0]
-    torch.testing.assert_close(x, grey("mnist", "train").X[:23].float() / 255)
+    torch.testing.assert_close(x, gray("mnist", "train").X[:23].float() / 255)
 
 
 def test_parts_that_do_not_fit_are_named(monkeypatch):
-    monkeypatch.setattr(sets, "load_images", colourful)
+    monkeypatch.setattr(data_module, "load_images", colorful)
     with pytest.raises(ValueError, match="mnist has 30 training images, too few for 30 rows for validation and some to train on"):
         load_train(Setup(**BASE | {"validation": 30}), None)
     with pytest.raises(ValueError, match="too few for 7 rows for validation and 24 to train on"):

@@ -4,9 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from experiments.harness.config import jobs_of, protocol_of, read_table
-from experiments.protocols.images.picture import draw_scores
-from experiments.protocols.images.rows import published_of, rows_of
+from experiments.harness.config import read_table
+from experiments.harness.experiment import Experiment
+from experiments.protocols.images.figure import draw_scores
+from experiments.protocols.images.results import published_of, rows_of
 from experiments.protocols.images.tables import write_tables
 
 OOD = ("fashion-mnist", "kmnist")
@@ -16,7 +17,7 @@ METHODS = ("MAP", "MeanField", "MC dropout", "VD", "VSD")
 def made_up():
     """The configured table, its jobs and results: all of MAP and VSD, two nets of VD, nothing but trials of MC dropout."""
     table = read_table("vsd/mnist")
-    jobs = {job.settings["method"]: job for job in jobs_of(table)}
+    jobs = {job.settings["method"]: job for job in Experiment(table).jobs}
     random = np.random.default_rng(0)
 
     def scores():
@@ -60,7 +61,7 @@ def numbers(cell):
 )
 def test_ours_and_the_papers_stand_side_by_side(title, key, paper):
     table, jobs, results = made_up()
-    header, lines = section(protocol_of(table).report(table, results), title)
+    header, lines = section(Experiment(table).protocol.report(table, list(jobs.values()), results), title)
     assert header[:4] == ["method", "paper", "ours", "difference"]
     rows = {line[0]: line[1:] for line in lines}
     assert set(rows) == {"MAP", "VD", "VSD"}  # those that have been tested
@@ -84,8 +85,8 @@ def test_ours_and_the_papers_stand_side_by_side(title, key, paper):
 
 
 def test_the_chosen_candidate_is_bold_where_all_have_been_tried():
-    table, _, results = made_up()
-    _, lines = section(protocol_of(table).report(table, results), "Chosen on validation images")
+    table, jobs, results = made_up()
+    _, lines = section(Experiment(table).protocol.report(table, list(jobs.values()), results), "Chosen on validation images")
     assert lines == [
         ["MC dropout", "beta 1", "30", "0.3000", "2.50"],
         ["VSD", "beta 1", "30", "0.3000", "2.50"],
@@ -95,10 +96,10 @@ def test_the_chosen_candidate_is_bold_where_all_have_been_tried():
     ]
 
 
-def test_unfamiliar_images_ensembles_and_cost():
+def test_out_of_distribution_images_ensembles_and_cost():
     table, jobs, results = made_up()
-    text = protocol_of(table).report(table, results)
-    header, lines = section(text, "Unfamiliar images")
+    text = Experiment(table).protocol.report(table, list(jobs.values()), results)
+    header, lines = section(text, "Out-of-distribution images")
     assert header == ["method", "test images", "fashion-mnist: entropy", "AUROC", "kmnist: entropy", "AUROC"]
     found = [unit["ood"]["kmnist"]["auroc"] for name, unit in results[jobs["VD"].key].items()]
     assert numbers(next(line for line in lines if line[0] == "VD")[5])[0] == pytest.approx(np.mean(found), abs=0.06)
@@ -144,24 +145,24 @@ def test_notes_of_image_sets_stand_with_the_numbers():
     table, jobs, results = made_up()
     for unit in results[jobs["VSD"].key].values():
         unit["note"] = "20k-image training subset"
-    assert protocol_of(table).report(table, results).count("Note: 20k-image training subset.") == 1
+    assert Experiment(table).protocol.report(table, list(jobs.values()), results).count("Note: 20k-image training subset.") == 1
 
 
 def test_several_nets_and_sets_are_told_apart():
     table, jobs, results = made_up()
     settings = {**table.settings, "datasets": ["mnist", "fashion-mnist"], "ood": ["kmnist"]}
-    other = jobs_of(table.__class__(**{**table.__dict__, "settings": settings}))
+    other = Experiment(table.__class__(**{**table.__dict__, "settings": settings})).jobs
     made = {job.key: results[jobs["MAP"].key] for job in other if job.settings["method"] == "MAP"}
     header, lines = section(write_tables(other, made, {}), "Error")
     assert header == ["data set", "method", "ours", "validation"]
     assert [line[:2] for line in lines] == [["mnist", "MAP"], ["fashion-mnist", "MAP"]]
     assert not any(line[2].startswith("**") for line in lines)  # nothing to compare with
-    assert len(draw_scores(other, made, {}).axes) == 2 * (3 + 2)  # three metrics, two sets of unfamiliar images
+    assert len(draw_scores(other, made, {}).axes) == 2 * (3 + 2)  # three metrics, two sets of out-of-distribution images
 
 
 def test_the_picture_shows_means_and_papers():
     table, jobs, results = made_up()
-    figure = protocol_of(table).figure(table, results)
+    figure = Experiment(table).protocol.figure(table, list(jobs.values()), results)
     error = figure.axes[1]
     drawn = [line.get_xdata()[0] for line in error.lines]
     ours = np.mean([unit["error"] for name, unit in results[jobs["VSD"].key].items() if name.isdigit()])
@@ -174,8 +175,8 @@ def test_the_picture_shows_means_and_papers():
 def test_trials_alone_make_a_report():
     table, jobs, results = made_up()
     only = {jobs["MC dropout"].key: results[jobs["MC dropout"].key]}
-    assert "## Error" not in protocol_of(table).report(table, only)
-    assert protocol_of(table).figure(table, only) is None
+    assert "## Error" not in Experiment(table).protocol.report(table, list(jobs.values()), only)
+    assert Experiment(table).protocol.figure(table, list(jobs.values()), only) is None
     assert [row.nets for row in rows_of(list(jobs.values()), only)] == [[]]
 
 
@@ -195,7 +196,7 @@ def test_wrong_published_numbers_are_named(published, message):
 
 def test_the_table_is_that_of_the_paper():
     table = read_table("vsd/mnist")
-    jobs = jobs_of(table)
+    jobs = Experiment(table).jobs
     assert tuple(job.settings["method"] for job in jobs) == METHODS
     assert set(published_of(table.published)) == {("mnist", "400x2", method) for method in METHODS}
     for job in jobs:
@@ -203,7 +204,9 @@ def test_the_table_is_that_of_the_paper():
         assert (setup["epochs"], setup["validation"], setup["net"]["hidden"]) == (100, 10_000, [400, 400])
         assert sum(unit.startswith("trial") for unit in job.units) == 4
         assert job.data == ("mnist", "fashion-mnist", "kmnist")
-    assert all(job.settings["setup"]["epochs"] <= 2 and job.cost < 10 for job in jobs_of(read_table("vsd/mnist", quick=True)))
+    assert all(
+        job.settings["setup"]["epochs"] <= 2 and job.cost < 10 for job in Experiment(read_table("vsd/mnist", quick=True)).jobs
+    )
 
 
 def test_what_only_some_rows_know_is_shown_of_those():
@@ -216,6 +219,6 @@ def test_what_only_some_rows_know_is_shown_of_those():
             found.update(aupr_in=0.9, aupr_out=0.8, fpr95=0.1 * seed, detection_error=0.25)
     text = write_tables(list(jobs.values()), results, published_of(table.published))
     assert section(text, "Last layer")[1] == [["MAP", "4.00 ± 0.71", "3"]]
-    _, rows = section(text, "Detection of unfamiliar images")
+    _, rows = section(text, "Out-of-distribution detection")
     assert [row[:2] for row in rows] == [["MAP", "fashion-mnist"], ["MAP", "kmnist"]]
     assert rows[0][3:] == ["0.9", "0.8", "0.200 ± 0.071", "0.25"]

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from experiments.protocols.images.scores import average, entropy, judge
-from experiments.protocols.images.setup import Setup
+from experiments.protocols.images.scores import average, entropy, evaluate
+from experiments.protocols.images.settings import Setup
 from experiments.protocols.images.training import Augmented, train
 from scipy import stats
 
@@ -30,7 +30,7 @@ def test_scores_against_numpy():
     probs = {part: random.dirichlet(np.full(5, 0.4), rows) for part, rows in parts.items()}
     labels = {part: random.integers(0, 5, rows) for part, rows in parts.items()}
     tensors = {part: torch.from_numpy(np.log(p)) for part, p in probs.items()}
-    unit = judge(tensors, torch.from_numpy(labels["validation"]), torch.from_numpy(labels["test"]), bins=7)
+    unit = evaluate(tensors, torch.from_numpy(labels["validation"]), torch.from_numpy(labels["test"]), bins=7)
     p, y = probs["test"], labels["test"]
     assert unit["error"] == pytest.approx(100 * np.mean(p.argmax(1) != y))
     assert unit["nll"] == pytest.approx(-np.mean(np.log(p[np.arange(80), y])))
@@ -54,8 +54,8 @@ def test_corrupted_images_and_numbers_of_draws_are_judged_by_the_first_test_imag
     names = ["contrast/1", "contrast/5", "draws/20"]
     probs = {name: random.dirichlet(np.ones(3), 10) for name in names} | {"test": random.dirichlet(np.ones(3), 30)}
     y = random.integers(0, 3, 30)
-    beliefs = {name: torch.from_numpy(np.log(p)) for name, p in {**probs, "validation": probs["test"]}.items()}
-    unit = judge(beliefs, torch.from_numpy(y), torch.from_numpy(y), bins=5)
+    predictions = {name: torch.from_numpy(np.log(p)) for name, p in {**probs, "validation": probs["test"]}.items()}
+    unit = evaluate(predictions, torch.from_numpy(y), torch.from_numpy(y), bins=5)
 
     def error(p):
         return pytest.approx(100 * np.mean(p[:10].argmax(1) != y[:10]))

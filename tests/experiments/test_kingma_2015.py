@@ -8,7 +8,8 @@ import experiments.protocols  # noqa: F401 # fills the registry
 import numpy as np
 import pytest
 import torch
-from experiments.harness.config import UsageError, jobs_of, overlay, protocol_of, read_table
+from experiments.harness.config import UsageError, overlay, read_table
+from experiments.harness.experiment import Experiment
 from experiments.harness.numbers import estimate
 from experiments.harness.protocol import Context
 from experiments.protocols import digits_net
@@ -19,7 +20,7 @@ from experiments.protocols.gradient_variance import ESTIMATORS, deviations, grad
 from experiments.protocols.kl_curves import expected_log_noise
 from scipy import integrate, optimize, special, stats
 
-from bayesify.data import Images
+from bayesify.datasets import Images
 
 RATES = {"input": 0.2, "hidden": 0.5}
 TYPES = {"A": {"method": "VariationalDropout", "noise": "input"}, "B": {"method": "VariationalDropout", "noise": "weight"}}
@@ -73,7 +74,7 @@ def test_per_example_gradient_is_that_of_a_loop_over_rows_with_the_same_draws(ki
         for place, row in enumerate(part):
             noise = [w[place] / t for w, t in zip(drawn, theta, strict=True)]
             for part_total, gradient in zip(total, backpropagate(theta, noise, biases, x[row].numpy(), int(y[row])), strict=True):
-                part_total += gradient * n / len(x)
+                part_total += gradient * n / len(x)  # noqa: PLW2901 - in place
     np.testing.assert_allclose(found["bottom"].numpy(), total[0], rtol=1e-9)
     np.testing.assert_allclose(found["top"].numpy(), total[-1], rtol=1e-9)
 
@@ -188,15 +189,16 @@ def run_table(name, changes, monkeypatch):
     monkeypatch.setattr(digits_net, "load_images", noisy_digits)
     table = read_table(f"variational-dropout/{name}", quick=True)
     table = dataclasses.replace(table, settings=overlay(table.settings, changes))
-    protocol, saved, shares, results = protocol_of(table), {}, [], {}
-    for job in jobs_of(table):
+    protocol, jobs = Experiment(table).protocol, Experiment(table).jobs
+    saved, shares, results = {}, [], {}
+    for job in jobs:
         context = Context(data_dir=None, progress=shares.append, save=saved.update)
         results[job.key] = dict(protocol.run(job, job.units, context))
         assert set(results[job.key]) == set(job.units)
         json.dumps(results[job.key], allow_nan=False)
     assert shares == sorted(shares) or len(results) > 1
     assert all(0 < share < 1 + 1e-9 for share in shares)
-    return results, protocol.report(table, json.loads(json.dumps(results))), protocol.figure(table, results)
+    return results, protocol.report(table, jobs, json.loads(json.dumps(results))), protocol.figure(table, jobs, results)
 
 
 def test_gradient_variance_table_from_end_to_end(monkeypatch):
@@ -295,4 +297,4 @@ def test_settings_that_do_not_fit_are_named_before_any_work(table, changes, mess
     table = read_table(f"variational-dropout/{table}", quick=True)
     table = dataclasses.replace(table, settings=overlay(table.settings, changes))
     with pytest.raises(UsageError, match=re.escape(message)):
-        jobs_of(table)
+        list(Experiment(table).jobs)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from experiments.protocols.tabular import choice as choice_module
 from experiments.protocols.tabular.choice import choose, trials_of
-from experiments.protocols.tabular.setup import Choose, Setup
+from experiments.protocols.tabular.settings import Choose, Setup
 
 from bayesify.train import History
 
@@ -89,6 +89,6 @@ def test_a_search_tries_some_at_a_time_and_keeps_the_best(monkeypatch):
         best = max(-abs(math.log(setup.beta / peak)) - setup.method["p"] for setup in tried if setup.beta <= 0.5)
         assert choice.log_likelihood == pytest.approx(best, rel=1e-5), place
         assert choice.fields["method.p"] == 0.1
-        # It learns: a quarter of log-uniform draws would lie within a factor of 3.2, its last rounds do better.
+        # It learns: a quarter of log-uniform draws would be within a factor of 3.2, its last rounds do better.
         late = [setup.beta for call in calls[2:] for setup, split, _ in call if split == peak]
         assert sum(abs(math.log10(beta / peak)) < 0.5 for beta in late) > len(late) / 3

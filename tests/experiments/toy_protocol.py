@@ -88,5 +88,5 @@ class Toy(Protocol):
             context.progress((done + 1) / len(units))
         return results
 
-    def report(self, table, results):
+    def report(self, table, jobs, results):
         return "\n".join(f"{key}: {sum(unit['value'] for unit in units.values())}" for key, units in results.items())

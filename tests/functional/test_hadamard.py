@@ -98,7 +98,7 @@ def test_compile_export_and_tracing(n):
     other = torch.randn(9, n, dtype=F64)
     torch.testing.assert_close(program.module()(other), other @ hadamard_matrix(n, dtype=F64))
     for mode in ("fake", "symbolic"):
-        graph = make_fx(lambda v: fwht(v), tracing_mode=mode, _allow_non_fake_inputs=True)(other)
+        graph = make_fx(lambda v: fwht(v), tracing_mode=mode, _allow_non_fake_inputs=True)(other)  # noqa: PLW0108 - arguments are counted
         torch.testing.assert_close(graph(other), other @ hadamard_matrix(n, dtype=F64))
     torch.testing.assert_close(fwht(other), other @ hadamard_matrix(n, dtype=F64), msg="tracing left something behind")
 
@@ -174,15 +174,15 @@ def test_second_moments_are_the_marginals_and_no_more(n):
         assert torch.linalg.matrix_rank(law) == n
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_projection_finds_a_weight_of_the_family(shared):
+@pytest.mark.parametrize("tied", [False, True])
+def test_projection_finds_a_weight_of_the_family(tied):
     n, h = 8, hadamard_matrix(8, dtype=F64)
     s1, s2 = torch.rand(2, 2, n, dtype=F64) + 0.5
-    g = torch.randn(1 if shared else 2, n, dtype=F64)
+    g = torch.randn(1 if tied else 2, n, dtype=F64)
     weight = s1.diag_embed() @ h @ g.diag_embed() @ h @ s2.diag_embed()
     kept = torch.ones(n, n, dtype=torch.bool)
     kept[:, 6:] = False
-    a, b, c, error = hadamard_projection(weight, kept, shared=shared, sweeps=400)
+    a, b, c, error = hadamard_projection(weight, kept, tied=tied, sweeps=400)
     assert c.shape == g.shape
     assert error < 1e-6
     found = a.diag_embed() @ h @ c.diag_embed() @ h @ b.diag_embed()

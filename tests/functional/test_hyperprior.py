@@ -161,7 +161,7 @@ def _arguments(**changes: object) -> dict[str, object]:
         ),
         (
             lambda: vsd_hierarchical_kl(**_arguments(mean=torch.ones(2))),
-            r"mean and variance must be \(3,\) as log_alpha, got \(2,\) and",
+            r"mean and variance must be \(3,\) to match log_alpha, got \(2,\) and",
         ),
         (lambda: vsd_hierarchical_kl(**_arguments(rate=0.0)), "rate must be a finite number above 0, got 0.0"),
         (

@@ -62,12 +62,12 @@ def test_gaussian_kl_is_zero_at_the_prior_only() -> None:
     assert (gaussian_kl(*away) > 0).all()
 
 
-@pytest.mark.parametrize("centre", ["default", "number", "tensor"])
-def test_gaussian_kl_sum_agrees_with_torch_distributions(centre: str) -> None:
+@pytest.mark.parametrize("center", ["default", "number", "tensor"])
+def test_gaussian_kl_sum_agrees_with_torch_distributions(center: str) -> None:
     mean, log_std = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    prior_mean = {"default": 0.0, "number": -0.3, "tensor": torch.randn(3, 4, 5, dtype=torch.float64)}[centre]
+    prior_mean = {"default": 0.0, "number": -0.3, "tensor": torch.randn(3, 4, 5, dtype=torch.float64)}[center]
     expected = kl_divergence(Normal(mean, log_std.exp()), Normal(mean * 0 + prior_mean, 0.7)).sum()
-    arguments = (mean, log_std, *([] if centre == "default" else [prior_mean]))
+    arguments = (mean, log_std, *([] if center == "default" else [prior_mean]))
     torch.testing.assert_close(gaussian_kl_sum(*arguments, prior_std=0.7), expected, atol=0, rtol=1e-12)
     # transposed, so not contiguous
     turned = [x.mT if isinstance(x, Tensor) else x for x in arguments]
@@ -94,17 +94,17 @@ def test_gaussian_kl_gradients() -> None:
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 def test_gaussian_kl_and_spread_in_every_combination(wanted: tuple[int, ...]) -> None:
     """One node of the graph makes all three; whichever of them are used, gradients are those of the plain formulas."""
-    mean, log_std, centre = (torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mean, log_std, center = (torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     weights = torch.randn(3, 3, 2, dtype=torch.float64)
 
     def used(outputs: tuple[Tensor, ...]) -> Tensor:
         return torch.stack([(outputs[i] * weights[i]).sum() for i in wanted]).sum()
 
-    law, prior = Normal(mean, log_std.exp()), Normal(centre, 0.7)
+    law, prior = Normal(mean, log_std.exp()), Normal(center, 0.7)
     expected = used((kl_divergence(law, prior).sum(), law.stddev, law.variance))
-    found = used(gaussian_kl_and_spread(mean, log_std, centre, 0.7))
+    found = used(gaussian_kl_and_spread(mean, log_std, center, 0.7))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    inputs = (mean, log_std, centre)
+    inputs = (mean, log_std, center)
     for a, b in zip(
         *(torch.autograd.grad(y, inputs, allow_unused=True, materialize_grads=True) for y in (found, expected)), strict=True
     ):

@@ -35,8 +35,8 @@ def test_normal_like_is_standard_normal_in_the_layout_of_its_argument(layout: st
 def test_normal_like_elements_are_uncorrelated(layout: str) -> None:
     noise = normal_like(LAYOUTS[layout].double())
     for dim in range(noise.dim()):
-        neighbours = noise.narrow(dim, 0, noise.shape[dim] - 1) * noise.narrow(dim, 1, noise.shape[dim] - 1)
-        assert neighbours.mean().abs() < 5 / neighbours.numel() ** 0.5
+        neighbors = noise.narrow(dim, 0, noise.shape[dim] - 1) * noise.narrow(dim, 1, noise.shape[dim] - 1)
+        assert neighbors.mean().abs() < 5 / neighbors.numel() ** 0.5
     other = normal_like(LAYOUTS[layout].double())
     assert (noise * other).mean().abs() < 5 / noise.numel() ** 0.5
 

@@ -1,4 +1,4 @@
-r"""Regularisers of outputs against integration over their hyper-priors.
+r"""Regularizers of outputs against integration over their hyper-priors.
 
 Collapsing a hyper-prior: $\min_{q(h)} \mathrm{E}_q[f(h)] + \mathrm{KL}(q \| p) = -\log \int p(h) e^{-f(h)} dh$, by quadrature, with
 the KL f of the outputs from the prior with parameters h taken from `torch.distributions`.
@@ -73,18 +73,18 @@ def averages(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_naive() -> None:
     expected = kl(MEAN, STD, torch.zeros(3, dtype=F64), torch.full((3,), 1.3, dtype=F64).sqrt()).sum(-1)
-    torch.testing.assert_close(f.vifo_naive(MEAN, STD, 1.3), expected)
+    torch.testing.assert_close(f.vifo_naive(MEAN, STD, 1.3**0.5), expected)
 
 
 def test_mean() -> None:
     prior = Normal(torch.zeros((), dtype=F64), math.sqrt(ALPHA)).log_prob(M)
-    torch.testing.assert_close(f.vifo_mean(MEAN, STD, GAMMA, ALPHA), integral(prior - kl_of_mean(MEAN, STD), M).sum(-1))
+    torch.testing.assert_close(f.vifo_mean(MEAN, STD, GAMMA**0.5, ALPHA**0.5), integral(prior - kl_of_mean(MEAN, STD), M).sum(-1))
 
 
 def test_mean_for_the_data_set() -> None:
     prior = Normal(torch.zeros((), dtype=F64), math.sqrt(ALPHA)).log_prob(M)
     expected = integral(prior - kl_of_mean(MEAN, STD).mean(0), M).sum(-1)
-    torch.testing.assert_close(f.vifo_mean_all(MEAN, STD, MEAN.mean(0), GAMMA, ALPHA).mean(), expected)
+    torch.testing.assert_close(f.vifo_mean_all(MEAN, STD, MEAN.mean(0), GAMMA**0.5, ALPHA**0.5).mean(), expected)
 
 
 def test_mean_and_variance() -> None:
@@ -150,8 +150,8 @@ def test_other_averages_give_a_looser_bound(name: str) -> None:
 @pytest.mark.parametrize(
     ("regularizer", "variance"),
     [
-        (lambda m, s: f.vifo_naive(m, s, 1.7), 1.7),
-        (lambda m, s: f.vifo_mean(m, s, 0.4, 2.0), 0.4),
+        (lambda m, s: f.vifo_naive(m, s, 1.7**0.5), 1.7),
+        (lambda m, s: f.vifo_mean(m, s, 0.4**0.5, 2.0**0.5), 0.4),
         (lambda m, s: f.vifo_mean_variance(m, s, 0.8, 0.1, 0.2), 0.1 / 0.8),
         (lambda m, s: f.vifo_empirical_bayes(m, s, 3.0, 2.0), 2.0 / 4.0),
     ],

@@ -12,7 +12,7 @@ from bayesify import EMP, VIFO, DeepEnsemble, MeanField, Method, bayesify, elbo,
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods.deep_ensemble import reset_parameters
 from bayesify.train import Training, fit_many
-from bayesify.train.batches import seed_for
+from bayesify.train.process_state import seed_for
 
 SETTINGS = {"epochs": 3, "batch_size": 8, "accelerator": "cpu", "progress": False}
 
@@ -56,17 +56,17 @@ def test_prediction_mixes_the_members(chunk: int | None) -> None:
 
 
 def test_kl_terms_are_means_over_the_members() -> None:
-    bnn, x = bayesify(mlp(), DeepEnsemble(members=3, method=MeanField())), torch.randn(5, 2)
+    bnn, x = bayesify(mlp(), DeepEnsemble(members=3, base=MeanField())), torch.randn(5, 2)
     torch.testing.assert_close(bnn(x, samples=3).kl, sum(member.kl() for member in bnn.members) / 3)
     torch.testing.assert_close(bnn.kl(), bnn(x, samples=3).kl)
-    vifo = bayesify(mlp(), DeepEnsemble(members=2, method=VIFO(eta=0.3)))
+    vifo = bayesify(mlp(), DeepEnsemble(members=2, base=VIFO(eta=0.3)))
     torch.testing.assert_close(vifo(x, samples=2).local_kl, sum(member(x).local_kl for member in vifo.members) / 2)
     assert vifo.local_beta == 0.3
 
 
 @pytest.mark.parametrize("method", [None, VIFO(eta_aux=0.2, regularizer="mean-all")], ids=["plain", "VIFO"])
 def test_every_member_is_trained_as_if_alone(method: Method | None) -> None:
-    bnn, (x, y) = bayesify(mlp(), DeepEnsemble(members=3, method=method)).double(), data()
+    bnn, (x, y) = bayesify(mlp(), DeepEnsemble(members=3, base=method)).double(), data()
     x, y, likelihood = x.double(), y.double(), Gaussian(std=0.3, learn=True).double()
     twins = [copy.deepcopy((member, likelihood)) for member in bnn.members]
     history = fit(bnn, (x, y), likelihood, seed=5, learning_rate=0.02, **SETTINGS)
@@ -83,32 +83,32 @@ def test_every_member_is_trained_as_if_alone(method: Method | None) -> None:
 def test_ensembles_beside_other_models() -> None:
     trainings = [
         Training(bnn=bayesify(mlp(), method), data=data(), likelihood=Gaussian(std=0.3))
-        for method in (DeepEnsemble(members=2), MeanField(), DeepEnsemble(members=3, method=MeanField()))
+        for method in (DeepEnsemble(members=2), MeanField(), DeepEnsemble(members=3, base=MeanField()))
     ]
     assert [len(history) for history in fit_many(trainings, **SETTINGS)] == [3, 3, 3]
 
 
 def test_it_survives_json_and_knows_its_members() -> None:
-    for method in (DeepEnsemble(members=2), DeepEnsemble(members=3, method=VIFO(eta=0.3, head="2"))):
+    for method in (DeepEnsemble(members=2), DeepEnsemble(members=3, base=VIFO(eta=0.3, head="2"))):
         assert Method.from_dict(json.loads(json.dumps(method.to_dict()))) == method
-    text = str(summary(bayesify(mlp(), DeepEnsemble(members=2, method=VIFO()))))
+    text = str(summary(bayesify(mlp(), DeepEnsemble(members=2, base=VIFO()))))
     assert "1.net.2" in text
     assert "2 of 4 layers are random" in text
 
 
 def test_what_it_refuses() -> None:
     bnn = bayesify(mlp(), DeepEnsemble(members=2))
-    with pytest.raises(ValueError, match=r"consists of 2 networks; give back one of them: unbayesify\(bnn.members\[0\]\)"):
+    with pytest.raises(ValueError, match=r"consists of 2 networks; restore one of them: unbayesify\(bnn.members\[0\]\)"):
         unbayesify(bnn)
     assert type(unbayesify(bnn.members[1])) is nn.Sequential
     with pytest.raises(ValueError, match="trained by fit_many, which has no checkpoint, accumulate; leave it out"):
         fit(bnn, data(), Gaussian(), checkpoint="somewhere", accumulate=2)
-    with pytest.raises(ValueError, match="cannot consist of ensembles"):
-        DeepEnsemble(method=DeepEnsemble())
-    with pytest.raises(TypeError, match="method must be a Method such as VIFO"):
-        DeepEnsemble(method="VIFO")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="base must not be a DeepEnsemble"):
+        DeepEnsemble(base=DeepEnsemble())
+    with pytest.raises(TypeError, match="base must be a Method such as VIFO"):
+        DeepEnsemble(base="VIFO")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="without name patterns"):
-        bayesify(mlp(), {"0": DeepEnsemble(method=MeanField()), "*": MeanField()})
+        bayesify(mlp(), {"0": DeepEnsemble(base=MeanField()), "*": MeanField()})
 
 
 def trained(net: nn.Module) -> nn.Module:
@@ -125,7 +125,7 @@ def trained(net: nn.Module) -> nn.Module:
 def test_members_that_are_given_are_kept(method: Method | None) -> None:
     nets = [trained(mlp()) for _ in range(3)]
     plain, x = copy.deepcopy(nets), torch.randn(4, 2)
-    bnn = bayesify(nets, DeepEnsemble(members=3, method=method)).eval()
+    bnn = bayesify(nets, DeepEnsemble(members=3, base=method)).eval()
     assert [member.net for member in bnn.members] == nets
     for member, net in zip(bnn.members, plain, strict=True):
         for name, expected in net.named_parameters():
@@ -154,13 +154,13 @@ def test_members_whose_layers_cannot_be_reset_are_given_as_a_list() -> None:
 
 
 def test_lists_that_are_no_members() -> None:
-    with pytest.raises(ValueError, match=r"DeepEnsemble\(members=5\) was given 3 networks; give it as many"):
+    with pytest.raises(ValueError, match=r"DeepEnsemble\(members=5\) needs 5 networks, got 3"):
         bayesify([mlp() for _ in range(3)], DeepEnsemble())
-    with pytest.raises(ValueError, match="share parameters; build each by itself"):
+    with pytest.raises(ValueError, match="must not share parameters"):
         bayesify([mlp()] * 3, DeepEnsemble(members=3))
     first, second = mlp(), mlp()
     second[2] = first[2]
-    with pytest.raises(ValueError, match="share parameters; build each by itself"):
+    with pytest.raises(ValueError, match="must not share parameters"):
         bayesify([first, second], DeepEnsemble(members=2))
     with pytest.raises(TypeError, match=r"several networks make an ensemble: use DeepEnsemble"):
         bayesify([mlp(), mlp()], MeanField())
@@ -192,7 +192,7 @@ def test_one_net_whose_weights_are_not_fresh_is_no_member_among_fresh_ones(make:
 def test_an_ensemble_passes_the_score_on(samples: int) -> None:
     """The gradient of the choices' probabilities is that of the single networks, at equal draws, shared out."""
     method = EMP(where="*", components=3, spread=1.0, learn_probabilities=True)
-    bnn = bayesify(mlp().double(), DeepEnsemble(members=2, method=method)).train()
+    bnn = bayesify(mlp().double(), DeepEnsemble(members=2, base=method)).train()
     x, y = torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
     alone = copy.deepcopy(bnn.members)
     torch.manual_seed(3)
@@ -218,7 +218,7 @@ def test_the_readmes_loop_trains_every_member(method: Method | None) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(60, 2), torch.randint(0, 3, (60,))
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
-    bnn = bayesify(net, DeepEnsemble(members=3, method=method))
+    bnn = bayesify(net, DeepEnsemble(members=3, base=method))
     before = copy.deepcopy(bnn.state_dict())
     likelihood = Categorical()
     optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-3)
@@ -246,7 +246,7 @@ class Scaled(nn.Module):
 def test_new_initial_values() -> None:
     before = Scaled()
     net = copy.deepcopy(before)
-    with pytest.raises(ValueError, match=r"the net \(Scaled\) has parameters but no method reset_parameters\(\)"):
+    with pytest.raises(ValueError, match=r"the network \(Scaled\) has parameters but no method reset_parameters\(\)"):
         bayesify(net, DeepEnsemble(members=2))
     for p, q in zip(net.parameters(), before.parameters(), strict=True):
         assert torch.equal(p, q)

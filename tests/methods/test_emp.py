@@ -31,7 +31,7 @@ F64 = torch.float64
 
 
 def _net() -> nn.Sequential:
-    """Linear, normalisation, the smallest net with an input, a middle and an output layer."""
+    """Linear, normalization, the smallest net with an input, a middle and an output layer."""
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
 
 
@@ -39,7 +39,7 @@ def _patched(bnn: Bayesian) -> list[str]:
     return [name for name, site in bnn.random_layers() if site.posterior.log_ensemble_size(site) > 0]
 
 
-@pytest.mark.parametrize("tau", [0.0, 1.0])
+@pytest.mark.parametrize("prior_std", [None, 1.0])
 @pytest.mark.parametrize(
     ("where", "names"),
     [
@@ -52,17 +52,17 @@ def _patched(bnn: Bayesian) -> list[str]:
         ("*", ["0", "1", "3", "4", "5"]),
     ],
 )
-def test_where(where: str, names: list[str], tau: float) -> None:
-    bnn = bayesify(_net(), EMP(where=where, tau=tau))
+def test_where(where: str, names: list[str], prior_std: float | None) -> None:
+    bnn = bayesify(_net(), EMP(where=where, prior_std=prior_std))
     assert _patched(bnn) == names
-    assert [name for name, _ in bnn.random_layers()] == (names if tau == 0 else ["0", "1", "3", "4", "5"])
+    assert [name for name, _ in bnn.random_layers()] == (names if prior_std is None else ["0", "1", "3", "4", "5"])
 
 
 def test_a_pattern_names_layers_and_the_star_leaves_the_choice_to_the_method() -> None:
     assert _patched(bayesify(_net(), {"3": EMP(where="bn"), "0": MCDropout(p=0.0)})) == ["3"]
-    mixed = bayesify(_net(), {"5": MCDropout(p=0.5), "*": EMP(tau=0.0)})
+    mixed = bayesify(_net(), {"5": MCDropout(p=0.5), "*": EMP(prior_std=None)})
     assert {r.name: r.method for r in mixed.report} == {
-        "0": None, "1": EMP(tau=0.0), "3": None, "4": EMP(tau=0.0), "5": MCDropout(p=0.5)
+        "0": None, "1": EMP(prior_std=None), "3": None, "4": EMP(prior_std=None), "5": MCDropout(p=0.5)
     }  # fmt: skip
 
 
@@ -74,13 +74,14 @@ def test_the_input_may_be_an_embedding_and_the_output_one_that_cannot_be_patched
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match=r"EMP leaves all layers as they are: where='bn' is none of '0' \(Linear\)"):
+    with pytest.raises(ValueError, match=r"EMP\(where='bn'\) matches no layer; the layers are '0' \(Linear\)"):
         bayesify(nn.Sequential(nn.Linear(2, 1)), EMP(where="bn"))
-    with pytest.raises(ValueError, match=r"no layer matches 'head.\*' in where='bn\+head.\*'"):
+    with pytest.raises(ValueError, match=r"'head.\*' in where='bn\+head.\*' matches no layer"):
         bayesify(_net(), EMP(where="bn+head.*"))
     for fields, message in (
-        ({"components": 0}, "components"), ({"where": "bn+"}, "where"), ({"spread": -1.0}, "spread"), ({"tau": -1.0}, "tau"),
-        ({"tau": None, "rho": 1.0}, "tau"), ({"rho": -0.1}, "rho"),
+        ({"components": 0}, "components"), ({"where": "bn+"}, "where"), ({"spread": -1.0}, "spread"),
+        ({"prior_std": -1.0}, "prior_std"),
+        ({"prior_std": 0.0}, "prior_std"), ({"bias_prior_std": -0.1}, "bias_prior_std"),
         ({"decay": "none"}, "decay"), ({"probabilities": (0.5, 0.5)}, "5 numbers"),
         ({"components": 2, "probabilities": (0.5, 0.6)}, "add up"), ({"components": 2, "probabilities": (1.0, 0.0)}, "above 0"),
     ):  # fmt: skip
@@ -150,7 +151,7 @@ def test_kl_is_the_part_of_the_true_kl_that_the_means_decide() -> None:
     gaps = []
     for seed in (0, 1, 2):
         torch.manual_seed(seed)
-        method = EMP(components=3, spread=1.0 + seed, tau=tau, probabilities=tuple(p.tolist()))
+        method = EMP(components=3, spread=1.0 + seed, prior_std=tau**-0.5, probabilities=tuple(p.tolist()))
         bnn = bayesify(nn.Linear(2, 1).double(), method)
         mu = torch.cat(_points(bnn, ""), 1)
         q = MixtureSameFamily(Categorical(p), Independent(Normal(mu, sigma), 1))
@@ -169,7 +170,9 @@ def test_kl_of_all_choices_by_enumeration(kind: type[EMP]) -> None:
     """E_z[precision/2 |w_z|^2] over every choice, plus the KL of the choices' distribution from the uniform one."""
     p, tau, rho = (0.5, 0.3, 0.2), 0.7, 3.0
     torch.manual_seed(2)
-    bnn = bayesify(nn.Linear(2, 1).double(), kind(components=3, spread=1.0, tau=tau, rho=rho, probabilities=p))
+    bnn = bayesify(
+        nn.Linear(2, 1).double(), kind(components=3, spread=1.0, prior_std=tau**-0.5, bias_prior_std=rho**-0.5, probabilities=p)
+    )
     weight, bias = _points(bnn, "")
     expected = 0.0
     for z in itertools.product(range(3), repeat=3) if kind is ECMP else [(k, k, k) for k in range(3)]:
@@ -183,10 +186,10 @@ def test_kl_of_all_choices_by_enumeration(kind: type[EMP]) -> None:
 def test_shared_and_patched_layers_each_pay_their_own_sum() -> None:
     net = _net()
     squares = {n: float(p.detach().square().sum()) for n, p in net.named_parameters()}
-    bnn = bayesify(net, EMP(components=4, spread=0.0, tau=0.5, rho=2.0))
+    bnn = bayesify(net, EMP(components=4, spread=0.0, prior_std=2**0.5, bias_prior_std=0.5**0.5))
     weights, biases = (sum(v for n, v in squares.items() if n.endswith(end)) for end in ("weight", "bias"))
     assert float(bnn.kl().detach()) == pytest.approx(0.25 * weights + 1.0 * biases, rel=1e-12)
-    plain = bayesify(unbayesify(bnn), EMP(components=4, spread=0.0, tau=0.5, decay="plain"))
+    plain = bayesify(unbayesify(bnn), EMP(components=4, spread=0.0, prior_std=2**0.5, decay="plain"))
     decay = sum(float(p.detach().square().sum()) for p in plain.parameters())
     assert float(plain.kl().detach()) == pytest.approx(0.25 * decay, rel=1e-12), "one weight decay on all parameters"
 
@@ -289,9 +292,9 @@ def test_a_seeded_draw_has_the_gradient_of_its_net_alone() -> None:
 
 
 def test_probabilities_are_learned() -> None:
-    """One of two components is right: its probability goes towards 1."""
+    """One of two components is right: its probability goes toward 1."""
     torch.manual_seed(5)
-    bnn = bayesify(nn.Linear(1, 1, bias=False).double(), EMP(components=2, tau=0.0, learn_probabilities=True))
+    bnn = bayesify(nn.Linear(1, 1, bias=False).double(), EMP(components=2, prior_std=None, learn_probabilities=True))
     posterior = bnn.net.posterior
     with torch.no_grad():
         posterior.weight.copy_(torch.tensor([0.0, 1.0]).reshape(2, 1, 1))
@@ -374,7 +377,7 @@ def _resnet18() -> nn.Sequential:
     ("method", "parameters", "layers"),
     [
         (EMP(), 13_779_912, 21),
-        (ECMP(tau=0.0), 13_779_912, None),
+        (ECMP(prior_std=None), 13_779_912, None),
         (EMP(where="bn"), 11_689_512 + 38_400, 20),
         (EMP(where="*"), 58_447_560, 41),
         (EMP(components=1), 11_689_512, 0),
@@ -411,7 +414,7 @@ def test_an_explicit_ensemble_has_as_many_networks_as_members() -> None:
     result = summary(bayesify(_resnet18(), DeepEnsemble(members=5)))
     assert (result.plain, result.parameters) == (11_689_512, 58_447_560)
     assert result.log_ensemble == pytest.approx(math.log(5))
-    mixed = summary(bayesify(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), DeepEnsemble(members=2, method=EMP(where="*"))))
+    mixed = summary(bayesify(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), DeepEnsemble(members=2, base=EMP(where="*"))))
     assert math.exp(mixed.log_ensemble) == pytest.approx(2 * 5**2)
     assert (mixed.plain, mixed.parameters) == (11, 2 * 5 * 11)
     (total,) = [line for line in str(mixed).splitlines() if line.startswith("total")]
@@ -424,7 +427,7 @@ def test_only_layers_that_differ_between_draws_count_as_random() -> None:
 
 
 def test_a_perceptron_has_the_overhead_of_its_layers() -> None:
-    """Section 3.3: 2 (K - 1) N for a batch normalisation, (K - 1) (I + 1) O for the output layer."""
+    """Section 3.3: 2 (K - 1) N for a batch normalization, (K - 1) (I + 1) O for the output layer."""
     net = nn.Sequential(nn.Linear(7, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 3))
     result = summary(bayesify(net, EMP(components=4)))
     assert [row.parameters - row.plain for row in result.layers] == [0, 2 * 3 * 30, 3 * 31 * 3]

@@ -65,16 +65,16 @@ def test_masks_are_independent_across_examples() -> None:
 def _kl_of_narrow_mixture(weight: float, p: float, prior_std: float) -> float:
     """KL(p N(0, t^2) + (1 - p) N(w / (1 - p), t^2) || N(0, s^2)) by quadrature, for a narrow t: a dropped or scaled weight."""
     narrow = 0.005
-    centres = torch.tensor([0.0, weight / (1 - p)], dtype=torch.float64)
+    centers = torch.tensor([0.0, weight / (1 - p)], dtype=torch.float64)
     shares = torch.tensor([p, 1 - p], dtype=torch.float64)
-    q = MixtureSameFamily(Categorical(shares), Normal(centres, torch.full((2,), narrow).double()))
+    q = MixtureSameFamily(Categorical(shares), Normal(centers, torch.full((2,), narrow).double()))
     prior = Normal(torch.zeros(()).double(), prior_std)
 
     def integrand(w: float) -> float:
         w = torch.tensor(w, dtype=torch.float64)
         return (q.log_prob(w).exp() * (q.log_prob(w) - prior.log_prob(w))).item()
 
-    return sum(integrate.quad(integrand, c - 10 * narrow, c + 10 * narrow, epsabs=1e-8)[0] for c in centres.tolist())
+    return sum(integrate.quad(integrand, c - 10 * narrow, c + 10 * narrow, epsabs=1e-8)[0] for c in centers.tolist())
 
 
 @pytest.mark.parametrize(("p", "prior_std"), [(0.2, 0.5), (0.5, 1.5)])

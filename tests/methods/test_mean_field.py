@@ -1,4 +1,4 @@
-"""Mean field: its KL against quadrature, its gradients against exact moments, and the local reparameterisation's smaller noise."""
+"""Mean field: its KL against quadrature, its gradients against exact moments, and the local reparameterization's smaller noise."""
 
 import copy
 import math
@@ -174,7 +174,7 @@ def test_prior_around_pretrained_weights() -> None:
     torch.testing.assert_close(bnn.kl(), moved, atol=0, rtol=1e-6)
     other, _ = _convert(nn.Linear(4, 3), MeanField(prior_mean="pretrained", prior_std=0.7, initial_std=0.3))
     other.load_state_dict(bnn.state_dict())
-    torch.testing.assert_close(other.kl(), moved, atol=0, rtol=1e-6, msg="the centre of the prior is not in the state dict")
+    torch.testing.assert_close(other.kl(), moved, atol=0, rtol=1e-6, msg="the center of the prior is not in the state dict")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_prior_around_pretrained_weights() -> None:
         ({"initial_std": -1.0}, "initial_std must be"),
         ({"mixture_std": math.inf}, "mixture_std must be"),
         ({"mixture_weight": 1.0}, r"mixture_weight must be in \(0, 1\), got 1.0"),
-        ({"prior": "scale-mixture", "prior_mean": "pretrained"}, "the scale mixture is centred on zero"),
+        ({"prior": "scale-mixture", "prior_mean": "pretrained"}, "the scale mixture is centered on zero"),
     ],
 )
 def test_errors(fields: dict[str, object], message: str) -> None:

@@ -95,7 +95,7 @@ def test_weight_noise_is_independent(layer: str, alpha_per: str, route: str) -> 
         variances = _alpha_of_every_weight(site, alpha_per) * weight**2
         covariance = slopes @ variances.flatten().diag() @ slopes.T
         if route == "gradients wanted" or (route == "none wanted" and layer == "linear"):
-            # one draw per output element: its own variance, nothing in common with its neighbours
+            # one draw per output element: its own variance, nothing in common with its neighbors
             covariance = covariance.diag().diag()
         with torch.set_grad_enabled(route == "gradients wanted"):
             drawn = bnn(x, samples=DRAWS, coherent=route == "coherent").outputs.detach()
@@ -205,11 +205,11 @@ def test_what_cannot_have_input_noise_stays_as_it_is() -> None:
     [
         ({"noise": "output"}, "noise must be one of 'input', 'weight', got 'output'"),
         ({"alpha_per": "channel"}, "alpha_per must be one of"),
-        ({"alpha_per": "weight"}, 'alpha_per="weight" needs noise="weight"'),
-        ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; without noise, use Deterministic"),
+        ({"alpha_per": "weight"}, 'alpha_per="weight" requires noise="weight"'),
+        ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; for no noise use Deterministic"),
         ({"p": 1.0}, r"p must be in \(0, 1\), got 1.0"),
         ({"max_alpha": 0.0}, "max_alpha must be a finite number above 0"),
-        ({"p": 0.6}, "p=0.6 starts alpha at 1.5, above max_alpha=1.0"),
+        ({"p": 0.6}, "p=0.6 is an initial alpha of 1.5, above max_alpha=1.0"),
     ],
 )
 def test_errors(fields: dict[str, object], message: str) -> None:

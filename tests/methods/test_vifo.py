@@ -1,4 +1,4 @@
-"""VIFO: outputs, regularisers and expected likelihoods against independent references, in every layout, trained and undone."""
+"""VIFO: outputs, regularizers and expected likelihoods against independent references, in every layout, trained and undone."""
 
 import copy
 import math
@@ -55,17 +55,17 @@ def test_outputs_are_normal_with_the_moments_of_the_two_halves(link: str, cohere
 def test_pretrained_weights_stay_and_start_with_the_initial_std() -> None:
     net, x = mlp(), torch.randn(6, 4, dtype=F64)
     expected = net(x)
-    for method in (VIFO(initial_std=0.2), VIFO(initial_std=0.2, link="exp"), VIFO(initial_std=0.2, shared=False)):
+    for method in (VIFO(initial_std=0.2), VIFO(initial_std=0.2, link="exp"), VIFO(initial_std=0.2, separate_std=True)):
         outputs = bayesify(copy.deepcopy(net), method).normal_outputs(x)
         torch.testing.assert_close(outputs.mean, expected)
         torch.testing.assert_close(outputs.std, torch.full_like(expected, 0.2), atol=1e-6, rtol=1e-6)
     bnn = bayesify(copy.deepcopy(net), VIFO(head="2"))
     assert bnn.net.load_state_dict(net.state_dict(), strict=False).unexpected_keys == []
     torch.testing.assert_close(unbayesify(bnn)(x), expected)
-    assert "second" in str(summary(bayesify(net, VIFO(shared=False))))
+    assert "second" in str(summary(bayesify(net, VIFO(separate_std=True))))
 
 
-def test_the_local_kl_is_the_regulariser_and_the_kl_is_zero() -> None:
+def test_the_local_kl_is_the_regularizer_and_the_kl_is_zero() -> None:
     bnn, x = noisy(VIFO(regularizer="mean-variance", a=0.7, b=0.2, delta=0.3)), torch.randn(5, 4, dtype=F64)
     outputs, draws = bnn.normal_outputs(x), bnn(x, samples=2)
     torch.testing.assert_close(draws.local_kl, vifo_mean_variance(outputs.mean, outputs.std, 0.7, 0.2, 0.3))
@@ -122,8 +122,8 @@ class After(nn.Module):
 REFUSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "softmax": lambda net, h: net.head(h).softmax(1),
     "log softmax": lambda net, h: net.head(h).log_softmax(1),
-    "batch normalisation": lambda net, h: net.norm(net.head(h)),
-    "layer normalisation": lambda net, h: nn.functional.layer_norm(net.head(h), (6,)),
+    "batch normalization": lambda net, h: net.norm(net.head(h)),
+    "layer normalization": lambda net, h: nn.functional.layer_norm(net.head(h), (6,)),
     "a skip connection": lambda net, h: net.head(h) + h[:, :3],
     "a constant": lambda net, h: net.head(h) + 1,
     "a rectifier and more": lambda net, h: 1 - torch.relu(net.head(h)),
@@ -131,7 +131,7 @@ REFUSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 ACCEPTED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "nothing": lambda net, h: net.head(h),
-    "batch normalisation before": lambda net, h: net.head(torch.cat([net.norm(h[:, :3]), h[:, 3:]], 1)),
+    "batch normalization before": lambda net, h: net.head(torch.cat([net.norm(h[:, :3]), h[:, 3:]], 1)),
     "mean": lambda net, h: net.head(h).mean(2),
     "average pooling": lambda net, h: nn.functional.adaptive_avg_pool1d(net.head(h), 2).flatten(1),
     "classes last": lambda net, h: net.head(h).transpose(1, 2),
@@ -142,11 +142,11 @@ ACCEPTED: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_more_than_reshape_or_average_is_refused(name: str, shared: bool, training: bool) -> None:
+def test_what_does_more_than_reshape_or_average_is_refused(name: str, separate: bool, training: bool) -> None:
     torch.manual_seed(1)
-    bnn = bayesify(After(REFUSED[name]).double().train(training), VIFO(shared=shared, head="head"))
+    bnn = bayesify(After(REFUSED[name]).double().train(training), VIFO(separate_std=separate, head="head"))
     before = copy.deepcopy(bnn.state_dict())
     for ask in (bnn, bnn.normal_outputs, bnn.regularizer, bnn.function(0)):
         with pytest.raises(ValueError, match=r"something follows the last layer that .*return its logits.*VIFO\(head=...\)"):
@@ -179,9 +179,9 @@ class Flattening(nn.Module):
 
 def test_a_net_that_counts_its_rows_is_told_so() -> None:
     x = torch.randn(4, 5, 2)
-    with pytest.raises(ValueError, match=r"4 rows in dimension 0 for 4 examples and should keep the 8 rows.*VIFO\(shared=False\)"):
+    with pytest.raises(ValueError, match=r"4 rows in dimension 0 for 4 examples; .* the 8 rows.*VIFO\(separate_std=True\)"):
         bayesify(Flattening(), VIFO())(x)
-    assert bayesify(Flattening(), VIFO(shared=False))(x, samples=2).outputs.shape == (2, 4, 5, 3)
+    assert bayesify(Flattening(), VIFO(separate_std=True))(x, samples=2).outputs.shape == (2, 4, 5, 3)
 
 
 def test_bad_arguments() -> None:
@@ -189,15 +189,15 @@ def test_bad_arguments() -> None:
         ({"regularizer": "max"}, "regularizer must be one of 'naive', 'mean'"),
         ({"eta_aux": -1.0}, "eta_aux must be a finite number of at least 0, got -1.0"),
         ({"delta": 1.0}, "delta must be a number in"),
-        ({"gamma": 0.0}, "gamma must be a finite number above 0"),
+        ({"prior_std": 0.0}, "prior_std must be a finite number above 0"),
         ({"momentum": 2.0}, "momentum must be in"),
         ({"initial_std": 1e-7}, "initial_std must be above"),
     ]:
         with pytest.raises(ValueError, match=message):
             VIFO(**fields)
-    with pytest.raises(ValueError, match="head='3' is no linear layer or convolution; there are '0', '2'"):
+    with pytest.raises(ValueError, match="head must name a linear layer or convolution, got '3'; there are '0', '2'"):
         bayesify(mlp(), VIFO(head="3"))
-    with pytest.raises(ValueError, match="all layers but the last deterministic"):
+    with pytest.raises(ValueError, match="makes its last layer random, got 2 random layers"):
         bayesify(mlp(), {"0": MeanField(), "2": VIFO()})
     with pytest.raises(TypeError, match="has no per-example KL"):
         bayesify(mlp(), MeanField()).regularizer(torch.zeros(1, 4))
@@ -302,7 +302,7 @@ def test_auxiliary_inputs_of_ones_own(kind: str) -> None:
     assert len(away) == 2 * 3  # one batch of them for every one of the data
     training = Training(bnn=bnn, data=curve(), likelihood=Gaussian(std=0.1), auxiliary=given)
     assert len(fit_many([training], **settings)[0]) == 2
-    with pytest.raises(ValueError, match=r"regularised there: VIFO\(eta_aux=0.1\)"):
+    with pytest.raises(ValueError, match=r"regularized there, such as VIFO\(eta_aux=0.1\)"):
         fit(bayesify(nn.Linear(1, 1), VIFO()), curve(), Gaussian(), auxiliary=far, **settings)
 
 
@@ -319,7 +319,7 @@ def test_uniform_inputs_fill_the_doubled_box() -> None:
     assert 3.98 < drawn[:, 0].max() <= 4
     words = bayesify(nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(4, 1)), VIFO(eta_aux=1.0))
     tokens = torch.randint(0, 5, (8, 2))
-    with pytest.raises(ValueError, match=r"ranges of floating point inputs, got torch\.int64; give fit"):
+    with pytest.raises(ValueError, match=r"ranges of floating point inputs, got torch\.int64; pass auxiliary inputs"):
         fit(words, (tokens, torch.zeros(8)), Gaussian(), accelerator="cpu", progress=False)
 
 

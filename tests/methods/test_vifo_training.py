@@ -20,7 +20,7 @@ from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian,
 
 F64 = torch.float64
 NOISE, ETA, ETA_AUX, PRIOR = 0.5, 0.3, 0.7, 1.4
-NAIVE = VIFO(regularizer="naive", eta=ETA, prior_variance=PRIOR)
+NAIVE = VIFO(regularizer="naive", eta=ETA, prior_std=PRIOR**0.5)
 
 
 def trained(net: nn.Module, method: Method, x: Tensor, y: Tensor, likelihood: Likelihood, **settings: object) -> Bayesian:
@@ -33,7 +33,7 @@ def trained(net: nn.Module, method: Method, x: Tensor, y: Tensor, likelihood: Li
 
 
 def best(y: Tensor, weight: float, noise: float | Tensor = NOISE) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation that minimise E(y - z)^2 / 2 noise^2 + weight KL(N(m, s^2) || N(0, PRIOR)), y (N, O, D)."""
+    """Mean and standard deviation that minimize E(y - z)^2 / 2 noise^2 + weight KL(N(m, s^2) || N(0, PRIOR)), y (N, O, D)."""
     precision = 1 / torch.as_tensor(noise, dtype=F64) ** 2
     mean = y * precision / (precision + weight / PRIOR)
     return mean, (weight / (precision + weight / PRIOR)).sqrt().expand_as(mean)
@@ -43,10 +43,10 @@ def targets(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_several_targets(shared: bool) -> None:
+@pytest.mark.parametrize("separate", [True, False])
+def test_several_targets(separate: bool) -> None:
     x, y, noise = torch.eye(4, dtype=F64), targets(4, 2), [0.5, 0.2]
-    bnn = trained(nn.Linear(4, 2), NAIVE.replace(shared=shared), x, y, Gaussian(std=noise))
+    bnn = trained(nn.Linear(4, 2), NAIVE.replace(separate_std=separate), x, y, Gaussian(std=noise))
     outputs = bnn.normal_outputs(x)
     assert outputs is not None
     mean, std = best(y, ETA, torch.tensor(noise))
@@ -88,7 +88,7 @@ def tokens() -> Tensor:
     return torch.eye(6, dtype=F64)[torch.tensor([[0, 1, 2], [3, 4, 5], [2, 0, 4], [5, 3, 1]])]
 
 
-@pytest.mark.parametrize("method", [NAIVE, DeepEnsemble(members=2, method=NAIVE)], ids=["alone", "ensemble"])
+@pytest.mark.parametrize("method", [NAIVE, DeepEnsemble(members=2, base=NAIVE)], ids=["alone", "ensemble"])
 def test_numbers_for_tokens(method: Method) -> None:
     x, by_token = tokens(), targets(6, 2)
     y = x @ by_token
@@ -156,10 +156,10 @@ def test_classes(of: str) -> None:
 @pytest.mark.parametrize("eta", [0.003, 1.0])
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_loop_of_ones_own_has_the_loss_of_fit(eta: float, members: int) -> None:
-    """The README's two lines pay the regulariser with the weight that the method asks for."""
+    """The README's two lines pay the regularizer with the weight that the method asks for."""
     x, y = torch.randn(12, 3, dtype=F64), torch.randint(0, 4, (12,))
     method: Method = VIFO(eta=eta, initial_std=2.0)
-    method = method if members == 1 else DeepEnsemble(members=members, method=method)
+    method = method if members == 1 else DeepEnsemble(members=members, base=method)
     bnn, likelihood = bayesify(nn.Sequential(nn.Linear(3, 4)).double(), method), Categorical().double()
     samples, losses = 4000, []
     with torch.no_grad():

@@ -97,7 +97,7 @@ def test_kl_of_all_weights_agrees_with_dense_matrices(layer: str, method: VSD) -
     bnn, site = _convert(LAYERS[layer]()[0], method)
     _spread_rates(site)
     covariance, k = _covariance_of_noise(site), len(site.posterior.log_alpha)
-    # The rows of W, with as many weights each, are those that share a noise variable: told apart by drawing one variable's noise.
+    # Rows of W share a noise variable, with equally many weights each; drawing the noise of one variable identifies its row.
     variable = site.posterior._over_weight(torch.arange(k).double(), site).expand(site.weight.shape)
     theta = torch.stack([site.weight.detach()[variable == i] for i in range(k)])
     total = 0.0
@@ -239,7 +239,7 @@ def test_autocast_leaves_the_noise_in_the_precision_of_the_kl() -> None:
         ({"concentration": 0.0}, "concentration must be a finite number above 0"),
         ({"rate": -1.0}, "rate must be a finite number above 0"),
         ({"initial_scale_std": 0.0}, "initial_scale_std must be a finite number above 0"),
-        ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; without noise, use Deterministic"),
+        ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; for no noise use Deterministic"),
         ({"p": 1.0}, r"p must be in \(0, 1\), got 1.0"),
     ],
 )
@@ -285,6 +285,6 @@ def test_a_prior_std_must_be_positive() -> None:
 
 @pytest.mark.parametrize("rank", [None, 3])
 def test_a_posterior_holds_no_layers_of_the_net(rank: int | None) -> None:
-    """What wraps, counts or quantises each `nn.Linear` (FSDP) would meet them."""
+    """What wraps, counts or quantizes each `nn.Linear` (FSDP) would meet them."""
     bnn = bayesify(nn.Sequential(nn.Linear(4, 3), nn.Conv1d(3, 2, 1)), VSD(transforms=3, rank=rank))
     assert [name for name, module in bnn.named_modules() if isinstance(module, nn.Linear)] == ["net.0"]

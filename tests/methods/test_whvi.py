@@ -1,5 +1,4 @@
-"""WHVI against dense matrices from the definition: the law of W x, the KL by densities, parameter counts of the paper,
-projection."""
+"""WHVI compared with dense matrices: the distribution of W x, the KL by densities, parameter counts, projection."""
 
 import copy
 import math
@@ -47,7 +46,7 @@ def _dense(site: BayesianLayer, g: Tensor, structure: str = "S1HGHS2") -> Tensor
     h = hadamard_matrix(p.size, dtype=F64)
     blocks = []
     for k in range(p.count):
-        core = torch.diag(math.sqrt(p.method.prior_variance) * g[min(k, len(g) - 1)])
+        core = torch.diag(p.method.prior_std * g[min(k, len(g) - 1)])
         s1, s2 = (None if s is None else torch.diag(s[k]) for s in (p.s1, p.s2))
         blocks.append(
             {
@@ -76,12 +75,12 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("vectors", ["square", "stack"])
-@pytest.mark.parametrize("blocks", ["own", "shared"])
+@pytest.mark.parametrize("blocks", ["independent", "tied"])
 @pytest.mark.parametrize("structure", ["S1HGHS2", "S1HGHS2H", "SHGH", "GH"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_both_routes_are_the_definition_without_spread(layer: str, structure: str, blocks: str, vectors: str) -> None:
     make, shape = LAYERS[layer]
-    bnn, site = _convert(make(), WHVI(structure=structure, blocks=blocks, vectors=vectors, prior_variance=LAMBDA))
+    bnn, site = _convert(make(), WHVI(structure=structure, blocks=blocks, vectors=vectors, prior_std=LAMBDA**0.5))
     _scatter(site)
     for name, parameter in site.posterior.named_parameters():
         if name.endswith("log_std"):
@@ -95,11 +94,11 @@ def test_both_routes_are_the_definition_without_spread(layer: str, structure: st
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
-@pytest.mark.parametrize("blocks", ["own", "shared"])
+@pytest.mark.parametrize("blocks", ["independent", "tied"])
 @pytest.mark.parametrize("layer", ["square", "stacked and cut", "vector", "sequence"])
 def test_joint_law_of_the_outputs_of_an_example(layer: str, blocks: str, covariance: str) -> None:
     make, shape = LAYERS[layer]
-    bnn, site = _convert(make(), WHVI(blocks=blocks, covariance=covariance, prior_variance=LAMBDA))
+    bnn, site = _convert(make(), WHVI(blocks=blocks, covariance=covariance, prior_std=LAMBDA**0.5))
     _scatter(site)
     x, draws = torch.randn(2, *shape, dtype=F64), 40_000
     with torch.no_grad():
@@ -122,7 +121,7 @@ def test_joint_law_of_the_outputs_of_an_example(layer: str, blocks: str, covaria
 
 def test_draws_of_the_weight_have_the_moments_of_the_diagnostics() -> None:
     for covariance in ("diagonal", "full"):
-        _, site = _convert(nn.Linear(4, 4), WHVI(covariance=covariance, prior_variance=LAMBDA))
+        _, site = _convert(nn.Linear(4, 4), WHVI(covariance=covariance, prior_std=LAMBDA**0.5))
         _scatter(site)
         with torch.no_grad():
             weight = site.posterior.sample(site, 40_000)[0] - site.posterior.mean(site)[0]
@@ -133,9 +132,9 @@ def test_draws_of_the_weight_have_the_moments_of_the_diagnostics() -> None:
 
 
 @pytest.mark.parametrize("layer", ["square", "stacked and cut", "narrow"])
-@pytest.mark.parametrize("method", [WHVI(), WHVI(blocks="shared"), WHVI(covariance="full"), WHVI(scales="variational")])
+@pytest.mark.parametrize("method", [WHVI(), WHVI(blocks="tied"), WHVI(covariance="full"), WHVI(scales="variational")])
 def test_kl(layer: str, method: WHVI) -> None:
-    bnn, site = _convert(LAYERS[layer][0](), method.replace(bias_prior_variance=0.3))
+    bnn, site = _convert(LAYERS[layer][0](), method.replace(bias_prior_std=0.3**0.5))
     _scatter(site)
     p = site.posterior
     expected = torch.zeros((), dtype=F64)
@@ -197,7 +196,7 @@ def test_parameter_counts_of_the_papers_figure_4(flows: int, expected: int) -> N
     def net() -> nn.Module:
         return nn.Sequential(nn.Linear(1, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1))
 
-    paper = {"4": MeanField(), "*": WHVI(blocks="shared", vectors="stack", flows=flows)}
+    paper = {"4": MeanField(), "*": WHVI(blocks="tied", vectors="stack", flows=flows)}
     noise = 1  # the variance of the observations is learned too
     assert sum(p.numel() for p in bayesify(net(), paper).parameters()) + noise == expected
     own = {"4": MeanField(), "*": WHVI(vectors="stack")}
@@ -220,15 +219,15 @@ def test_parameter_count_of_the_papers_alexnet() -> None:
     own = sum(p.numel() for p in bayesify(copy.deepcopy(net), whvi).parameters())
     assert own == filters + (4 * 4 * 1024 + 2 * 4096) + (4 * 4096 + 2 * 4096) + (4 * 4096 + 2 * 10) == 2_317_140
     assert own / 23_272_266 < 0.1  # the paper's 2.3 M, 9.9 %
-    flows = {"[567]": WHVI(blocks="shared", flows=3), "*": MCDropout()}
+    flows = {"[567]": WHVI(blocks="tied", flows=3), "*": MCDropout()}
     assert round(sum(p.numel() for p in bayesify(net, flows).parameters()) / 1e6, 1) == 2.4
 
 
 @pytest.mark.parametrize("structure", ["S1HGHS2", "S1HGHS2H", "SHGH", "GH"])
 @pytest.mark.parametrize("width", [16, 200])
-@pytest.mark.parametrize("prior_variance", [1e-5, 1.0])
-def test_initial_weights_have_the_variance_of_he(structure: str, width: int, prior_variance: float) -> None:
-    method = WHVI(structure=structure, prior_variance=prior_variance)
+@pytest.mark.parametrize("prior_std", [3e-3, 1.0])
+def test_initial_weights_have_the_variance_of_he(structure: str, width: int, prior_std: float) -> None:
+    method = WHVI(structure=structure, prior_std=prior_std)
     sites = [_convert(nn.Linear(width, width), method)[1] for _ in range(40)]
     squares = torch.stack([site.posterior.mean(site)[0].detach().square().mean() for site in sites])
     assert (squares.mean() - 2 / width).abs() < 5 * squares.std() / 40**0.5
@@ -257,7 +256,7 @@ def test_activations_and_gradients_keep_their_size_at_the_start(width: int, dept
 
 
 def test_pretrained_weights_are_projected_and_the_loss_is_reported() -> None:
-    source = WHVI(prior_variance=LAMBDA)
+    source = WHVI(prior_std=LAMBDA**0.5)
     _, origin = _convert(nn.Linear(8, 16), source)
     layer = nn.Linear(8, 16).double()
     with torch.no_grad():
@@ -266,15 +265,15 @@ def test_pretrained_weights_are_projected_and_the_loss_is_reported() -> None:
     bnn, site = _convert(layer, WHVI(initial="pretrained"))
     torch.testing.assert_close(site.posterior.mean(site)[0], plain.weight, rtol=1e-3, atol=1e-3)
     assert site.posterior.residual < 1e-3
-    assert "its weight was projected, with a relative error of 0.0%" in str(summary(bnn))
+    assert "projected from its weight, relative error 0.0%" in str(summary(bnn))
 
-    assert "it started at random, whatever weight it had" in str(summary(bayesify(copy.deepcopy(plain), WHVI())))
+    assert "initialized at random, without regard to its previous weight" in str(summary(bayesify(copy.deepcopy(plain), WHVI())))
 
     plain = nn.Linear(64, 64, bias=False).double()
     bnn, site = _convert(copy.deepcopy(plain), WHVI(initial="pretrained"))
     missed = (site.posterior.mean(site)[0] - plain.weight).norm() / plain.weight.norm()
     torch.testing.assert_close(site.posterior.residual, missed.detach())
-    assert f"a relative error of {missed.item():.1%}" in str(summary(bnn))
+    assert f"relative error {missed.item():.1%}" in str(summary(bnn))
     assert missed > 0.8  # a random matrix is not of the family, and the summary does not hide it
     g = site.posterior.g.mean
     torch.testing.assert_close(g.square().mean(-1), torch.ones_like(g[:, 0]))  # in the middle of its prior
@@ -310,8 +309,8 @@ def test_a_fit_of_something_simple() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prior_variance": 0.0}, "prior_variance must be a finite number above 0, got 0.0"),
-        ({"bias_prior_variance": -1.0}, "bias_prior_variance must be"),
+        ({"prior_std": 0.0}, "prior_std must be a finite number above 0, got 0.0"),
+        ({"bias_prior_std": -1.0}, "bias_prior_std must be"),
         ({"initial_std": math.nan}, "initial_std must be"),
         ({"flows": -1}, "flows must be a whole number of at least 0, got -1"),
         ({"covariance": "low-rank"}, "covariance must be one of 'diagonal', 'full'"),
@@ -321,8 +320,8 @@ def test_a_fit_of_something_simple() -> None:
         ({"vectors": "column"}, "vectors must be"),
         ({"noise": "none"}, "noise must be"),
         ({"initial": "zero"}, "initial must be"),
-        ({"initial": "pretrained", "structure": "GH"}, "projects onto structure=.*got structure='GH'"),
-        ({"initial": "pretrained", "flows": 2}, "without flows, got structure='S1HGHS2' and flows=2"),
+        ({"initial": "pretrained", "structure": "GH"}, "requires structure=.*got structure='GH'"),
+        ({"initial": "pretrained", "flows": 2}, "flows=0, got structure='S1HGHS2' and flows=2"),
     ],
 )
 def test_errors(fields: dict[str, object], message: str) -> None:
@@ -332,5 +331,5 @@ def test_errors(fields: dict[str, object], message: str) -> None:
 
 def test_second_moments_say_what_they_need() -> None:
     _, site = _convert(nn.Linear(4, 4), WHVI(flows=1))
-    with pytest.raises(ValueError, match="second moments need"):
+    with pytest.raises(ValueError, match="second moments require"):
         site.posterior.second_moments()

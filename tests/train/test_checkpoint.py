@@ -1,7 +1,8 @@
-"""StopError runs end exactly where uninterrupted ones do; files that are damaged, foreign or cannot be written are refused."""
+"""Interrupted runs end exactly where uninterrupted ones do; files that are damaged, foreign or cannot be written are refused."""
 
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import LinearWarmup, MeanField, bayesify
+from bayesify.errors import CheckpointError
 from bayesify.likelihoods import Gaussian
 from bayesify.train import fit
 from bayesify.train.checkpoint import read, write
@@ -148,7 +150,7 @@ def test_killed_processes(tmp_path):
         """)
     )
     for epoch in (2, 30):
-        done = subprocess.run([sys.executable, str(script), str(epoch)], timeout=300)
+        done = subprocess.run([sys.executable, str(script), str(epoch)], timeout=300, check=False)
         assert done.returncode == -signal.SIGKILL
         assert len(read(path)["history"]["loss"]) >= epoch
     bnn, likelihood = model()
@@ -169,7 +171,7 @@ def test_a_finished_run_returns_at_once_and_more_epochs_continue_it(tmp_path):
     bnn, likelihood = model()
     longer = bnn, likelihood, run(bnn, likelihood, checkpoint=path, epochs=12, **steady)
     assert_same(uninterrupted(epochs=12, **steady), longer)
-    with pytest.raises(ValueError, match=r"epochs=8, but the checkpoint .* has 12"):
+    with pytest.raises(ValueError, match="it has 12 epochs, more than epochs=8"):
         run(*model(), checkpoint=path, **steady)
 
 
@@ -211,9 +213,12 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path, arguments, message):
     path = tmp_path / "run.ckpt"
     uninterrupted(checkpoint=path, epochs=8)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         run(*model(), checkpoint=path, **arguments)
-    assert "resume=False" in str(caught.value)
+    error = caught.value
+    assert error.path == path
+    assert error.reason.startswith("it belongs to another run (")
+    assert "resume=False" in error.advice
     assert path.read_bytes() == before
 
 
@@ -230,18 +235,25 @@ class Payload:
         return os.mkdir, ("executed",)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "text", "empty", "foreign", "code"])
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty", "foreign", "version", "code"])
 def test_files_that_are_no_checkpoints(tmp_path, monkeypatch, damage):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run.ckpt"
     uninterrupted(checkpoint=path)
     whole = path.read_bytes()
-    if damage in ("foreign", "code"):
-        torch.save({"format": 0} if damage == "foreign" else {"format": Payload()}, path)
+    contents = {"foreign": {"weight": 0}, "version": {"format": 0}, "code": {"format": Payload()}}
+    if damage in contents:
+        torch.save(contents[damage], path)
     else:
         path.write_bytes({"truncated": whole[: len(whole) // 2], "text": b"hello", "empty": b""}[damage])
-    with pytest.raises(ValueError, match=r"run\.ckpt.*(delete it, or pass|resume=False)"):
+    with pytest.raises(CheckpointError) as caught:
         run(*model(), checkpoint=path)
+    error = caught.value
+    assert error.path == path
+    assert {"foreign": "not a checkpoint of fit", "version": "format version 0"}.get(damage, "damaged") in error.reason
+    assert error.advice == "delete it, or pass resume=False to start afresh and overwrite it"
+    assert all(part in str(error) for part in (str(path), error.reason, error.advice))
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert not (tmp_path / "executed").exists()
 
 
@@ -275,7 +287,7 @@ def test_a_failing_write_leaves_the_checkpoint_before_it(tmp_path, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(place, full)
-        with pytest.raises(OSError, match=r"No space left.*an earlier one is left as it was"):
+        with pytest.raises(OSError, match=r"No space left.*an existing one is left unchanged"):
             write(path, {"value": 2})
     assert read(path)["value"] == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.ckpt"]
@@ -298,7 +310,7 @@ def test_a_disk_that_fills_up(tmp_path):
             print("refused:", error)
         print(len(read(path)["value"]), [entry.name for entry in path.parent.iterdir()])
     """)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "refused: the checkpoint" in done.stdout
     assert "10 ['run.ckpt']" in done.stdout
@@ -316,6 +328,6 @@ def test_state_that_cannot_be_stored_is_known_before_the_work(tmp_path):
 
 def test_divergence_names_the_checkpoint(tmp_path):
     path = tmp_path / "run.ckpt"
-    with pytest.raises(FloatingPointError, match=r"run\.ckpt is from before it"):
+    with pytest.raises(FloatingPointError, match=r"run\.ckpt was written before"):
         run(*model(), checkpoint=path, optimizer=partial(torch.optim.SGD, lr=1e30), scheduler=None)
     assert all(bool(x.double().isfinite().all()) for x in read(path)["module"].values())

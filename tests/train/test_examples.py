@@ -320,7 +320,7 @@ def test_a_failed_training_has_its_n():
 
 
 def test_an_ensemble_pays_the_same_kl():
-    bnn = net(DeepEnsemble(members=2, method=Deterministic(prior_std=PRIOR_STD)))
+    bnn = net(DeepEnsemble(members=2, base=Deterministic(prior_std=PRIOR_STD)))
     history = fit_cpu(bnn, (X, Y), Gaussian(std=0.5), epochs=1, optimizer=still, n=100)
     assert history.loss[0] - history.nll[0] == pytest.approx(history.kl[0] / 100, rel=1e-3)
     assert history.n == 100

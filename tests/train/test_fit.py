@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from bayesify import Cyclical, Deterministic, Draws, LinearWarmup, MCDropout, MeanField, bayesify
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.train import History, fit
-from bayesify.train.batches import Order
+from bayesify.train.data_loading import Order
 
 fit_cpu = partial(fit, accelerator="cpu")
 sgd = partial(torch.optim.SGD, lr=0.05)
@@ -60,11 +60,11 @@ class Rows(Dataset):
         return tuple(t[i] for t in self.tensors)
 
 
-# -- what is optimised ------------------------------------------------------------------------------------------------------------
+# -- what is optimized ------------------------------------------------------------------------------------------------------------
 
 
 def test_converges_to_the_mean_field_posterior_of_linear_regression():
-    """The best factorised normal has the exact posterior's mean and its precision's diagonal (Bishop, 2006, section 10.1.2)."""
+    """The best factorized normal has the exact posterior's mean and its precision's diagonal (Bishop, 2006, section 10.1.2)."""
     torch.manual_seed(0)
     x = torch.randn(30, 2, dtype=torch.float64) @ torch.tensor([[1.0, 0.8], [0.0, 0.6]], dtype=torch.float64)
     noise = 0.7
@@ -259,7 +259,7 @@ def test_orders_differ_between_epochs_and_seeds():
     assert first != next(iter(Order(20, 20, seed=1)))
 
 
-def test_batch_normalisation_with_a_single_example_left_over():
+def test_batch_normalization_with_a_single_example_left_over():
     x, y = regression(9)
     assert len(fit_cpu(net(extra=nn.BatchNorm1d(8)), (x, y), Gaussian(), epochs=2, batch_size=4)) == 2
 
@@ -416,7 +416,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_nets_that_cannot_be_trained():
-    with pytest.raises(TypeError, match="what bayesify returned, got Linear"):
+    with pytest.raises(TypeError, match="bnn must be a Bayesian network, got Linear"):
         fit_cpu(nn.Linear(3, 1), (X, Y), Gaussian())
     with pytest.raises(ValueError, match="requires_grad"):
         fit_cpu(net().requires_grad_(False), (X, Y), Gaussian())

@@ -24,15 +24,15 @@ from bayesify import (
     MeanField,
     Method,
     Posterior,
-    TensorFactorised,
+    TensorFactorized,
     VariationalDropout,
     bayesify,
 )
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.objectives import LinearWarmup
 from bayesify.train import History, Training, fit, fit_many
-from bayesify.train.many import api
-from bayesify.train.many.streams import Draw, Noise, Streams
+from bayesify.train.many import dispatch
+from bayesify.train.many.random_streams import Draw, Noise, Streams
 
 F64 = torch.float64
 COLUMNS = ("loss", "nll", "kl", "beta", "learning_rate", "validation_nll")
@@ -88,7 +88,7 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: DropConnect(p=0.2, prior_std=0.5),
     lambda k: EMP(),
     lambda k: EMP(where="*", components=3, probabilities=(0.5, 0.3, 0.2), learn_probabilities=True),
-    lambda k: ECMP(probabilities=(0.5, 0.3, 0.1, 0.05, 0.05), rho=0.5, decay="plain"),
+    lambda k: ECMP(probabilities=(0.5, 0.3, 0.1, 0.05, 0.05), bias_prior_std=1.4, decay="plain"),
     lambda k: ECMP(where="*", learn_probabilities=True),
     lambda k: MCDropout(p=0.2, prior_std=0.5),
     lambda k: MeanField(noise="shared"),
@@ -101,9 +101,9 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: VSD(transforms=1, hierarchical=True),
     lambda k: WHVI(),
     lambda k: WHVI(covariance="full", flows=1, noise="shared"),
-    lambda k: TensorFactorised(),
+    lambda k: TensorFactorized(),
     lambda k: VIFO(regularizer="mean-variance-all", eta_aux=0.3),
-    lambda k: VIFO(regularizer="empirical-bayes", shared=False, link="exp"),
+    lambda k: VIFO(regularizer="empirical-bayes", separate_std=True, link="exp"),
 ]
 
 
@@ -122,12 +122,12 @@ def test_every_method_in_the_registry_is_tried() -> None:
     [
         lambda k: MeanField(prior_std=0.5 + 0.25 * k),
         lambda k: MCDropout(p=0.1 + 0.1 * k, prior_std=1.0 + k),
-        lambda k: EMP(tau=1.0 + k, spread=0.1 * k),
+        lambda k: EMP(prior_std=1.0 + k, spread=0.1 * k),
         lambda k: VariationalDropout(p=0.1 + 0.1 * k, max_alpha=1.0 + k),
         lambda k: MeanField(prior="scale-mixture", mixture_std=0.01 * (k + 1), mixture_weight=0.2 + 0.1 * k),
-        lambda k: WHVI(prior_variance=1e-3 * (k + 1), bias_prior_variance=0.5 + k),
+        lambda k: WHVI(prior_std=0.03 * (k + 1), bias_prior_std=0.7 + k),
     ],
-    ids=["prior_std", "p", "tau", "max_alpha", "mixture", "prior_variance"],
+    ids=["prior_std", "p", "patches", "max_alpha", "mixture", "WHVI"],
 )
 def test_numbers_of_the_method_may_differ_between_models(method: Callable[[int], Method]) -> None:
     check_equal([training(k, method(k)) for k in range(3)])
@@ -262,9 +262,9 @@ class Halved(torch.optim.SGD):
         {"scheduler": partial(ReduceLROnPlateau, patience=0, factor=0.3, threshold=0.05), "batch_size": 7},
         {"clip_norm": 0.3},
     ],
-    ids=["SGD", "AdamW with cosine", "an optimiser that mixes weights", "plateau", "clipping"],
+    ids=["SGD", "AdamW with cosine", "an optimizer that mixes weights", "plateau", "clipping"],
 )
-def test_optimisers(settings: dict[str, Any]) -> None:
+def test_optimizers(settings: dict[str, Any]) -> None:
     check_equal([training(k) for k in range(3)], epochs=4, **settings)
 
 
@@ -352,7 +352,7 @@ def test_what_cannot_be_traced_is_trained_one_after_another(net: Callable[[], nn
 
 
 def test_a_trace_that_computes_something_else_is_not_believed() -> None:
-    with pytest.raises(ValueError, match="differ from those of a model alone"):
+    with pytest.raises(ValueError, match="differ from those of a single model"):
         fit_many([training(k, net=Counting) for k in range(2)], epochs=1, together=True, accelerator="cpu", progress=False)
 
 
@@ -372,23 +372,23 @@ def activated(activation: nn.Module) -> nn.Module:
 def test_graphs_that_differ_in_more_than_numbers_are_traced_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same classes, but an activation with a setting that is no number: two stacks instead of one."""
     stacked: list[int] = []
-    original = api.train_together
+    original = dispatch.train_together
 
     def count(trainings: list[Training], *rest: Any) -> list[History]:
         result = original(trainings, *rest)
         stacked.append(len(trainings))
         return result
 
-    monkeypatch.setattr(api, "train_together", count)
+    monkeypatch.setattr(dispatch, "train_together", count)
     gelus = [partial(activated, nn.GELU(approximate=how)) for how in ("none", "tanh", "none", "tanh", "tanh")]
     check_equal([training(k, net=net) for k, net in enumerate(gelus)], together=None)
     assert sorted(stacked) == [2, 3]
 
 
 def test_large_models_are_trained_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "train_together", lambda *_: pytest.fail("trained together"))
+    monkeypatch.setattr(dispatch, "train_together", lambda *_: pytest.fail("trained together"))
     fit_many([training(k, net=Convolutional) for k in range(2)], epochs=1, accelerator="cpu", progress=False)
-    monkeypatch.setattr(api, "_SMALL", 10.0)
+    monkeypatch.setattr(dispatch, "_SMALL", 10.0)
     fit_many([training(k) for k in range(2)], epochs=1, accelerator="cpu", progress=False)
 
 
@@ -415,9 +415,9 @@ def test_draws_are_those_of_the_model_alone() -> None:
     ]  # fmt: skip
     streams = Streams(2, torch.device("cpu"))
     torch.manual_seed(5)
-    streams.put_aside(1)
+    streams.save(1)
     torch.manual_seed(4)
-    streams.put_aside(0)
+    streams.save(0)
     noise = Noise([draws, draws])
     rounds = [[x.clone() for x in noise(streams)] for _ in range(2)]
     for model, seed in ((0, 4), (1, 5)):
@@ -457,7 +457,7 @@ def test_bad_arguments() -> None:
         go([one], patience=1)
     with pytest.raises(ValueError, match="epochs"):
         fit_many([one], epochs=0)
-    with pytest.raises(TypeError, match="bnn must be what bayesify returned"):
+    with pytest.raises(TypeError, match="bnn must be a Bayesian network"):
         go([training(1, bnn=nn.Linear(3, 1))])
     x, y = one.data
     before = state(copy.deepcopy(one))

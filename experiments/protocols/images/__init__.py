@@ -1,7 +1,7 @@
-"""Image classification: error, likelihood, calibration and unfamiliar images, for several methods, nets and image sets.
+"""Image classification: error, likelihood, calibration and out-of-distribution images, for several methods, networks and sets.
 
-Hyper-parameters are chosen on the last rows of the training set; every net then trains on the others alone, and the test images
-are looked at once, by the nets with the chosen values.
+Hyperparameters are chosen on the last rows of the training set; every network is trained on the other rows, and the test images are
+used once, by the networks with the chosen values.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayesify.core.checks import check_choice, check_integer
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit, plain
-from experiments.protocols.images.picture import draw_scores
-from experiments.protocols.images.rows import published_of
-from experiments.protocols.images.setup import Setup
+from bayesify.errors import ConfigurationError
+from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit, plain
+from experiments.protocols.images.figure import draw_scores
+from experiments.protocols.images.results import published_of
+from experiments.protocols.images.settings import Setup
 from experiments.protocols.images.tables import write_tables
-from experiments.protocols.images.work import Work, total_epochs, unit_names
+from experiments.protocols.images.units import Work, total_epochs, unit_names
+from experiments.protocols.shared.configuration import list_of, method_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,19 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["ImageClassification"]
 
 _GENERAL = ("datasets", "nets", "methods", "seeds", "ensemble")
-_SECONDS = 3.0  # of an epoch over 50,000 small images, for the order of jobs and the time left alone
+_SECONDS = 3.0  # per epoch over 50,000 small images; only orders jobs and estimates the remaining time
 
 
 class ImageClassification(Protocol):
-    """Several methods in several nets on several image sets.
+    """Several methods in several networks on several image sets.
 
-    Settings are those of `Setup` and `datasets`, a list of names; `nets`, tables as for `make_net` by names of one's own;
-    `methods`, a list of tables with a `name` and settings of their own, which come before the others; `seeds`, how many nets each;
-    `ensemble`, whether their average is tested, too.
+    Settings are those of `Setup` and `datasets`, a list of names; `nets`, tables as for `make_net` by name; `methods`, a list of
+    tables with a `name` and settings that override the others; `seeds`, the number of networks; `ensemble`, whether their average
+    is evaluated, too.
     """
 
     name: ClassVar[str] = "images"
     version: ClassVar[int] = 1
+    setting_types: ClassVar[Mapping[str, type]] = {"setup": Setup}
 
     def jobs(self, table: Table) -> list[Job]:
         settings = table.settings
@@ -45,17 +48,16 @@ class ImageClassification(Protocol):
         check_choice("ensemble", ensemble, (False, True))
         published_of(table.published)
         jobs = []
-        for dataset in _list_of("datasets", settings.get("datasets"), str):
+        for dataset in list_of("datasets", settings.get("datasets"), str):
             for net, fields in _nets(settings.get("nets")).items():
-                for method in _list_of("methods", settings.get("methods"), Mapping):
+                for method in list_of("methods", settings.get("methods"), Mapping):
+                    name = method_name(method)
                     own = {"dataset": dataset, "net": fields, **general, **method}
-                    name = own.pop("name", None)
-                    if not isinstance(name, str):
-                        raise ValueError(f"every method needs a name, got {dict(method)}")
+                    del own["name"]
                     try:
                         setup = Setup.from_dict(own)
                     except (TypeError, ValueError) as error:
-                        raise ValueError(f"{name}, {net} on {dataset}: {error}") from error
+                        raise ConfigurationError(f"{name}, {net} on {dataset}: {error}") from error
                     units = unit_names(setup, seeds, ensemble)
                     jobs.append(
                         Job(
@@ -71,21 +73,14 @@ class ImageClassification(Protocol):
     def run(self, job: Job, units: Sequence[str], context: Context) -> Mapping[str, Unit]:
         return Work(job, context, units).run()
 
-    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
-        return write_tables(self.jobs(table), results, published_of(table.published))
+    def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
+        return write_tables(jobs, results, published_of(table.published))
 
-    def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
-        return draw_scores(self.jobs(table), results, published_of(table.published))
-
-
-def _list_of(name: str, value: object, kind: type) -> list[Any]:
-    if not isinstance(value, list) or not value or not all(isinstance(entry, kind) for entry in value):
-        what = "names" if kind is str else f"tables, [[{name}]]"
-        raise ValueError(f"{name} must be a list of {what}, got {value!r}")
-    return value
+    def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
+        return draw_scores(jobs, results, published_of(table.published))
 
 
 def _nets(value: object) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(value, Mapping) or not value or not all(isinstance(fields, Mapping) for fields in value.values()):
-        raise ValueError(f"nets must be tables by name, such as [nets] small = {{ kind = 'lenet' }}, got {value!r}")
+        raise ConfigurationError(f"nets must be tables by name, such as [nets] small = {{ kind = 'lenet' }}, got {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""How good beliefs about images are, and what an ensemble believes.
+"""Scores of predictions for images, and predictions of an ensemble.
 
 Shapes: N rows, K classes, M members.
 """
@@ -14,48 +14,48 @@ from torch import Tensor
 from bayesify import metrics
 from experiments.harness.protocol import Unit
 
-__all__ = ["Beliefs", "average", "entropy", "judge", "scores"]
+__all__ = ["Predictions", "average", "entropy", "evaluate", "scores"]
 
-Beliefs = Mapping[str, Tensor]
-"""Log probabilities (N, K) of "validation", "test" and, by the names of their sets, images of other things; then of the first test
-images, as "CORRUPTION/SEVERITY" corrupted, and by so many draws as "draws/S"."""
+Predictions = Mapping[str, Tensor]
+"""Log probabilities (N, K) for "validation", "test" and out-of-distribution sets by name; for the first test images also
+"CORRUPTION/SEVERITY", and "draws/S" with S draws."""
 
 _LEAST = 6  # rows of a bin for the maximum calibration error, as in Chang et al. (2019)
 
 
-def judge(beliefs: Beliefs, validation: Tensor, test: Tensor, bins: int) -> Unit:
-    """All scores of a net or an ensemble.
+def evaluate(predictions: Predictions, validation: Tensor, test: Tensor, bins: int) -> Unit:
+    """Compute all scores of a network or an ensemble.
 
     Args:
-        beliefs: about all parts.
+        predictions: for all parts.
         validation, test: labels (N,).
         bins: of the calibration error.
 
     Returns:
         error (%), nll (nats per image), ece, mce and entropy (mean over images, nats) on the test part; validation_error and
-        validation_nll; ood, by set, entropy and `ood_metrics` of the entropy as the score of being unfamiliar;
-        by_draws and corrupted, by numbers of draws, or by corruptions and severities, error, nll, ece and mce of these first test
-        images, whose scores without corruption are corrupted's "none".
+        validation_nll; ood, by set, entropy and `ood_metrics` of the entropy as the score; by_draws and
+        corrupted, error, nll, ece and mce on the first test images by number of draws, or by corruption and severity, "none"
+        for the clean ones.
     """
-    held_out = scores(beliefs["validation"], validation, bins)
-    familiar = entropy(beliefs["test"])
+    held_out = scores(predictions["validation"], validation, bins)
+    test_entropy = entropy(predictions["test"])
     ood: dict[str, dict[str, float]] = {}
     parts: dict[str, dict[str, dict[str, float]]] = {}
-    for name in sorted(beliefs.keys() - {"validation", "test"}):
+    for name in sorted(predictions.keys() - {"validation", "test"}):
         kind, _, which = name.partition("/")
         if which:
-            parts.setdefault(kind, {})[which] = scores(beliefs[name], test[: len(beliefs[name])], bins)
+            parts.setdefault(kind, {})[which] = scores(predictions[name], test[: len(predictions[name])], bins)
         else:
-            unfamiliar = entropy(beliefs[name])
-            ood[name] = {"entropy": float(unfamiliar.mean()), **metrics.ood_metrics(familiar, unfamiliar)}
+            others = entropy(predictions[name])
+            ood[name] = {"entropy": float(others.mean()), **metrics.ood_metrics(test_entropy, others)}
     by_draws = parts.pop("draws", {})
     corrupted: dict[str, object] = dict(parts)
     if parts:
-        rows = next(len(log_probs) for name, log_probs in beliefs.items() if name.partition("/")[0] in parts)
-        corrupted["none"] = scores(beliefs["test"][:rows], test[:rows], bins)
+        rows = next(len(log_probs) for name, log_probs in predictions.items() if name.partition("/")[0] in parts)
+        corrupted["none"] = scores(predictions["test"][:rows], test[:rows], bins)
     return {
-        **scores(beliefs["test"], test, bins),
-        "entropy": float(familiar.mean()),
+        **scores(predictions["test"], test, bins),
+        "entropy": float(test_entropy.mean()),
         "validation_error": held_out["error"],
         "validation_nll": held_out["nll"],
         "ood": ood,
@@ -67,7 +67,7 @@ def judge(beliefs: Beliefs, validation: Tensor, test: Tensor, bins: int) -> Unit
 def scores(log_probs: Tensor, y: Tensor, bins: int) -> dict[str, float]:
     """Error (%), nll (nats per image), expected and maximum calibration error, for log probabilities (N, K) and labels (N,).
 
-    The maximum is over bins of at least 6 images; of few images, over those of at least as many as the bins hold in the mean.
+    The maximum is over bins with at least 6 images or, for few images, the mean number per bin.
     """
     log_probs = log_probs.double()
     probs = log_probs.exp()
@@ -84,7 +84,7 @@ def entropy(log_probs: Tensor) -> Tensor:
     return torch.special.entr(log_probs.double().exp()).sum(1)
 
 
-def average(members: Sequence[Beliefs]) -> dict[str, Tensor]:
+def average(members: Sequence[Predictions]) -> dict[str, Tensor]:
     """The log of the mean over M members of their probabilities.
 
     Example:

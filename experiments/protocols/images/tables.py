@@ -1,4 +1,4 @@
-"""The report of an image table: ours beside the paper's, then choices, unfamiliar images, ensembles and cost."""
+"""The report of an image table: scores next to the paper's, ensembles, out-of-distribution images, choices and cost."""
 
 from __future__ import annotations
 
@@ -6,84 +6,80 @@ import math
 from collections.abc import Callable, Sequence
 
 from experiments.harness.numbers import difference, estimate
-from experiments.harness.protocol import Job
-from experiments.protocols.images.corruptions import write_corruptions
-from experiments.protocols.images.rows import METRICS, Metric, Published, Results, Row, metrics_of, rows_of, table_of
-from experiments.protocols.images.setup import Setup
-from experiments.protocols.images.work import chosen
+from experiments.harness.protocol import ByJob, Job
+from experiments.protocols.images.corruption_tables import write_corruptions
+from experiments.protocols.images.results import METRICS, Metric, Published, Row, metrics_of, rows_of, table_of
+from experiments.protocols.images.settings import Setup
+from experiments.protocols.images.units import chosen
 
 __all__ = ["write_tables"]
 
-_HELD_OUT = ("nll", "error")  # what is known of validation images, too
+_HELD_OUT = ("nll", "error")  # also computed on validation images
 
 
-def write_tables(jobs: Sequence[Job], results: Results, published: Published) -> str:
+def write_tables(jobs: Sequence[Job], results: ByJob, published: Published) -> str:
     """All tables, as Markdown."""
     rows = rows_of(jobs, results)
     nets = [row for row in rows if row.nets]
-    intro = (
-        "Means ± standard errors over nets (seeds); in brackets how many of them, where some are missing. The best mean is bold."
-    )
+    intro = "Mean ± standard error over networks (seeds), with their number in brackets if some are missing. The best mean is bold."
     if published:
-        intro += " The difference is ours minus the paper's, in brackets in units of their combined standard error (s.e.)."
+        intro += " The difference is ours minus the paper's; in brackets, in units of their combined standard error (s.e.)."
     text = [intro, *(f"Note: {note}." for note in dict.fromkeys(u["note"] for r in nets for u in r.nets if "note" in u))]
     if nets:
-        text += [f"## {metric.title}\n\n{metric.unit}\n\n{_compare(nets, metric, published)}" for metric in metrics_of(nets)]
+        text += [f"## {metric.title}\n\n{metric.note}\n\n{_compare(nets, metric, published)}" for metric in metrics_of(nets)]
     if any("ensemble" in name for row in rows for name in row.units):
-        text.append(f"## Ensembles\n\nthe probabilities of so many nets, averaged\n\n{_ensembles(rows)}")
+        text.append(f"## Ensembles\n\nAverage of the probabilities of all networks.\n\n{_ensembles(rows)}")
     if any(unit["ood"] for row in nets for unit in row.nets):
-        how = "mean entropy of the predicted probabilities (nats), and how well it tells these images from test images (AUROC)"
-        text.append(f"## Unfamiliar images\n\n{how}\n\n{_unfamiliar(nets)}")
+        how = "Mean entropy of the predicted probabilities (nats), and the AUROC of the entropy against the test images."
+        text.append(f"## Out-of-distribution images\n\n{how}\n\n{_out_of_distribution(nets)}")
     if detection := _detection(nets):
         how = (
-            "by the entropy: areas under the ROC curve and under the precision-recall curves with test or with unfamiliar images "
-            "as positives; the share of unfamiliar images that pass where 95 % of the test images do; the least detection error"
+            "By the entropy: areas under the ROC curve and under the precision-recall curves with test images (in) or the other "
+            "images (out) as positives; false positive rate at a true positive rate of 95 %; minimum detection error."
         )
-        text.append(f"## Detection of unfamiliar images\n\n{how}\n\n{detection}")
-    if judged := [row for row in nets if all("last_layer" in unit for unit in row.nets)]:
-        how = "of the mean weights: the largest singular value, and the sum of squares in units of its square"
-        text.append(f"## Last layer\n\n{how}\n\n{_last_layer(judged)}")
-    if judged := [row for row in nets if all("corrupted" in unit for unit in row.nets)]:
-        text.append(write_corruptions(judged))
-    if judged := [row for row in nets if all("by_draws" in unit for unit in row.nets)]:
-        text.append(f"## Number of draws\n\nthe same nets, on the first test images\n\n{_draws(judged)}")
+        text.append(f"## Out-of-distribution detection\n\n{how}\n\n{detection}")
+    if complete := [row for row in nets if all("last_layer" in unit for unit in row.nets)]:
+        how = "Of the mean weights: spectral norm, and stable rank (squared Frobenius norm over squared spectral norm)."
+        text.append(f"## Last layer\n\n{how}\n\n{_last_layer(complete)}")
+    if complete := [row for row in nets if all("corrupted" in unit for unit in row.nets)]:
+        text.append(write_corruptions(complete))
+    if complete := [row for row in nets if all("by_draws" in unit for unit in row.nets)]:
+        text.append(f"## Number of draws\n\nThe same networks, on the first test images.\n\n{_draws(complete)}")
     if choices := _choices(rows):
-        how = (
-            "every candidate was trained once, with the epochs given, and the lowest validation NLL (nats per image) chosen (bold)"
-        )
+        how = "Each candidate is trained once for the given epochs; the lowest validation NLL (nats per image) is chosen (bold)."
         text.append(f"## Chosen on validation images\n\n{how}\n\n{choices}")
     if nets:
-        how = "with ratios to the first method of the same data set and net, which may have shared the machine with others"
-        text.append(f"## Cost and training\n\nseconds per epoch, {how}\n\n{_cost(nets)}")
+        how = "with ratios to the first method of the same data set and network. Other jobs may have run on the same machine."
+        text.append(f"## Cost and training\n\nSeconds per epoch, {how}\n\n{_cost(nets)}")
     return "\n\n".join(text)
 
 
 def _count(row: Row) -> str:
-    there, all_ = len(row.nets), sum(name.isdigit() for name in row.job.units)
-    return f" ({there} of {all_})" if there < all_ else ""
+    count, total = len(row.nets), sum(name.isdigit() for name in row.job.units)
+    return f" ({count} of {total})" if count < total else ""
 
 
 def _compare(rows: Sequence[Row], metric: Metric, published: Published) -> str:
     best = _best(rows, lambda row: row.of(metric.key).mean)
     lines = []
     for row in rows:
-        ours, paper = row.of(metric.key), published.get(row.place, {}).get(metric.key)
+        ours, paper = row.of(metric.key), published.get(row.labels, {}).get(metric.key)
         text = f"{ours}{_count(row)}"
         held_out = [str(row.of(f"validation_{metric.key}"))] if metric.key in _HELD_OUT else []
-        cells = [f"**{text}**" if row.place in best else text, *held_out]
+        cells = [f"**{text}**" if row.labels in best else text, *held_out]
         if published:
             cells = ["-" if paper is None else str(paper), cells[0], "-" if paper is None else difference(ours, paper), *held_out]
-        lines.append((row.place, cells))
+        lines.append((row.labels, cells))
     header = ["paper", "ours", "difference"] if published else ["ours"]
     return table_of([*header, *(["validation"] if metric.key in _HELD_OUT else [])], lines)
 
 
 def _best(rows: Sequence[Row], value: Callable[[Row], float]) -> set[tuple[str, str, str]]:
-    """The places of the lowest value of every data set and net, where there is something to compare with."""
+    """The row with the lowest value of every data set and network that has several."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.place[:2], []).append(row)
-    return {min(group, key=value).place for group in groups.values() if len(group) > 1}
+        groups.setdefault(row.labels[:2], []).append(row)
+    return {min(group, key=value).labels for group in groups.values() if len(group) > 1}
 
 
 def _ensembles(rows: Sequence[Row]) -> str:
@@ -92,11 +88,11 @@ def _ensembles(rows: Sequence[Row]) -> str:
         for unit in (unit for name, unit in row.units.items() if "members" in unit):
             ood = "; ".join(f"{name} {found['entropy']:.4g}, {found['auroc']:.4f}" for name, found in unit["ood"].items())
             numbers = [f"{unit[metric.key]:.4g}" for metric in METRICS if metric.key != "mce"]
-            lines.append((row.place, [str(unit["members"]), *numbers, f"{unit['entropy']:.4g}", ood or "-"]))
-    return table_of(["nets", "NLL", "error (%)", "ECE", "entropy", "unfamiliar images: entropy, AUROC"], lines)
+            lines.append((row.labels, [str(unit["members"]), *numbers, f"{unit['entropy']:.4g}", ood or "-"]))
+    return table_of(["nets", "NLL", "error (%)", "ECE", "entropy", "out of distribution: entropy, AUROC"], lines)
 
 
-def _unfamiliar(rows: Sequence[Row]) -> str:
+def _out_of_distribution(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for unit in row.nets for name in unit["ood"]))
     lines = []
     for row in rows:
@@ -104,7 +100,7 @@ def _unfamiliar(rows: Sequence[Row]) -> str:
         for name in names:
             found = [unit["ood"][name] for unit in row.nets if name in unit["ood"]]
             cells += [str(estimate(f[key] for f in found)) if found else "-" for key in ("entropy", "auroc")]
-        lines.append((row.place, cells))
+        lines.append((row.labels, cells))
     return table_of(["test images", *(cell for name in names for cell in (f"{name}: entropy", "AUROC"))], lines)
 
 
@@ -115,13 +111,13 @@ def _detection(rows: Sequence[Row]) -> str:
             found = [unit["ood"][name] for unit in row.nets]
             if all("fpr95" in f for f in found):
                 keys = ("auroc", "aupr_in", "aupr_out", "fpr95", "detection_error")
-                lines.append((row.place, [name, *(str(estimate(f[key] for f in found)) for key in keys)]))
+                lines.append((row.labels, [name, *(str(estimate(f[key] for f in found)) for key in keys)]))
     return table_of(["images", "AUROC", "AUPR in", "AUPR out", "FPR at 95 %", "detection error"], lines) if lines else ""
 
 
 def _last_layer(rows: Sequence[Row]) -> str:
     keys = ("spectral_norm", "stable_rank")
-    lines = [(row.place, [str(estimate(unit["last_layer"][key] for unit in row.nets)) for key in keys]) for row in rows]
+    lines = [(row.labels, [str(estimate(unit["last_layer"][key] for unit in row.nets)) for key in keys]) for row in rows]
     return table_of(["spectral norm", "stable rank"], lines)
 
 
@@ -130,7 +126,7 @@ def _draws(rows: Sequence[Row]) -> str:
     for row in rows:
         for draws in sorted(row.nets[0]["by_draws"], key=int):
             cells = [str(estimate(unit["by_draws"][draws][key] for unit in row.nets)) for key in ("error", "nll", "ece")]
-            lines.append((row.place, [draws, *cells]))
+            lines.append((row.labels, [draws, *cells]))
     return table_of(["draws", "error (%)", "NLL", "ECE"], lines)
 
 
@@ -149,7 +145,7 @@ def _choices(rows: Sequence[Row]) -> str:
                 ["failed", "-"] if "failure" in trial else [f"{trial['validation_nll']:.4f}", f"{trial['validation_error']:.2f}"]
             )
             mark = "**" if trial is best else ""
-            lines.append((row.place, [f"{mark}{fields}{mark}", str(trial["epochs"]), *cells]))
+            lines.append((row.labels, [f"{mark}{fields}{mark}", str(trial["epochs"]), *cells]))
     return table_of(["candidate", "epochs", "NLL", "error (%)"], lines) if lines else ""
 
 
@@ -158,9 +154,9 @@ def _cost(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         seconds = row.of("seconds_per_epoch").mean
-        start = first.setdefault(row.place[:2], seconds)
+        start = first.setdefault(row.labels[:2], seconds)
         ratio = f"{seconds / start:.2f}" if start > 0 else "-"
         loss, kl = row.of("train_loss"), row.of("kl")
         parameters = f"{row.nets[0]['parameters']:,}"
-        lines.append((row.place, [f"{seconds:.2f}", ratio, parameters, str(loss), str(kl) if not math.isnan(kl.mean) else "-"]))
+        lines.append((row.labels, [f"{seconds:.2f}", ratio, parameters, str(loss), str(kl) if not math.isnan(kl.mean) else "-"]))
     return table_of(["seconds", "ratio", "parameters", "training loss at the end", "KL at the end"], lines)

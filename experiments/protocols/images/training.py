@@ -1,4 +1,4 @@
-"""Training one net on images, and what it believes: the one place where an experiment meets `bayesify.train.fit`.
+"""Training one network on images, and its predictions.
 
 Shapes: N rows, K classes, S draws.
 """
@@ -15,25 +15,25 @@ from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 from torch.utils.data import Dataset
 
 from bayesify import Bayesian, Categorical, bayesify, predict
-from bayesify.data import random_crop, random_flip
 from bayesify.predictive import CategoricalPredictive
 from bayesify.train import History, fit
-from experiments.protocols.images.nets import make_net
-from experiments.protocols.images.sets import Part
-from experiments.protocols.images.setup import Setup
+from experiments.protocols.images.augmentation import random_crop, random_flip
+from experiments.protocols.images.data import Part
+from experiments.protocols.images.networks import make_net
+from experiments.protocols.images.settings import Setup
 
-__all__ = ["Augmented", "Trained", "beliefs", "train"]
+__all__ = ["Augmented", "Trained", "predict_log_probs", "train"]
 
 
 class Trained(NamedTuple):
-    """A trained net, and what happened on the way."""
+    """A trained network and its history."""
 
     bnn: Bayesian
     history: History
 
     @property
     def parameters(self) -> int:
-        """How many numbers were learned."""
+        """Number of trained parameters."""
         return sum(p.numel() for p in self.bnn.parameters() if p.requires_grad)
 
     @property
@@ -42,17 +42,17 @@ class Trained(NamedTuple):
 
 
 def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[[float], object]) -> Trained:
-    """Train one net by what `setup` says.
+    """Train one network.
 
     Args:
-        setup: with nothing left to choose.
-        data: rows to train on.
+        setup: without `choices`.
+        data: training rows.
         classes: K.
-        seed: of the initial weights, the order of the rows and the noise.
-        progress: is given the share that is done.
+        seed: of initial weights, order of rows and noise.
+        progress: called with the share that is done.
 
     Raises:
-        FloatingPointError: training has come to nothing.
+        DivergenceError: training diverged.
     """
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
@@ -77,15 +77,15 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
     return Trained(bnn, history)
 
 
-def beliefs(bnn: Bayesian, x: Tensor, samples: int, seed: int) -> Tensor:
-    """The log of the probabilities (N, K), averaged over S draws."""
+def predict_log_probs(bnn: Bayesian, x: Tensor, samples: int, seed: int) -> Tensor:
+    """Log of the probabilities (N, K) averaged over S draws."""
     p = predict(bnn, x, Categorical(), samples, seed=seed, progress=False)
     assert isinstance(p, CategoricalPredictive)
     return p.log_probs
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Images that are shifted by up to four pixels and mirrored at random, anew whenever they are asked for; a batch at a time."""
+    """Images shifted by up to four pixels and mirrored at random at every access, a batch at a time."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
@@ -103,7 +103,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _adam(parameters: list[nn.Parameter], bnn: Bayesian, setup: Setup) -> torch.optim.Optimizer:
-    """Weight decay is for the net's own parameters: towards 0, rates and log variances would go nowhere sensible."""
+    """Adam with weight decay for the network's parameters only, not for rates and log variances of posteriors."""
     added = {id(p) for name, p in bnn.named_parameters() if ".posterior." in name}
     groups = [
         {"params": [p for p in parameters if id(p) not in added], "weight_decay": setup.weight_decay},

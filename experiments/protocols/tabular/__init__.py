@@ -1,7 +1,7 @@
 """Tables: the UCI sets and their standard splits, after Hernandez-Lobato & Adams (2015) and Gal & Ghahramani (2016).
 
-Inputs, and targets that are numbers, are standardised on the training rows of a split; numbers are reported in their own unit. All
-choices are made on training rows; the test rows of a split are looked at once, by the final model.
+Inputs and regression targets are standardized by the training rows of a split; scores are in the unit of the targets.
+Hyperparameters are chosen on training rows; the test rows of a split are used once, by the final model.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayesify import metrics
 from bayesify.core.checks import check_choice, check_integer
-from bayesify.data import UCI, load_uci
+from bayesify.datasets import UCI, load_uci
+from bayesify.errors import ConfigurationError
 from experiments.harness.config import overlay
-from experiments.harness.protocol import Context, Job, Protocol, Table, Unit, UnitError, plain
+from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit, UnitError, plain
+from experiments.protocols.shared.configuration import list_of, method_name
 from experiments.protocols.tabular.choice import Choice, choose, trials_of
-from experiments.protocols.tabular.picture import draw_overview
-from experiments.protocols.tabular.setup import Setup
+from experiments.protocols.tabular.figure import draw_overview
+from experiments.protocols.tabular.settings import Choose, Setup
 from experiments.protocols.tabular.splits import hold_out, make_split
-from experiments.protocols.tabular.tables import CLASSES, NUMBERS, Kind, published_of, write_tables
+from experiments.protocols.tabular.tables import CLASSIFICATION, REGRESSION, Kind, published_of, write_tables
 from experiments.protocols.tabular.training import Model, train
 
 if TYPE_CHECKING:
@@ -30,24 +32,25 @@ if TYPE_CHECKING:
 __all__ = ["Classification", "Regression"]
 
 _GENERAL = ("datasets", "methods", "splits")
-_STEP = 5e-5  # seconds of one model among twenty, for the order of jobs and the time left alone
+_STEP = 5e-5  # seconds per step of one model of twenty; only orders jobs and estimates the remaining time
 
 
 class Tabular(Protocol):
     """Several methods on several data sets.
 
-    Settings are those of `Setup` and `splits`, how many of them; `datasets`, a list of names or a table of names with settings of
-    their own; `methods`, a list of tables with a `name` and settings of their own. A method's come before a data set's, of
-    `choose` key by key.
+    Settings are those of `Setup` and `splits`, the number of splits; `datasets`, a list of names, or tables with settings by name;
+    `methods`, a list of tables with a `name` and settings. Those of a method override those of a data set, in `choose` key by key.
     """
 
+    setting_types: ClassVar[Mapping[str, type]] = {"setup": Setup, "choose": Choose}
     kind: ClassVar[Kind]
     rows: ClassVar[Mapping[str, int]]
-    """Of the data sets of the kind."""
+    """Number of rows by data set."""
 
     def jobs(self, table: Table) -> list[Job]:
         general = {key: value for key, value in table.settings.items() if key not in _GENERAL}
-        datasets, methods = _datasets(table.settings.get("datasets")), _methods(table.settings.get("methods"))
+        datasets = _datasets(table.settings.get("datasets"))
+        methods = list_of("methods", table.settings.get("methods"), Mapping)
         published_of(table.published, self.kind)
         jobs = []
         for dataset, own in datasets.items():
@@ -55,15 +58,16 @@ class Tabular(Protocol):
             splits = own.get("splits", table.settings.get("splits", 20))
             check_integer(f"splits of {dataset}", splits)
             for method in methods:
+                name = method_name(method)
                 fields = {**general, **own, **method}
-                name = fields.pop("name")
+                del fields["name"]
                 fields.pop("splits", None)
                 try:
                     if choices := [level["choose"] for level in (general, own, method) if "choose" in level]:
                         fields["choose"] = reduce(overlay, choices)
                     setup = Setup.from_dict(fields)
                 except (TypeError, ValueError) as error:
-                    raise ValueError(f"{name} on {dataset}: {error}") from error
+                    raise ConfigurationError(f"{name} on {dataset}: {error}") from error
                 jobs.append(
                     Job(
                         key=f"{dataset}-{plain(name)}",
@@ -96,50 +100,50 @@ class Tabular(Protocol):
             lambda done: context.progress(share + (1 - share) * done),
         )
         trained = dict(zip(setups, models, strict=True))
-        results = {unit: {**judge(model), **facts[unit]} for unit, model in trained.items() if not model.history.failure}
+        results = {unit: {**evaluate(model), **facts[unit]} for unit, model in trained.items() if not model.history.failure}
         failed = {unit: model.history.failure for unit, model in trained.items() if model.history.failure}
-        failed |= {unit: "none of the candidates could be trained" for unit in units if unit not in trained}
+        failed |= {unit: "all candidates failed" for unit in units if unit not in trained}
         if failed:
             context.save(results)
             raise UnitError("; ".join(f"split {unit}: {reason}" for unit, reason in failed.items()))
         return results
 
-    def report(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> str:
+    def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
         published = published_of(table.published, self.kind)
-        return write_tables(self.jobs(table), results, published, _sources(table.published), self.kind)
+        return write_tables(jobs, results, published, _sources(table.published), self.kind)
 
-    def figure(self, table: Table, results: Mapping[str, Mapping[str, Unit]]) -> Figure | None:
-        return draw_overview(self.jobs(table), results, published_of(table.published, self.kind), self.kind)
+    def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
+        return draw_overview(jobs, results, published_of(table.published, self.kind), self.kind)
 
 
 class Regression(Tabular):
-    """Targets that are numbers."""
+    """Regression: a Gaussian likelihood with learned or fixed noise."""
 
     name: ClassVar[str] = "regression"
     version: ClassVar[int] = 1
-    kind: ClassVar[Kind] = NUMBERS
+    kind: ClassVar[Kind] = REGRESSION
     rows: ClassVar[Mapping[str, int]] = {
         "boston": 506, "concrete": 1030, "kin8nm": 8192, "naval": 11934, "power-plant": 9568, "protein": 45730, "yacht": 308
     }  # fmt: skip
 
 
 class Classification(Tabular):
-    """Targets that are classes."""
+    """Classification: a categorical likelihood."""
 
     name: ClassVar[str] = "classification"
     version: ClassVar[int] = 1
-    kind: ClassVar[Kind] = CLASSES
+    kind: ClassVar[Kind] = CLASSIFICATION
     rows: ClassVar[Mapping[str, int]] = {"eeg": 14977, "letter": 20000}
 
 
-def judge(model: Model) -> Unit:
-    r"""How good the model is on its test rows, and facts about it.
+def evaluate(model: Model) -> Unit:
+    r"""Evaluate a model on its test rows.
 
     Returns:
-        log_likelihood, the mean over rows of $\log\frac1S\sum_s p(y \mid x, w_s)$ in nats. Of numbers, in their unit: rmse of the
-        predictive mean; crps; coverage_95 and width_95 of the central 95 % interval; noise_std. Of classes: error (%), brier, ece
-        and mce. Besides, kl (nats) and nll (nats per row, standardised) at the end of training; seconds, epochs, seed, numbers of
-        rows and of parameters; by_samples, the scores with each of `sample_counts` draws, where there are any.
+        log_likelihood, the mean over rows of $\log\frac1S\sum_s p(y \mid x, w_s)$ in nats. For regression, in the unit of the
+        targets: rmse of the predictive mean; crps; coverage_95 and width_95 of the central 95 % interval; noise_std. For
+        classification: error (%), brier, ece and mce. Also kl (nats) and nll (nats per row, standardized) at the end of training;
+        seconds, epochs, seed, numbers of rows and parameters; by_samples, the scores with each of `sample_counts` draws, if any.
     """
     started = time.perf_counter()
     scores = _scores(model, model.setup.samples)
@@ -170,21 +174,12 @@ def _scores(model: Model, samples: int) -> dict[str, float]:
 
 
 def _datasets(value: object) -> dict[str, dict[str, Any]]:
-    """Names with settings of their own."""
+    """Settings by data set."""
     if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
         return {name: {} for name in value}
     if isinstance(value, Mapping) and value and all(isinstance(own, Mapping) for own in value.values()):
         return {name: dict(own) for name, own in value.items()}
-    raise ValueError(f"datasets must be a list of names, or tables such as [datasets.boston], got {value!r}")
-
-
-def _methods(value: object) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value or not all(isinstance(entry, Mapping) for entry in value):
-        raise ValueError(f"methods must be a list of tables, [[methods]], got {value!r}")
-    for entry in value:
-        if not isinstance(entry.get("name"), str):
-            raise ValueError(f"every method needs a name, got {dict(entry)}")
-    return [dict(entry) for entry in value]
+    raise ConfigurationError(f"datasets must be a list of names, or tables such as [datasets.boston], got {value!r}")
 
 
 def _sources(published: Mapping[str, Any]) -> dict[str, str]:
@@ -194,7 +189,7 @@ def _sources(published: Mapping[str, Any]) -> dict[str, str]:
 def _choose(
     setup: Setup, data: UCI, seeds: Mapping[str, int], progress: Callable[[float], object]
 ) -> dict[str, tuple[Choice, Unit]]:
-    """What was chosen for each split, and what to note about it; splits for which nothing could be trained are missing."""
+    """The choice for each split, and facts for its results; splits all of whose candidates failed are missing."""
     assert setup.choose is not None
     rows = [hold_out(data.split(int(unit))[0], setup.choose.fraction, seed) for unit, seed in seeds.items()]
     parts = [make_split(data.X, data.y, fit, held_out, _count(data)) for fit, held_out in rows]
@@ -209,12 +204,12 @@ def _choose(
 
 
 def _count(data: UCI) -> int | None:
-    """K, where the targets are classes."""
+    """Number of classes, None for regression."""
     return None if data.classes is None else len(data.classes)
 
 
 def _passes(setup: Setup, rows: int) -> int:
-    """All passes over so many training rows, for one split."""
+    """Epochs of one split with this number of training rows, trials included."""
     return setup.passes(rows) + (0 if setup.choose is None else trials_of(setup.choose) * setup.trial_passes(rows))
 
 

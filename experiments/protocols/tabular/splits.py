@@ -1,4 +1,4 @@
-"""The data of one split: standardised on its training rows, with all that depends on what the targets are, numbers or classes.
+"""Data of one split, standardized by its training rows, for regression and classification.
 
 Shapes: N rows, I inputs, K classes.
 """
@@ -13,21 +13,22 @@ import torch
 from torch import Tensor
 
 from bayesify import Categorical, Gaussian
+from bayesify.errors import DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import GaussianPredictive, Predictive
-from experiments.protocols.tabular.setup import Setup
+from experiments.protocols.tabular.settings import Setup
 
-__all__ = ["Classes", "Numbers", "Split", "hold_out", "make_split"]
+__all__ = ["ClassificationSplit", "RegressionSplit", "Split", "hold_out", "make_split"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Split(ABC):
-    """Rows to train on and rows to judge by.
+    """Training and test rows.
 
     Attributes:
-        X, y: (N, I), float32, standardised, and (N,), as the likelihood takes them.
-        X_test: (M, I), float32, standardised by the training rows.
-        y_test: (M,), as they are.
+        X, y: (N, I), float32, standardized, and (N,), as the likelihood takes them.
+        X_test: (M, I), float32, standardized by the training rows.
+        y_test: (M,), not standardized.
     """
 
     X: Tensor
@@ -38,27 +39,27 @@ class Split(ABC):
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """Of the network."""
+        """Number of outputs of the network."""
 
     @abstractmethod
     def likelihood(self, setup: Setup) -> Likelihood:
-        """To train with."""
+        """The likelihood in training."""
 
-    def judged(self, trained: Likelihood, setup: Setup) -> Likelihood:
-        """To predict with."""
+    def test_likelihood(self, trained: Likelihood, setup: Setup) -> Likelihood:
+        """The likelihood in prediction."""
         return trained
 
-    def as_they_are(self, p: Predictive) -> Predictive:
-        """What a model believes, of targets like `y_test`."""
+    def in_target_unit(self, p: Predictive) -> Predictive:
+        """The predictive distribution in the unit of `y_test`."""
         return p
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Numbers(Split):
-    """Targets that are numbers: y float32, standardised; y_test float64, in their own unit.
+class RegressionSplit(Split):
+    """Regression: y float32, standardized; y_test float64.
 
     Attributes:
-        mean, std: of the training targets, in their unit.
+        mean, std: of the training targets, not standardized.
     """
 
     mean: float
@@ -73,18 +74,18 @@ class Numbers(Split):
             return Gaussian(std=setup.noise["learned"], learn=True)
         return Gaussian(std=setup.noise.get("training", setup.noise["fixed"] / self.std))
 
-    def judged(self, trained: Likelihood, setup: Setup) -> Likelihood:
+    def test_likelihood(self, trained: Likelihood, setup: Setup) -> Likelihood:
         return Gaussian(std=setup.noise["fixed"] / self.std) if "training" in setup.noise else trained
 
-    def as_they_are(self, p: Predictive) -> GaussianPredictive:
+    def in_target_unit(self, p: Predictive) -> GaussianPredictive:
         assert isinstance(p, GaussianPredictive)
-        # A large mean would swallow small deviations in single precision.
+        # In single precision a large mean would absorb small deviations.
         return GaussianPredictive(p.means.double(), p.stds.double()).rescale(self.mean, self.std)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Classes(Split):
-    """Targets that are classes: y and y_test int64, 0 ... K-1.
+class ClassificationSplit(Split):
+    """Classification: y and y_test int64, 0 ... K-1.
 
     Attributes:
         classes: K.
@@ -101,28 +102,28 @@ class Classes(Split):
 
 
 def make_split(X: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray, classes: int | None = None) -> Split:
-    """Standardise by the training rows: mean 0 and standard deviation 1 there; columns that are constant there are centred only.
+    """Standardize rows by the training rows; columns that are constant there are only centered.
 
     Args:
         X, y: all rows.
-        train, test: row numbers.
-        classes: K, where the targets are classes; None where they are numbers, which are standardised like the inputs.
+        train, test: row indices.
+        classes: K for classification; None for regression, whose targets are standardized, too.
 
     Raises:
-        ValueError: training targets that are all the same.
+        DataError: equal training targets.
     """
     inputs, targets = X[train], y[train]
     constant = inputs.min(0) == inputs.max(0)  # mean and standard deviation of equal numbers can be off by rounding
     center, scale = np.where(constant, inputs[0], inputs.mean(0)), np.where(constant, 1.0, inputs.std(0))
     if targets.min() == targets.max():
-        raise ValueError(f"all {len(targets)} training targets are {targets[0]}; there is nothing to learn")
+        raise DataError(f"all {len(targets)} training targets are {targets[0]}; training needs different ones")
     standard = torch.from_numpy((X - center) / scale).float()
     X_train, X_test = standard[train], standard[test]
     if classes is not None:
         labels = torch.from_numpy(y).long()
-        return Classes(X=X_train, y=labels[train], X_test=X_test, y_test=labels[test], classes=classes)
+        return ClassificationSplit(X=X_train, y=labels[train], X_test=X_test, y_test=labels[test], classes=classes)
     mean, std = float(targets.mean()), float(targets.std())
-    return Numbers(
+    return RegressionSplit(
         X=X_train,
         y=torch.from_numpy((targets - mean) / std).float(),
         X_test=X_test,
@@ -133,13 +134,13 @@ def make_split(X: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray
 
 
 def hold_out(train: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Divide training rows at random into those to fit and those to choose by.
+    """Split training rows at random into training and validation rows.
 
     Raises:
-        ValueError: too few rows.
+        DataError: too few rows.
     """
     order = np.random.default_rng(seed).permutation(train)
     held_out = round(fraction * len(train))
     if not 0 < held_out < len(train):
-        raise ValueError(f"a validation part of {fraction} of {len(train)} rows leaves nothing on one side; change choose.fraction")
+        raise DataError(f"choose.fraction={fraction} of {len(train)} rows leaves one part empty; change it")
     return order[held_out:], order[:held_out]

@@ -1,4 +1,4 @@
-"""The report of a table of data sets: a line per method, a column per data set, the paper's numbers below ours."""
+"""The report of a table of data sets: a row per method, a column per data set, the paper's numbers below ours."""
 
 from __future__ import annotations
 
@@ -9,29 +9,21 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from experiments.harness.numbers import Estimate, difference, estimate, markdown
-from experiments.harness.protocol import Job, Unit
+from experiments.harness.protocol import ByJob, Job, Unit
+from experiments.protocols.shared.published import Metric, read_estimates, table
 
-__all__ = ["CLASSES", "NUMBERS", "Grid", "Kind", "Metric", "Published", "mean_of", "published_of", "write_tables"]
+__all__ = ["CLASSIFICATION", "REGRESSION", "Grid", "Kind", "Metric", "Published", "mean_of", "published_of", "write_tables"]
 
 Published = Mapping[str, Mapping[str, Mapping[str, Estimate]]]
 """The paper's numbers by method, data set and metric."""
 
 
-class Metric(NamedTuple):
-    """A number that methods are compared by."""
-
-    title: str
-    key: str
-    sign: int  # 1 where more is better, -1 where less is
-    note: str = ""
-
-
 class Kind(NamedTuple):
-    """What a kind of targets is judged by.
+    """How models of one kind of targets are evaluated.
 
     Attributes:
-        metrics: in the order of the report; wins are counted, and pictures drawn, by the first two.
-        intervals: whether there are intervals, with a coverage.
+        metrics: in the order of the report. Wins and figures use the first two.
+        intervals: whether predictions have intervals, and so a coverage.
     """
 
     metrics: tuple[Metric, ...]
@@ -43,66 +35,57 @@ class Kind(NamedTuple):
         return self.metrics[0], self.metrics[1]
 
 
-NUMBERS = Kind(
+REGRESSION = Kind(
     (
-        Metric("RMSE", "rmse", -1, "of the predictive mean, in the targets' unit; lower is better"),
-        Metric("Log-likelihood", "log_likelihood", 1, "nats per test row, in the targets' unit; higher is better"),
-        Metric("CRPS", "crps", -1, "in the targets' unit; lower is better"),
+        Metric("rmse", "RMSE", "Of the predictive mean, in the unit of the targets; lower is better."),
+        Metric("log_likelihood", "Log-likelihood", "Nats per test row, in the unit of the targets; higher is better.", sign=1),
+        Metric("crps", "CRPS", "In the unit of the targets; lower is better."),
     ),
     intervals=True,
 )
-CLASSES = Kind(
+CLASSIFICATION = Kind(
     (
-        Metric("Error", "error", -1, "% of the test rows whose most probable class is another one; lower is better"),
-        Metric("Log-likelihood", "log_likelihood", 1, "nats per test row; higher is better"),
-        Metric("Calibration error", "ece", -1, "expected calibration error in 15 equal-width bins; lower is better"),
+        Metric("error", "Error", "Percentage of misclassified test rows; lower is better."),
+        Metric("log_likelihood", "Log-likelihood", "Nats per test row; higher is better.", sign=1),
+        Metric("ece", "Calibration error", "Expected calibration error in 15 equal-width bins; lower is better."),
     ),
     intervals=False,
 )
 
 
 _WINS = (
-    "on so many data sets the method of the line is better than that of the column, by more than two standard errors of their "
-    "difference over splits (which are the same for both); last, the average of its ranks by mean, 1 the best"
+    "Number of data sets on which the row's method beats the column's by more than two standard errors of their difference over "
+    "the common splits. Last column: mean rank by the mean score (1 is best)."
 )
 
 
 def published_of(published: Mapping[str, Any], kind: Kind) -> Published:
-    """The section `[published.METHOD]`: a source and, by data set, metrics as a mean or as [mean, standard error].
+    """The paper's numbers from the sections `[published.METHOD]`: a source, and tables of metrics by data set.
 
     Raises:
-        ValueError: an entry that is neither.
+        ConfigurationError: entries of another form.
     """
-    known = {metric.key for metric in kind.metrics}
+    keys = {metric.key for metric in kind.metrics}
     result: dict[str, dict[str, dict[str, Estimate]]] = {}
     for method, entry in published.items():
-        if not isinstance(entry, Mapping):
-            raise ValueError(f"published.{method} must be a table of data sets, got {entry!r}")
-        for dataset, values in entry.items():
-            if dataset == "source":
-                continue
-            if not isinstance(values, Mapping) or not set(values) <= known:
-                raise ValueError(f"published.{method}.{dataset} must be a table of {', '.join(sorted(known))}, got {values!r}")
-            for key, value in values.items():
-                numbers = value if isinstance(value, list) else [value]
-                if len(numbers) not in (1, 2) or not all(type(number) in (int, float) for number in numbers):
-                    raise ValueError(f"published.{method}.{dataset}.{key} must be a mean or [mean, standard error], got {value!r}")
-                result.setdefault(method, {}).setdefault(dataset, {})[key] = Estimate(*numbers)
+        for dataset, values in table(f"published.{method}", entry).items():
+            if dataset != "source":
+                result.setdefault(method, {})[dataset] = read_estimates(f"published.{method}.{dataset}", values, keys)
     return result
 
 
 def write_tables(
     jobs: Sequence[Job],
-    results: Mapping[str, Mapping[str, Unit]],
+    results: ByJob,
     published: Published,
     sources: Mapping[str, str],
-    kind: Kind = NUMBERS,
+    kind: Kind = REGRESSION,
 ) -> str:
     """All tables, as Markdown."""
-    text = ["Means ± standard errors over splits; in brackets how many of them, where some are missing. The best mean is bold."]
+    text = ["Mean ± standard error over splits, with the number of splits in brackets if some are missing. The best mean is bold."]
     text += [f"{method}, paper: {source}." for method, source in sources.items()]
     if published:
-        text[-1] += " The difference is ours minus the paper's, in brackets in units of their combined standard error (s.e.)."
+        text[-1] += " The difference is ours minus the paper's; in brackets, in units of their combined standard error (s.e.)."
     grid = Grid(jobs, results)
     for metric in kind.metrics:
         text.append(f"## {metric.title}\n\n{metric.note}\n\n{_compare(grid, metric, published)}")
@@ -112,29 +95,29 @@ def write_tables(
         if wins := _wins(grid, metric):
             text.append(f"## Wins by {_in_words(metric)}\n\n{_WINS}\n\n{wins}")
     if kind.intervals:
-        share = "share of test rows in their 95 % interval (0.95 is ideal), and the mean width of these, in the targets' unit"
+        share = "Share of test rows in their 95 % interval (0.95 is ideal); in brackets, its mean width in the unit of the targets."
         text.append(f"## Coverage\n\n{share}\n\n{grid.table(_interval)}")
-    time = "training per split: the time of the pass that trained all splits together, divided by their number"
+    time = "Training time per split. All splits are trained together; their time is divided by their number."
     text.append(f"## Seconds\n\n{time}\n\n{grid.table(_seconds)}")
-    text.append(f"## Parameters\n\ntrained numbers of one net\n\n{grid.table(_parameters)}")
+    text.append(f"## Parameters\n\nTrained parameters of one network.\n\n{grid.table(_parameters)}")
     if draws := _by_samples(grid, kind):
-        text.append(f"## Number of draws\n\nthe same nets, predicting with S draws\n\n{draws}")
+        text.append(f"## Number of draws\n\nThe same networks, predicting with S draws.\n\n{draws}")
     if choices := _choices(grid):
-        text.append(f"## Chosen on validation rows\n\nhow many splits chose what\n\n{choices}")
+        text.append(f"## Chosen on validation rows\n\nValues chosen, with the number of splits.\n\n{choices}")
     return "\n\n".join(text)
 
 
 class Grid:
     """Results by data set and method, in the order of the configuration."""
 
-    def __init__(self, jobs: Sequence[Job], results: Mapping[str, Mapping[str, Unit]]) -> None:
+    def __init__(self, jobs: Sequence[Job], results: ByJob) -> None:
         self.jobs = {(job.settings["dataset"], job.settings["method"]): job for job in jobs}
         self.datasets = list(dict.fromkeys(dataset for dataset, _ in self.jobs))
         self.methods = list(dict.fromkeys(method for _, method in self.jobs))
         self.results = results
 
     def units(self, dataset: str, method: str) -> list[Unit]:
-        """What there is, by split."""
+        """Results of the splits."""
         return list(self.results.get(self.jobs[dataset, method].key, {}).values())
 
     def better(self, dataset: str, one: str, other: str, metric: Metric) -> bool:
@@ -147,9 +130,9 @@ class Grid:
         return gap.mean > 2 * (gap.error or 0.0)
 
     def short(self, dataset: str, method: str) -> str:
-        """How many splits there are, where some are missing."""
-        there, all_ = len(self.units(dataset, method)), len(self.jobs[dataset, method].units)
-        return f" ({there} of {all_})" if 0 < there < all_ else ""
+        """The number of splits with results if some are missing."""
+        count, total = len(self.units(dataset, method)), len(self.jobs[dataset, method].units)
+        return f" ({count} of {total})" if 0 < count < total else ""
 
     def table(self, cell: Callable[[Sequence[Unit]], str]) -> str:
         """A table of methods and data sets."""
@@ -178,8 +161,8 @@ def _parameters(units: Sequence[Unit]) -> str:
 
 
 def _compare(grid: Grid, metric: Metric, published: Published) -> str:
-    """Per method and data set ours and, where the paper has numbers, the paper's and the difference."""
-    ours = {place: mean_of(units, metric.key) for place in grid.jobs if (units := grid.units(*place))}
+    """Our numbers by method and data set, with the paper's and the difference where there are any."""
+    ours = {cell: mean_of(units, metric.key) for cell in grid.jobs if (units := grid.units(*cell))}
     best = {dataset: _best(grid, ours, dataset, metric) for dataset in grid.datasets}
     rows = []
     for method in grid.methods:
@@ -196,7 +179,7 @@ def _compare(grid: Grid, metric: Metric, published: Published) -> str:
 
 
 def _reached(grid: Grid, metric: Metric, published: Published) -> str:
-    """On how many data sets each method has the paper's number or a better one, within one standard error."""
+    """Number of data sets on which each method reaches the paper's number within one standard error."""
     counts = []
     for method in grid.methods:
         papers = {dataset: values[metric.key] for dataset, values in published.get(method, {}).items() if metric.key in values}
@@ -204,25 +187,25 @@ def _reached(grid: Grid, metric: Metric, published: Published) -> str:
         if pairs:
             good = sum(metric.sign * (ours.mean - paper.mean) >= -_tolerance(ours, paper) for ours, paper in pairs)
             counts.append(f"{method} on {good} of {len(pairs)} sets")
-    words = "The paper's number or a better one, within one standard error of the difference"
+    words = "At least as good as the paper within one standard error of the difference"
     return f"{words}: {', '.join(counts)}." if counts else ""
 
 
 def _tolerance(ours: Estimate, paper: Estimate) -> float:
-    """The standard error of their difference; a paper's number without one is known to half a unit of its last digit."""
+    """The standard error of their difference; a number without an error counts as rounded to its last digit."""
     half_unit = 0.5 * 10.0 ** int(Decimal(repr(paper.mean)).as_tuple().exponent)
     errors = [ours.error, paper.error if math.isfinite(paper.error) else half_unit]
     return math.hypot(*(error for error in errors if math.isfinite(error)))
 
 
 def _best(grid: Grid, ours: Mapping[tuple[str, str], Estimate], dataset: str, metric: Metric) -> list[str]:
-    """The methods with the best mean on a data set, none where there is nothing to compare."""
+    """The methods with the best mean on a data set; empty for a single method."""
     scores = {method: metric.sign * ours[dataset, method].mean for method in grid.methods if (dataset, method) in ours}
     return [method for method, score in scores.items() if score == max(scores.values())] if len(scores) > 1 else []
 
 
 def _wins(grid: Grid, metric: Metric) -> str:
-    """Pairwise comparisons, over the data sets that all methods have results for."""
+    """Pairwise comparisons over the data sets with results of all methods."""
     datasets = [d for d in grid.datasets if all(grid.units(d, method) for method in grid.methods)]
     if len(grid.methods) < 3 or not datasets:
         return ""
@@ -240,17 +223,17 @@ def _wins(grid: Grid, metric: Metric) -> str:
 
 
 def _in_words(metric: Metric) -> str:
-    """Its title within a sentence."""
+    """The title within a sentence."""
     return metric.title if metric.title.isupper() else metric.title.lower()
 
 
 def _by_samples(grid: Grid, kind: Kind) -> str:
-    rows, shown = [], [*kind.compared, *([Metric("Coverage", "coverage_95", 1)] if kind.intervals else [])]
+    rows, shown = [], [*kind.compared, *([Metric("coverage_95", "Coverage", "")] if kind.intervals else [])]
     for dataset in grid.datasets:
         for method in grid.methods:
-            judged = [unit["by_samples"] for unit in grid.units(dataset, method) if "by_samples" in unit]
-            for count in judged[0] if judged else ():
-                scores = [by_samples[count] for by_samples in judged if count in by_samples]
+            evaluated = [unit["by_samples"] for unit in grid.units(dataset, method) if "by_samples" in unit]
+            for count in evaluated[0] if evaluated else ():
+                scores = [by_samples[count] for by_samples in evaluated if count in by_samples]
                 rows.append([dataset, method, count, *(str(mean_of(scores, metric.key)) for metric in shown)])
     return markdown(["data set", "method", "S", *map(_in_words, shown)], rows, left=2) if rows else ""
 

@@ -1,4 +1,4 @@
-"""Training many models of a job in one pass, and what they predict.
+"""Training the models of a job together, and their predictions.
 
 Shapes: S draws, N rows.
 """
@@ -19,26 +19,26 @@ from torch import Tensor, nn
 from bayesify import Bayesian, Gaussian, bayesify
 from bayesify.estimators.network import mlp
 from bayesify.likelihoods import Likelihood
-from bayesify.predict import predict
+from bayesify.prediction import predict
 from bayesify.predictive import Predictive
 from bayesify.train import History, Training, fit_many
-from experiments.protocols.tabular.setup import Setup
-from experiments.protocols.tabular.splits import Numbers, Split
+from experiments.protocols.tabular.settings import Setup
+from experiments.protocols.tabular.splits import RegressionSplit, Split
 
 __all__ = ["Model", "train"]
 
-_MANY_STEPS = 10_000  # from here on machine code is worth the time it takes to make
+_MANY_STEPS = 10_000  # from here on compilation saves time
 
 
 class Model(NamedTuple):
     """A trained model.
 
     Attributes:
-        bnn, likelihood: of standardised inputs and, where they are numbers, targets.
-        split: what it was trained on and is to be judged by.
-        history: of its training; `history.failure` says why it has come to nothing, where it has.
-        seconds: the time all models of the pass took, divided by their number.
-        setup, seed: what made it.
+        bnn, likelihood: for standardized inputs and regression targets.
+        split: training and test rows.
+        history: of its training; `history.failure` says why training failed, if it did.
+        seconds: training time of all models that were trained together, divided by their number.
+        setup, seed: its settings.
     """
 
     bnn: Bayesian
@@ -51,16 +51,16 @@ class Model(NamedTuple):
 
     @property
     def noise_std(self) -> float | None:
-        """Standard deviation of the observation noise, in the targets' unit; None of classes."""
-        if not isinstance(self.likelihood, Gaussian) or not isinstance(self.split, Numbers):
+        """Standard deviation of the observation noise in the unit of the targets; None for classification."""
+        if not isinstance(self.likelihood, Gaussian) or not isinstance(self.split, RegressionSplit):
             return None
         return float(self.likelihood.std.detach()) * self.split.std
 
     def predictive(self, samples: int | None = None) -> Predictive:
-        """What the model believes about the test targets, numbers in their unit and in double precision.
+        """The predictive distribution of the test targets, for regression in their unit and in double precision.
 
         Args:
-            samples: S; the setup's by default.
+            samples: S; by default that of the setup.
         """
         draws = self.setup.samples if samples is None else samples
         if self.setup.statistics == "own":
@@ -68,14 +68,14 @@ class Model(NamedTuple):
                 p = self.likelihood.predictive(self._outputs_by_own_statistics(draws))
         else:
             p = predict(self.bnn, self.split.X_test, self.likelihood, draws, seed=self.seed, progress=False)
-        return self.split.as_they_are(p)
+        return self.split.in_target_unit(p)
 
     def _outputs_by_own_statistics(self, samples: int) -> Tensor:
-        """(S, N, outputs) for the test rows; the batch normalisations of every draw go by what the training rows are in it."""
+        """Outputs (S, N, outputs) for the test rows, with batch statistics of the training rows in each draw."""
         bnn, outputs = copy.deepcopy(self.bnn).eval(), []
         norms = [part for part in bnn.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         for norm in norms:
-            norm.momentum = 1.0  # the running statistics are the last batch's
+            norm.momentum = 1.0  # running statistics become those of the last batch
         with torch.random.fork_rng(devices=[]):
             for seed in range(self.seed, self.seed + samples):
                 for training, rows in ((True, self.split.X), (False, self.split.X_test)):
@@ -89,13 +89,13 @@ class Model(NamedTuple):
 def train(
     setups: Sequence[Setup], splits: Sequence[Split], seeds: Sequence[int], epochs: int, progress: Callable[[float], object]
 ) -> list[Model]:
-    """Train one model per setup, split and seed, all in one pass.
+    """Train one model per setup, split and seed, all together.
 
     Args:
-        setups: of the same network and training; method, noise, learning rate and weight of the KL may differ.
+        setups: with the same network and training; method, noise, learning rate and KL weight may differ.
         splits, seeds: one for each setup.
-        epochs: passes over the data.
-        progress: is given the share that is done.
+        epochs: number of epochs.
+        progress: called with the share that is done.
     """
     trainings = []
     for setup, split, seed in zip(setups, splits, seeds, strict=True):
@@ -124,7 +124,7 @@ def train(
     adam = partial(torch.optim.Adam, lr=common.learning_rate, weight_decay=common.weight_decay, fused=True)
     started = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "training .* failed", RuntimeWarning)  # the histories say so
+        warnings.filterwarnings("ignore", "training .* failed", RuntimeWarning)  # `History.failure` has the reason
         histories = fit_many(
             trainings,
             epochs=epochs,
@@ -139,7 +139,7 @@ def train(
         )
     seconds = (time.perf_counter() - started) / len(trainings)
     return [
-        Model(t.bnn, split.judged(t.likelihood, setup), split, history, seconds, setup, t.seed)
+        Model(t.bnn, split.test_likelihood(t.likelihood, setup), split, history, seconds, setup, t.seed)
         for t, split, history, setup in zip(trainings, splits, histories, setups, strict=True)
     ]
 

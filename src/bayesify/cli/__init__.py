@@ -1,21 +1,27 @@
-"""The command line. `main` is what the `bayesify` command runs."""
+"""The command line. `main` is the entry point of the `bayesify` command."""
 
 import sys
+
+from bayesify.errors import MissingDependencyError
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; a missing extra is one line, not a traceback."""
+    """Run the command line; a missing package is reported in one line."""
     try:
         from bayesify.cli.app import app
     except KeyboardInterrupt:
         sys.exit(130)
-    except ImportError as error:
-        ours = (error.name or "").split(".")[0] == "bayesify"
-        if ours or (error.name is None and "bayesify[" not in str(error)):
+    except MissingDependencyError as error:
+        sys.exit(_missing(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("bayesify"):
             raise
-        what = f"the package {error.name} is missing" if error.name else str(error).split(":")[0]
-        print(f'bayesify: the command line needs more packages ({what}): pip install "bayesify[all]"', file=sys.stderr)
-        sys.exit(2)
+        sys.exit(_missing(MissingDependencyError("the command line", error.name, extra="cli")))
     app()
+
+
+def _missing(error: MissingDependencyError) -> int:
+    print(f"bayesify: {error}", file=sys.stderr)
+    return 2

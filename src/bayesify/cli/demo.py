@@ -1,95 +1,95 @@
-"""`bayesify demo`: four methods on a real data set that ships inside scikit-learn, compared on held-out rows."""
-
-from __future__ import annotations
+"""`bayesify demo`: four methods on a data set that ships with scikit-learn, compared on held-out rows."""
 
 import time
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
+import typer
 
-from bayesify.cli.results import Result, assess, print_result, run_facts, split_rows, write_page
-from bayesify.cli.tables import check_file
-from bayesify.cli.terminal import UsageError, print_line, print_table, say
-from bayesify.cli.training import ESTIMATORS
+from bayesify.cli.evaluation import assess_estimator, print_assessment, report_page, run_facts
+from bayesify.cli.files import check_file
+from bayesify.cli.fit import ESTIMATORS, split_rows
+from bayesify.cli.options import Seed
+from bayesify.cli.terminal import UsageError, handle_errors, print_line, print_table, say
 from bayesify.estimators import BayesianEstimator
-from bayesify.report.numbers import duration, number, percent
+from bayesify.files import write_atomically
+from bayesify.formatting import duration
+from bayesify.report import Assessment
 
-__all__ = ["DATA", "run_demo"]
+__all__ = ["demo"]
 
-# What each data set predicts, the kind of target, and epochs that make about 2,000 steps: half of what `fit` takes, enough here.
-DATA = {
+# Target, task, and epochs that make about 2,000 steps: half of the default, enough for these data sets.
+_DATA = {
     "diabetes": ("disease progression", "regression", 180),
     "digits": ("digit", "classification", 170),
-    "breast-cancer": ("tumour", "classification", 180),
+    "breast-cancer": ("tumor", "classification", 180),
     "wine": ("cultivar", "classification", 400),
 }
-METHODS = ("Deterministic", "MCDropout", "VariationalDropout", "MeanField")
+_METHODS = ("Deterministic", "MCDropout", "VariationalDropout", "MeanField")
 
 
-def load(name: str) -> tuple[pd.DataFrame, pd.Series, str]:
-    """Features, named target and task of an embedded data set."""
-    from sklearn import datasets
+class DataSet(StrEnum):
+    """Data sets that ship with scikit-learn."""
 
-    loaders = {
-        "diabetes": datasets.load_diabetes,
-        "digits": datasets.load_digits,
-        "breast-cancer": datasets.load_breast_cancer,
-        "wine": datasets.load_wine,
-    }
-    options = {"scaled": False} if name == "diabetes" else {}
-    bunch = loaders[name](as_frame=True, **options)
-    target, task, _ = DATA[name]
-    y = bunch.target.rename(target)
-    names = [str(label) for label in getattr(bunch, "target_names", [])]
-    return bunch.data, y.map(dict(enumerate(names))) if task == "classification" and name != "digits" else y, task
+    diabetes = "diabetes"
+    digits = "digits"
+    breast_cancer = "breast-cancer"
+    wine = "wine"
 
 
-def run_demo(name: str, out: Path, seed: int) -> None:
-    """Everything `bayesify demo` does."""
+@handle_errors
+def demo(
+    data: Annotated[DataSet, typer.Option(help="The data set.")] = DataSet.diabetes,
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("bayesify-demo"),
+    seed: Seed = 0,
+) -> None:
+    """Compare four methods on a real data set, offline, in less than a minute, and write a report."""
     started = time.perf_counter()
-    if name not in DATA:
-        raise UsageError(f"--data must be one of {', '.join(DATA)}, got {name!r}")
     page = out / "report.html"
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; choose a folder")
-    check_file(out.absolute() if not out.exists() else page)
+    check_file(page if out.exists() else out)
 
-    features, y, task = load(name)
-    kind = ESTIMATORS[task]
+    target, task, epochs = _DATA[data]
+    features, y = _load(data)
     train, test = split_rows(y, 0.2, seed, task)
-    default = kind.default_method
-    methods = [name for name in METHODS if name != default] + [default]
-    say(f"{task} of {y.name} ({name}): {len(train):,} rows to train on, {len(test):,} to test on, {features.shape[1]} columns")
-    fitted: list[tuple[BayesianEstimator, Result, float]] = []
-    for method in methods:
-        begin = time.perf_counter()
+    test_features, test_y, train_y = features.iloc[test], y.iloc[test], y.iloc[train]
+    say(f"{task} of {target} ({data}): {len(train):,} rows to train on, {len(test):,} to test on, {features.shape[1]} columns")
+    kind = ESTIMATORS[task]
+    fitted: list[tuple[BayesianEstimator, Assessment]] = []
+    comparison: list[dict[str, str]] = []
+    for method in (*(name for name in _METHODS if name != kind.default_method), kind.default_method):
+        method_started = time.perf_counter()
         say(f"  training {method} ...", style="dim")
-        estimator = kind(method=method, random_state=seed, epochs=DATA[name][2]).fit(features.iloc[train], y.iloc[train])
-        seconds = time.perf_counter() - begin
-        fitted.append((estimator, assess(estimator, features.iloc[test], y.iloc[test], y.iloc[train]), seconds))
+        estimator = kind(method=method, random_state=seed, epochs=epochs).fit(features.iloc[train], train_y)
+        seconds = time.perf_counter() - method_started
+        assessment = assess_estimator(estimator, test_features, test_y, train_y)
+        fitted.append((estimator, assessment))
+        metrics = {f"{card.name} ({card.unit})" if card.unit else card.name: card.value for card in assessment.cards}
+        comparison.append({"method": method, **metrics, "time": duration(seconds)})
 
-    comparison = [_line(estimator, result.scores, seconds) for estimator, result, seconds in fitted]
+    estimator, assessment = fitted[-1]
     print_table(list(comparison[0]), [list(line.values()) for line in comparison])
-    estimator, result, _ = fitted[-1]
     print_line()
-    print_line(f"{default}, the default method:", style="bold")
-    print_result(result)
+    print_line(f"{kind.default_method}, the default method:", style="bold")
+    print_assessment(assessment)
     out.mkdir(exist_ok=True)
-    data = {"data set": f"{name}, from scikit-learn", "target": f"{y.name} ({task})", "training rows": f"{len(train):,}"}
-    facts = {"Data": {**data, "test rows": f"{len(test):,}, held out at random"}, **run_facts(started, seed)}
-    title = f"How well is {y.name} predicted?"
-    write_page(page, estimator, result, features.iloc[test], str(y.name), title, facts, y.iloc[train], comparison)
-    say(f"\nAll about it in {page} ({duration(time.perf_counter() - started)}). Next: bayesify fit your.csv --target COLUMN")
+    rows = {"training rows": f"{len(train):,}", "test rows": f"{len(test):,}, held out at random"}
+    data_facts = {"data set": f"{data}, from scikit-learn", "target": f"{target} ({task})", **rows}
+    facts = {"Data": data_facts, **run_facts(started, seed)}
+    write_atomically(page, report_page(estimator, assessment, test_features, target, facts, comparison))
+    say(f"\nReport: {page} ({duration(time.perf_counter() - started)})\nNext: bayesify fit your.csv --target COLUMN")
 
 
-def _line(estimator: BayesianEstimator, scores: dict[str, float], seconds: float) -> dict[str, str]:
-    known = {
-        "rmse": ("typical error", number),
-        "accuracy": ("accuracy", percent),
-        "nll": ("NLL (nats)", number),
-        "coverage_95": ("in 95% interval", percent),
-        "width_95": ("interval width", number),
-        "ece": ("calibration error", percent),
-    }
-    shown = {title: text(scores[key]) for key, (title, text) in known.items() if key in scores}
-    return {"method": type(estimator.method_in_use()).__name__, **shown, "time": duration(seconds)}
+def _load(data: DataSet) -> tuple[pd.DataFrame, pd.Series]:
+    """Return features and named target of an embedded data set."""
+    from sklearn import datasets
+
+    options = {"scaled": False} if data is DataSet.diabetes else {}
+    bunch = getattr(datasets, f"load_{data.name}")(as_frame=True, **options)
+    y = bunch.target.rename(_DATA[data][0])
+    if data in (DataSet.breast_cancer, DataSet.wine):
+        y = y.map(dict(enumerate(map(str, bunch.target_names))))
+    return bunch.data, y

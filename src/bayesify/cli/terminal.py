@@ -1,4 +1,7 @@
-"""What people see: results on standard output, everything else on standard error, and one clear line where something is wrong."""
+"""Terminal output: results on standard output, notes and errors on standard error, exit codes.
+
+Exit codes: 0 success, 2 an error that the user can correct, 70 an internal error (a bug in bayesify), 130 interrupted.
+"""
 
 import contextlib
 import functools
@@ -10,7 +13,6 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -19,43 +21,41 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["UsageError", "fail", "interruptible", "polite", "print_line", "print_table", "say"]
+from bayesify.errors import ISSUES, BayesifyError, BayesifyWarning, ConfigurationError
+
+__all__ = ["UsageError", "fail", "handle_errors", "interruptible", "print_line", "print_table", "say"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
 
-
-class UsageError(ValueError):
-    """Something the person at the keyboard can put right."""
+class UsageError(ConfigurationError):
+    """A command-line argument, or a combination of arguments, is not possible."""
 
 
 def say(text: str, *, style: str = "") -> None:
-    """A remark on standard error."""
+    """Print a note on standard error."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, style=style))
 
 
 def print_line(text: str = "", *, style: str = "") -> None:
-    """A line of the result on standard output."""
+    """Print a line on standard output."""
     Console(highlight=False, soft_wrap=True).print(Text(text, style=style))
 
 
-def print_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, strong: Sequence[tuple[int, int]] = ()
-) -> None:
-    """A table on standard output; plain aligned text where that is not a terminal.
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
+    """Print a table on standard output; aligned plain text if that is not a terminal.
 
     Args:
         header: names of the columns.
         rows: cells.
-        left: so many columns are set flush left, the others flush right.
+        left: number of left-aligned columns; the others are right-aligned.
     """
     console = Console(highlight=False)
     if console.is_terminal:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for place, name in enumerate(header):
-            table.add_column(Text(name), justify="left" if place < left else "right", overflow="fold")
+        for j, name in enumerate(header):
+            table.add_column(Text(name), justify="left" if j < left else "right", overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
@@ -69,53 +69,50 @@ def print_table(
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """Print one message and leave."""
+    """Print a message as one line and exit."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("bayesify: ", "bold red"), " ".join(message.split())))
     raise typer.Exit(code)
 
 
-def polite(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn what a person can put right into one line and exit code 2, and Ctrl-C into one line and 130; let the rest through."""
+def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a command: its errors become messages and exit codes, and warnings become notes."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _remarks():
+        with _warnings_as_notes():
             try:
                 with interruptible():
                     return command(*args, **kwargs)
+            except (typer.Exit, typer.Abort):
+                raise
             except KeyboardInterrupt:
                 fail("interrupted", 130)
-            except BrokenPipeError:  # the reader of the pipe has seen enough
+            except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(0) from None
-            except (ValueError, FloatingPointError, OSError, ImportError) as error:
-                if not _expected(error):
-                    raise
+            except (BayesifyError, OSError) as error:
                 fail(str(error))
+            except Exception as error:  # noqa: BLE001 - whatever is left is a bug
+                traceback.print_exc()
+                fail(f"internal error ({type(error).__name__}). This is a bug; please report it with the traceback: {ISSUES}", 70)
 
     return run
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C arrive as what it is.
-
-    It may come while a library is at work that turns it into an error of its own, such as an import that "failed".
-
-    Raises:
-        KeyboardInterrupt: in place of any error after Ctrl-C.
-    """
-    usual = signal.getsignal(signal.SIGINT)
-    if not callable(usual) or threading.current_thread() is not threading.main_thread():
-        yield  # interrupts are ignored, or come elsewhere
+    """Raise KeyboardInterrupt on Ctrl-C even if a library converts it into another error, such as a failed import."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield  # interrupts are ignored or handled elsewhere
         return
     interrupted = False
 
     def interrupt(number: int, frame: types.FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
-        usual(number, frame)
+        handler(number, frame)
 
     signal.signal(signal.SIGINT, interrupt)
     try:
@@ -125,25 +122,15 @@ def interruptible() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-def _expected(error: BaseException) -> bool:
-    """Files and disks fail by themselves; other errors count when bayesify itself raised them, with a message for people."""
-    if isinstance(error, ImportError):
-        return "bayesify[" in str(error)
-    if isinstance(error, OSError):
-        return True
-    raised = traceback.extract_tb(error.__traceback__)[-1]
-    return raised.filename.startswith(_PACKAGE)
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager
-def _remarks() -> Iterator[None]:
-    """Warnings that speak to people become remarks; those about the insides of packages stay out of sight."""
+def _warnings_as_notes() -> Iterator[None]:
+    """Print warnings for users as notes; hide those for developers, such as deprecations."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        if category is UserWarning:
+        if category in (UserWarning, BayesifyWarning):
             say(f"note: {message}", style="yellow")
 
     with warnings.catch_warnings():

@@ -1,1 +1,1 @@
-"""The contracts and the machinery behind them: posteriors, sites, the root module, conversion."""
+"""Conversion of networks, random layers and their posteriors, and the passes through a converted network."""

@@ -1,4 +1,4 @@
-"""PyTorch's fused transformer kernels, which read weights and bypass the layers: switched off where layers are random."""
+"""Switch off PyTorch's fused transformer kernels, which read weights and bypass random layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["disable_fast_paths", "restore_fast_paths"]
 
 
 class _FastPathOff:
-    """A forward pre-hook whose presence alone matters; it remembers what it switched off."""
+    """A forward pre-hook that does nothing: PyTorch uses no fused kernel in modules with hooks."""
 
     of_bayesify = True
 
@@ -22,7 +22,7 @@ class _FastPathOff:
 
 
 def disable_fast_paths(net: nn.Module) -> None:
-    """PyTorch's fused transformer kernels read the weights and bypass the layers; a forward hook makes it use the layers."""
+    """Register a hook in every transformer module with random layers, so that PyTorch calls the layers."""
     for module in net.modules():
         if not any(isinstance(m, BayesianLayer) for m in module.modules()):
             continue

@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer
 from bayesify.core.drawn_function import DrawnFunction
-from bayesify.core.folding import Verdict, examine, folds_in_training
+from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
 from bayesify.core.forward_pass import ForwardPass, RowsError
 from bayesify.core.generators import noise_of_rank, own_noise
 from bayesify.core.inputs import Inputs
-from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
-from bayesify.core.modes import can_compare
+from bayesify.core.modes import can_compare, eval_mode
 from bayesify.core.outputs import Draws
-from bayesify.core.replay import MISFITS, Prefix, ReplayPass, leaves_stand_ins
-from bayesify.core.shards import put_away, shards_of, with_whole_parameters
+from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, leaves_stand_ins
+from bayesify.core.restoration import restore
+from bayesify.core.shards import check_whole, reshard, shards_of, with_whole_parameters
 from bayesify.core.unfolding import stack, unfold
+from bayesify.formatting import listing
 
 __all__ = ["Folded"]
 
 
 class _Plan(NamedTuple):
-    """How the passes of a call are made: whether rows stay apart, whether draws are folded, and `Verdict.layers_without_rows`."""
+    """How a call makes its passes; see `Verdict`."""
 
-    apart: bool
+    independent_rows: bool
     folds: bool
     layers_without_rows: tuple[int, ...] = ()
 
 
 class Folded(Bayesian):
-    """The default root: S draws are folded into the batch, so one pass over S*B rows serves them all.
+    """The default root: S draws are folded into the batch and take one pass over S*B rows.
 
-    Where that would be wrong, every draw takes a pass of its own: with `fold=False`, where the batch is not the first dimension,
-    where the rows of a batch do not stay apart (graph nets), for batch normalisation in training mode. The first pass over inputs
-    of a kind finds that out (`bayesify.core.folding`); `fold=True` overrules it. Where rows do not stay apart, layers draw weights
-    for the whole batch also with `coherent=False`, since noise for a row would not be noise for an example.
+    Every draw takes a separate pass with `fold=False`, if the batch is not the first dimension, if the rows of a batch affect each
+    other (graph networks), and for batch normalization in training mode. The first pass over each kind of inputs determines this
+    (`bayesify.core.folding`), unless `fold=True`. If rows affect each other, layers draw weights for the whole batch also with
+    `coherent=False`, because noise per row would not be noise per example.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -50,7 +52,7 @@ class Folded(Bayesian):
         self._verdicts: dict[object, Verdict] = {}
         self._training_verdicts: dict[object, bool] = {}
         self._prefix: Prefix | None = None
-        self._function: ForwardPass | None = None  # the pass to make, of a function drawn from a network in shards
+        self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         if self._function is not None:
@@ -59,7 +61,7 @@ class Folded(Bayesian):
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         plan = self._plan(call, samples)
-        coherent = coherent or not plan.apart
+        coherent = coherent or not plan.independent_rows
         with noise_of_rank(self.net, self.training):
             try:
                 passes, outputs = self._passes(call, samples, coherent, plan)
@@ -102,11 +104,11 @@ class Folded(Bayesian):
         if prefix is None:
             args, kwargs = call.folded(samples)
             return self.passes.run(forward_pass, self.net, args, kwargs)
-        args, kwargs = call.map(prefix.certain, [isinstance(x, Tensor) and may for x, may in call.pairs()])
+        args, kwargs = call.map(prefix.mark_input, [isinstance(x, Tensor) and may for x, may in call.pairs()])
         with prefix:
             outputs = self.passes.run(forward_pass, self.net, args, kwargs)
         outputs = prefix.end(outputs)
-        if prefix.idle:  # all is random from the beginning: later passes do without
+        if prefix.is_empty:  # everything is random from the beginning: nothing to replay
             self._prefix = None
         return outputs
 
@@ -116,25 +118,25 @@ class Folded(Bayesian):
         verdict = self._verdicts.get(call.kind)
         if verdict is None:
             verdict = self._examined(call)
-        if verdict is None:  # tracing, or a net that fails on these inputs: what is right for every net
+        if verdict is None:  # tracing, or a network that fails on these inputs: correct for every network
             return _Plan(False, False)
         if verdict.without_rows:
             call.without(verdict.without_rows)
         if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
             return _Plan(True, True, verdict.layers_without_rows)
-        folds = verdict.apart and self.fold is not False
+        folds = verdict.independent_rows and self.fold is not False
         folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
-        return _Plan(verdict.apart, folds, verdict.layers_without_rows)
+        return _Plan(verdict.independent_rows, folds, verdict.layers_without_rows)
 
     def _examined(self, call: Inputs) -> Verdict | None:
-        """Look at the net, now; while `torch.compile` traces, with the values of the traced inputs."""
+        """Examine the network; while `torch.compile` traces, with the values of the traced inputs."""
         if torch.compiler.is_compiling():
             flat = call.spec is None
-            found = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else None
-            return None if found is None else Verdict(found[0], without_rows=found[1], layers_without_rows=found[2])
+            fields = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else None
+            return None if fields is None else Verdict(fields[0], without_rows=fields[1], layers_without_rows=fields[2])
         if not can_compare(self.net):
             return None
-        verdict = self._look(call)
+        verdict = self._examine(call)
         if verdict is not None:
             self._verdicts[call.kind] = verdict
         return verdict
@@ -144,49 +146,49 @@ class Folded(Bayesian):
         if any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in leaves):
             return None
         call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
-        verdict = self._look(call)
-        return None if verdict is None else (verdict.apart, verdict.without_rows, verdict.layers_without_rows)
+        verdict = self._examine(call)
+        return None if verdict is None else (verdict.independent_rows, verdict.without_rows, verdict.layers_without_rows)
 
-    # As torch.compiler.assume_constant_result, which imports the compiler: it is called with the values of its arguments.
+    # As torch.compiler.assume_constant_result does, which would import the compiler: called with the values of the arguments.
     _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
-    def _look(self, call: Inputs) -> Verdict | None:
+    def _examine(self, call: Inputs) -> Verdict | None:
         layers = dict(self.random_layers())
         verdict = examine(self.net, layers.values(), self.passes, call)
         if verdict is None:
             return None
         reads = any(layer.is_read for layer in layers.values())
-        if not verdict.apart and self.batch_dim == 0 and (reads or not self.fold):
-            self._tell_of_rows(verdict.reason)
+        if not verdict.independent_rows and self.batch_dim == 0 and (reads or not self.fold):
+            self._warn_of_separate_passes(verdict.reason)
         if unused := [name for name, layer in layers.items() if not layer.is_used]:
             self.tell(
-                f"the net does not use {len(unused)} of its random layers for these inputs; they add their KL and nothing else: "
-                f"{_listing(unused)}"
+                f"the network does not use {len(unused)} of its random layers for these inputs; they only add their KL: "
+                f"{listing(unused, most=5)}"
             )
         return verdict
 
     def _folds_in_training(self, call: Inputs, verdict: Verdict) -> bool:
         if not can_compare(self.net):
-            return not _pools_batches(self.net)
+            return not pools_batches(self.net)
         key = call.kind, tuple(module.training for module in self.net.modules())
         if key not in self._training_verdicts:
             layers = [layer for _, layer in self.random_layers()]
             folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call, verdict)
             if not folds:
                 self.tell(
-                    "in training mode every draw takes a pass of its own, because the rows of a batch do not stay apart there "
-                    "(batch normalisation): S draws take the time of S passes"
+                    "in training mode every draw takes a separate pass, because the rows of a batch affect each other there (batch "
+                    "normalization); S draws take the time of S passes"
                 )
         return self._training_verdicts[key]
 
     def _distrust(self, call: Inputs, reason: str) -> None:
-        """A folded pass has failed although a few rows had gone well."""
+        """Stop folding, after a folded pass failed although the few rows had agreed."""
         self._verdicts[call.kind] = Verdict(False, reason)
-        self._tell_of_rows(reason)
+        self._warn_of_separate_passes(reason)
 
-    def _tell_of_rows(self, reason: str) -> None:
+    def _warn_of_separate_passes(self, reason: str) -> None:
         self.tell(
-            f"every draw takes a pass of its own, with one draw of the weights for the whole batch, because {reason}: S draws take "
+            f"every draw takes a separate pass, with one draw of the weights for the whole batch, because {reason}; S draws take "
             "the time of S passes"
         )
 
@@ -205,7 +207,7 @@ class Folded(Bayesian):
             call, believed = self.inputs_of(inputs, kwargs), {} if believed is None else believed
             key = id(self), call.kind
             if key not in believed:
-                believed[key] = self._has_prefix() and self._replays(call, coherent, reseed)
+                believed[key] = not self.training and has_prefix(self.net) and self._replays(call, coherent, reseed)
             if believed[key]:
                 self._prefix = Prefix(call.batch, self._plan(call, 2).folds)
             try:
@@ -217,17 +219,9 @@ class Folded(Bayesian):
         replaying, self._prefix = self._prefix is not None, None
         return replaying
 
-    def _has_prefix(self) -> bool:
-        """Whether anything that takes time can come before random outputs, and nobody would see the stand-ins."""
-        modules = [part for part in self.net.modules() if not isinstance(part, Posterior)]
-        if self.training or any(isinstance(part, BayesianLayer) and part.is_read for part in modules):
-            return False
-        hooked = any(part._forward_hooks or _foreign(part) for part in modules)  # on random layers too: their inputs may be certain
-        return not hooked and any(_before_noise(part) for part in modules)
-
     @torch.no_grad()
     def _replays(self, call: Inputs, coherent: bool, reseed: Callable[[int], object]) -> bool:
-        """Whether a replayed pass gives what an ordinary one does, for a few of the rows and equal noise."""
+        """Whether a replayed pass and an ordinary one agree, on a few rows with equal noise."""
         few = min(call.batch, 3) if call.can_be_cut else call.batch
         args, kwargs = call.map(lambda x: x.narrow(self.batch_dim, 0, few))
 
@@ -239,7 +233,7 @@ class Folded(Bayesian):
         ordinary = outputs(1)
         try:
             self._prefix = Prefix(few, self._plan(self.inputs_of(args, kwargs), 2).folds)
-            outputs(0)  # other noise than in the pass that is compared, should the net have some of its own
+            outputs(0)  # with different noise, which exposes networks that draw noise themselves
             replayed = outputs(1)
         except MISFITS:
             return False
@@ -248,11 +242,7 @@ class Folded(Bayesian):
         return not leaves_stand_ins(self.net) and all(map(_close, ordinary, replayed))
 
     def function(self, seed: int) -> Callable[..., Any]:
-        check_integer("seed", seed, least=0)
-        with torch.no_grad(), own_noise(self.parameters()) as reseed:
-            reseed(seed)
-            layers = [layer for _, layer in self.random_layers()]
-            drawn = {layer: with_whole_parameters(layer, lambda layer=layer: layer.sample(1)) for layer in layers}
+        drawn = self._weights(seed)
 
         def apply(*inputs: Any, **kwargs: Any) -> Any:
             forward_pass = ForwardPass(coherent=True, drawn=drawn)
@@ -260,46 +250,47 @@ class Folded(Bayesian):
                 return self.passes.run(forward_pass, self.net, inputs, kwargs)
             self._function = forward_pass
             try:
-                return self(*inputs, **kwargs)  # FSDP puts parameters together where the root is called
+                return self(*inputs, **kwargs)  # FSDP gathers parameters when the root is called
             finally:
                 self._function = None
-                put_away(self)
+                reshard(self)
 
         return DrawnFunction(self, apply, self.batch_dim)
 
+    @contextmanager
+    def drawn(self, seed: int) -> Iterator[nn.Module]:
+        check_whole(self)
+        with eval_mode(self.net), self.passes.hold(ForwardPass(coherent=True, drawn=self._weights(seed))):
+            yield self.net
 
-def _before_noise(part: nn.Module) -> bool:
-    """Whether a module, if it comes first, computes something that all draws share."""
-    if not isinstance(part, BayesianLayer):
-        return bool(part._parameters)
-    return not part.posterior.is_random or part.posterior.has_moments
+    def sample_network(self, seed: int) -> nn.Module:
+        check_whole(self)
+        weights = self._weights(seed)
+        net = copy.deepcopy(self.net)
+        copies = (module for module in net.modules() if isinstance(module, BayesianLayer))
+        original = dict(zip(copies, weights, strict=True))
 
+        def values(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+            weight, bias = weights[original[layer]]
+            return weight[0], None if bias is None else bias[0]
 
-def _foreign(part: nn.Module) -> bool:
-    """Whether a module has forward pre-hooks that are not ours."""
-    return any(not getattr(hook, "of_bayesify", False) for hook in part._forward_pre_hooks.values())
+        restore(net, values)
+        return net
 
-
-def _pools_batches(net: nn.Module) -> bool:
-    """Whether batch normalisation would take statistics over all draws of a folded pass."""
-    return any(
-        isinstance(module, _NormBase)
-        and (module.training or module.running_mean is None)
-        and not (isinstance(module, BayesianLayer) and module.posterior.is_random)
-        for module in net.modules()
-    )
+    def _weights(self, seed: int) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
+        """One draw of weight (1, *) and bias (1, *) of every layer."""
+        check_integer("seed", seed, least=0)
+        with torch.no_grad(), own_noise(self.parameters()) as reseed:
+            reseed(seed)
+            layers = [layer for _, layer in self.random_layers()]
+            return {layer: with_whole_parameters(layer, lambda layer=layer: layer.sample(1)) for layer in layers}
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding."""
+    """Whether two tensors are equal up to rounding."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():
         return bool((a == b).all())
     tolerance = min(0.05, 1000 * torch.finfo(a.dtype).eps)
     return torch.allclose(a, b, rtol=0, atol=tolerance * float(a.nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
-
-
-def _listing(names: list[str]) -> str:
-    more = f" ... and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more

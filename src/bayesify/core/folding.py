@@ -1,11 +1,11 @@
-"""May draws share a pass, folded into its batch? A net is asked once for every kind of inputs, on a few rows.
+"""Whether draws may share a pass, folded into its batch. Each network is examined once per kind of inputs, on a few rows.
 
-Folding is right where the rows of a batch stay apart, in the first dimension, from the inputs to the outputs. Graph nets, nets that
-move the batch or mix its rows, and routing by value do otherwise. So a folded pass of two draws is compared with a pass per draw at
-the same weights: the posterior means with noise of 30 %, whatever the posterior, since the question is one of structure. The net's
-own noise is replaced by constants.
+Folding is correct if every output row depends on the same row of the inputs only, in the first dimension. Graph networks, networks
+that move the batch dimension or mix rows, and routing by value violate this. The examination compares a folded pass of two draws
+with a pass per draw at the same weights: the posterior means with 30 % noise, whatever the posterior, because the question is one
+of structure. The network's other noise (dropout) is replaced with constants.
 
-The same look at the net tells which random layers it calls, and whose weights it reads and computes with itself.
+The examination also finds the random layers that the network calls, and those whose weights it reads.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
-from bayesify.core.forward_pass import Passes, RandomLayer
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import buffers_kept, modes_kept
+from bayesify.core.modes import buffers_kept, eval_mode
 from bayesify.core.noise_free import NoiseFree
+from bayesify.core.passes import Passes
 from bayesify.core.shards import with_whole_parameters
-from bayesify.core.watch import LookPass, Watch, origin_of, with_rows
+from bayesify.core.watch import Watch, WatchedPass, mark_rows, origin_of
 
-__all__ = ["Verdict", "examine", "folds_in_training"]
+__all__ = ["Verdict", "examine", "folds_in_training", "pools_batches"]
 
 _ROWS, _SPREAD = 3, 0.3
-_DOUBTFUL = 3  # inputs that are tried with and without rows
-_MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # what wrong shapes lead to in nets of all kinds
+_MOST_AMBIGUOUS = 3  # inputs that are tried with and without rows
+_SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # raised by networks for wrong shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,73 +44,72 @@ class Verdict:
     """How draws may share passes in eval mode, for one kind of inputs.
 
     Attributes:
-        apart: the rows of a batch stay apart: draws may be folded, and layers may draw for each row by itself.
+        independent_rows: every output row depends on its input row only: draws may be folded, and layers may draw noise per row.
         reason: why not.
-        without_rows: positions of inputs that have no rows although their size is that of the batch.
+        without_rows: positions of inputs without rows whose size happens to be that of the batch.
         layers_without_rows: positions of layers whose inputs do not depend on the batch, such as embeddings of positions.
     """
 
-    apart: bool
+    independent_rows: bool
     reason: str = ""
     without_rows: tuple[int, ...] = ()
     layers_without_rows: tuple[int, ...] = ()
 
 
 def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs) -> Verdict | None:
-    """Look at a net: set `is_used` and `is_read` of its random layers, and say whether the rows of a batch stay apart.
+    """Set `is_used` and `is_read` of a network's random layers, and find out whether the rows of a batch are independent.
 
     Args:
-        net: the converted network, left as it is.
+        net: the converted network.
         layers: its random layers.
-        passes: theirs.
-        inputs: of the pass to come.
+        passes: their passes.
+        inputs: the inputs of the next pass.
 
     Returns:
-        The verdict, or None where the net fails on these inputs.
+        The verdict, or None if the network fails on these inputs.
     """
-    look = _Look(net, layers, passes)
-    with torch.no_grad(), own_noise(net.parameters()) as reseed, modes_kept(net.modules()), buffers_kept(net), _quietly():
+    examination = _Examination(net, layers, passes)
+    with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net), _quietly():
         reseed(0)
-        look.draw()
-        modes = [(module, module.training) for module in net.modules()]
-        net.eval()
-        tried = next((flags for flags in _candidates(inputs) if look.runs(inputs, flags)), None)
-        if tried is None:
+        examination.draw()
+        with eval_mode(net):
+            accepted = next((rows for rows in _candidates(inputs) if examination.runs(inputs, rows)), None)
+        if accepted is None:
             return None
-        if any(training for _, training in modes) and len(look.used) < len(layers):  # some may be for training alone
-            for module, training in modes:
-                module.training = training
-            look.runs(inputs, tried)
-            net.eval()
+        if len(examination.used) < len(layers) and any(module.training for module in net.modules()):
+            examination.runs(inputs, accepted)  # some layers may be used in training mode only
         for layer in layers:
-            layer.is_used, layer.is_read = layer in look.used or layer in look.read, layer in look.read
-        if look.read:
-            return Verdict(False, "the net computes with weights of its layers itself")
-        if look.by_value:
-            return Verdict(False, f"the net decides by random values ({', '.join(sorted(look.by_value))})")
+            layer.is_read = layer in examination.read
+            layer.is_used = layer.is_read or layer in examination.used
+        if examination.read:
+            return Verdict(False, "the network reads the weights of its layers")
+        if examination.by_value:
+            names = ", ".join(sorted(examination.by_value))
+            return Verdict(False, f"the network's control flow or shapes depend on random values ({names})")
         if inputs.batch_dim != 0:
             return Verdict(False, f"the batch is dimension {inputs.batch_dim}")
-        agreeing = look.agreeing(inputs)
+        with eval_mode(net):
+            agreeing = examination.agreeing(inputs)
         if agreeing is None:
-            return Verdict(False, "the rows of a batch do not stay apart in the net")
+            return Verdict(False, "the rows of a batch affect each other in the network")
         missing = [i for i, (has, takes) in enumerate(zip(inputs.has_rows, agreeing.rows, strict=True)) if has and not takes]
-        positions = [i for i, layer in enumerate(layers) if layer in look.without_rows]
+        positions = [i for i, layer in enumerate(layers) if layer in examination.without_rows]
         return Verdict(True, without_rows=tuple(missing), layers_without_rows=tuple(positions))
 
 
 def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, verdict: Verdict) -> bool:
-    """Whether draws may be folded in the mode the net is in, where they may in eval mode; batch normalisation forbids it."""
-    look = _Look(net, layers, passes)
-    look.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
+    """Whether draws that may be folded in eval mode may also be folded in the current mode (not with batch normalization)."""
+    examination = _Examination(net, layers, passes)
+    examination.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
     with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net), _quietly():
         reseed(0)
-        look.draw()
-        return look.agreeing(inputs) is not None
+        examination.draw()
+        return examination.agreeing(inputs) is not None
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the warnings of passes that nobody asked for (a checkpoint without gradients)."""
+    """Suppress warnings of passes that the caller did not request (a checkpoint without gradients)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -117,79 +117,76 @@ def _quietly() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """A way to take a few rows of the inputs: which leaves have rows, and how many rows to take."""
+    """A choice of a few rows of the inputs: which leaves have rows, and the number of rows to take."""
 
     rows: tuple[bool, ...]
-    few: int
+    count: int
 
     def single(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x) -> Arguments:
-        cut = self._cut(inputs)
-        return inputs.map(lambda x: then(cut(x)), self.rows)
+        return inputs.map(lambda x: then(self._cut(x, inputs)), self.rows)
 
     def folded(self, inputs: Inputs) -> Arguments:
-        cut = self._cut(inputs)
-        return inputs.map(lambda x: fold(cut(x), 2), self.rows)
+        return inputs.map(lambda x: fold(self._cut(x, inputs), 2), self.rows)
 
-    def _cut(self, inputs: Inputs) -> Callable[[Tensor], Tensor]:
-        return lambda x: x.narrow(inputs.batch_dim, 0, self.few)
+    def _cut(self, x: Tensor, inputs: Inputs) -> Tensor:
+        return x.narrow(inputs.batch_dim, 0, self.count)
 
 
 def _candidates(inputs: Inputs) -> Iterator[_Candidate]:
-    """The first rows, if they make sense alone, else the whole batch; then without rows for tensors that may have none."""
-    doubtful = inputs.ambiguous[:_DOUBTFUL]
-    for number in range(len(doubtful) + 1):
-        for missing in itertools.combinations(doubtful, number):
+    """The first rows if they are valid inputs, otherwise the whole batch; then the same without rows for ambiguous tensors."""
+    ambiguous = inputs.ambiguous[:_MOST_AMBIGUOUS]
+    for size in range(len(ambiguous) + 1):
+        for missing in itertools.combinations(ambiguous, size):
             rows = tuple(has and i not in missing for i, has in enumerate(inputs.has_rows))
             few = min(_ROWS, inputs.batch) if inputs.can_be_cut else inputs.batch
-            yield from (_Candidate(rows, n) for n in dict.fromkeys((few, inputs.batch)))
+            yield from (_Candidate(rows, count) for count in dict.fromkeys((few, inputs.batch)))
 
 
-class _Look:
+class _Examination:
     """Passes over a few rows with the same two draws of all layers."""
 
     def __init__(self, net: nn.Module, layers: Collection[BayesianLayer], passes: Passes) -> None:
         self.net, self.layers, self.passes = net, layers, passes
         self.drawn: dict[BayesianLayer, tuple[Tensor, Tensor | None]] = {}
-        self.used: set[RandomLayer] = set()
-        self.read: set[RandomLayer] = set()
+        self.used: set[BayesianLayer] = set()
+        self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
-        self.without_rows: set[RandomLayer] = set()
+        self.without_rows: set[BayesianLayer] = set()
 
     def draw(self) -> None:
         for layer in self.layers:
             self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
 
     def runs(self, inputs: Inputs, candidate: _Candidate) -> bool:
-        """Whether the net takes these rows; what it does with them is noted."""
-        watch = Watch(candidate.few)
-        args, kwargs = candidate.single(inputs, with_rows)
+        """Whether the network accepts these rows; record what it does with its layers."""
+        watch = Watch(candidate.count)
         try:
-            outputs = self._run((args, kwargs), LookPass(self._draw_of(0), watch=watch))
+            outputs = self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
             self.without_rows = watch.without_rows - watch.with_rows
             self.read |= watch.read
             self.by_value |= watch.by_value
             self.used.update(*map(origin_of, outputs))
-            if doubtful := [layer for layer in watch.called if layer not in self.used]:
-                self.used.update(self._reaching(doubtful, inputs, candidate))
-        except _MISFITS:
+            if untraced := [layer for layer in watch.called if layer not in self.used]:
+                self.used.update(self._reaching(untraced, inputs, candidate))
+        except _SHAPE_ERRORS:
             return False
         return True
 
-    def _reaching(self, layers: list[RandomLayer], inputs: Inputs, candidate: _Candidate) -> list[RandomLayer]:
-        """Which of these layers, that are called, have a part in the outputs: gradients tell, where the traces of `Watch` end."""
+    def _reaching(self, layers: list[BayesianLayer], inputs: Inputs, candidate: _Candidate) -> list[BayesianLayer]:
+        """The layers that the outputs depend on, by their gradients, where the traces of `Watch` end."""
         drawn: dict[Any, Any] = self._draw_of(0)
         weights: list[Tensor] = [drawn[layer][0].requires_grad_() for layer in layers]
         with torch.enable_grad():
-            outputs = self._run(candidate.single(inputs), LookPass(drawn))
+            outputs = self._run(candidate.single(inputs), WatchedPass(drawn))
             ends = [y.sum() for y in outputs if y.requires_grad]
             try:
                 gradients = torch.autograd.grad(ends, weights, allow_unused=True) if ends else weights
-            except RuntimeError:  # the net has no gradient: nothing can be told
+            except RuntimeError:  # the network is not differentiable: assume that all are used
                 return layers
         return [layer for layer, gradient in zip(layers, gradients, strict=True) if gradient is not None]
 
     def agreeing(self, inputs: Inputs) -> _Candidate | None:
-        """The first way to take a few rows for which a folded pass gives what a pass per draw gives."""
+        """The first choice of rows for which a folded pass and a pass per draw agree."""
         refuted: set[tuple[bool, ...]] = set()
         for candidate in _candidates(inputs):
             if candidate.rows not in refuted:
@@ -201,21 +198,21 @@ class _Look:
         return None
 
     def _agrees(self, inputs: Inputs, candidate: _Candidate) -> bool | None:
-        """None where the net does not take such rows."""
+        """Whether a folded pass and a pass per draw agree; None if the network does not accept such rows."""
         try:
-            apart = [self._run(candidate.single(inputs), LookPass(self._draw_of(s))) for s in (0, 1)]
-            one_pass = LookPass(self.drawn, samples=2, rows=2 * candidate.few, without_rows=self.without_rows)
-            together = self._run(candidate.folded(inputs), one_pass)
-        except _MISFITS:
+            first, second = (self._run(candidate.single(inputs), WatchedPass(self._draw_of(s))) for s in (0, 1))
+            one_pass = WatchedPass(self.drawn, samples=2, rows=2 * candidate.count, without_rows=self.without_rows)
+            folded = self._run(candidate.folded(inputs), one_pass)
+        except _SHAPE_ERRORS:
             return None
-        return len(together) == len(apart[0]) == len(apart[1]) and all(map(_equal, together, *apart))
+        return len(folded) == len(first) == len(second) and all(map(_equal, folded, first, second))
 
     def _draw_of(self, s: int) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
         return {
             layer: (weight[s : s + 1], None if bias is None else bias[s : s + 1]) for layer, (weight, bias) in self.drawn.items()
         }
 
-    def _run(self, arguments: Arguments, forward_pass: LookPass) -> list[Tensor]:
+    def _run(self, arguments: Arguments, forward_pass: WatchedPass) -> list[Tensor]:
         args, kwargs = arguments
         with NoiseFree(), forward_pass.watch or nullcontext():
             outputs = self.passes.run(forward_pass, self.net, args, kwargs)
@@ -233,19 +230,30 @@ def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
     return around(weight), None if bias is None else around(bias)
 
 
-def _equal(together: Tensor, first: Tensor, second: Tensor) -> bool:
-    """Whether (2*B, ...) is the two (B, ...), but for rounding, measured by how much these differ."""
+def _equal(folded: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Whether (2*B, ...) equals two (B, ...), up to rounding or 0.1 % of the difference between the two."""
     if not first.dim() or first.shape != second.shape:
         return False
-    apart = torch.cat([first, second])
-    if together.shape != apart.shape:
+    expected = torch.cat([first, second])
+    if folded.shape != expected.shape:
         return False
-    if not apart.is_floating_point():
-        return bool((together == apart).all())
-    if not torch.equal(together.isfinite(), apart.isfinite()):
+    if not expected.is_floating_point():
+        return bool((folded == expected).all())
+    if not torch.equal(folded.isfinite(), expected.isfinite()):
         return False
-    a, b = together.double().nan_to_num(0, 0, 0), apart.double().nan_to_num(0, 0, 0)
-    halves = b.unflatten(0, (2, -1))
-    differs = float((halves[0] - halves[1]).abs().max()) if b.numel() else 0.0
-    rounding = min(0.02, 100 * torch.finfo(apart.dtype).eps) * float(b.abs().max()) if b.numel() else 0.0
-    return not b.numel() or float((a - b).abs().max()) <= max(1e-3 * differs, rounding)
+    if not expected.numel():
+        return True
+    a, b = folded.double().nan_to_num(0, 0, 0), expected.double().nan_to_num(0, 0, 0)
+    one, two = b.unflatten(0, (2, -1))
+    rounding = min(0.02, 100 * torch.finfo(expected.dtype).eps) * float(b.abs().max())
+    return float((a - b).abs().max()) <= max(1e-3 * float((one - two).abs().max()), rounding)
+
+
+def pools_batches(net: nn.Module) -> bool:
+    """Whether batch normalization would compute statistics over all draws of a folded pass."""
+    return any(
+        isinstance(module, _NormBase)
+        and (module.training or module.running_mean is None)
+        and not (isinstance(module, BayesianLayer) and module.posterior.is_random)
+        for module in net.modules()
+    )

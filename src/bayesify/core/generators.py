@@ -1,4 +1,4 @@
-"""PyTorch's random generators, borrowed: seeded at will inside, as they were afterwards."""
+"""The state of PyTorch's random generators: saved, seeded and restored."""
 
 from __future__ import annotations
 
@@ -8,35 +8,43 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-__all__ = ["generator_states", "noise_of_rank", "own_noise", "set_generator_states"]
+__all__ = [
+    "generator_state",
+    "generator_states",
+    "generators_kept",
+    "noise_of_rank",
+    "own_noise",
+    "set_generator_state",
+    "set_generator_states",
+]
 
 _CPU = torch.device("cpu")
 
 
-def _devices(tensors: Iterable[Tensor]) -> list[torch.device]:
-    """The accelerators these tensors are on."""
-    return sorted({t.device for t in tensors if t.device.type not in ("cpu", "meta")}, key=str)
+def generators_kept(device: torch.device = _CPU) -> contextlib.AbstractContextManager[None]:
+    """Restore the random state of the CPU, and of a CUDA device, on exit."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 @contextlib.contextmanager
 def own_noise(tensors: Iterable[Tensor]) -> Iterator[Callable[[int], None]]:
-    """Gives a function that seeds the generators of these tensors' devices; their states come back afterwards."""
-    devices = _devices(tensors)
+    """Yield a function that seeds the generators of the CPU and of these tensors' devices; restore their states on exit."""
+    devices = _accelerators(tensors)
 
     def reseed(seed: int) -> None:
-        # Not torch.manual_seed: it would also seed the devices that are not used here, whose states nobody restores.
+        # torch.manual_seed would also seed other devices, whose states are not restored.
         torch.default_generator.manual_seed(seed)
         for device in devices:
-            torch.get_device_module(device).set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
+            set_generator_state(device, torch.Generator(device).manual_seed(seed).get_state())
 
     with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
         yield reseed
 
 
 def noise_of_rank(net: nn.Module, training: bool) -> contextlib.AbstractContextManager[object]:
-    """In training with several processes, noise that differs between them even where all were seeded alike.
+    """In training with several processes, draw different noise in each, even if all have the same seed.
 
-    The processes' own generators move on equally, so that what else is drawn from them (the order of examples) stays in step.
+    The processes' own generators advance equally, so other draws from them (the order of examples) stay in step.
     """
     if not training or torch.compiler.is_compiling() or not torch.distributed.is_available():
         return contextlib.nullcontext()
@@ -53,14 +61,30 @@ def _noise_of_rank(net: nn.Module) -> Iterator[None]:
         yield
 
 
+def generator_state(device: torch.device) -> Tensor:
+    """The state of a device's default generator."""
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+
+def set_generator_state(device: torch.device, state: Tensor) -> None:
+    """Set the state of a device's default generator."""
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
 def generator_states(tensors: Iterable[Tensor]) -> dict[torch.device, Tensor]:
-    """The states of the generators of the CPU and of these tensors' devices."""
-    states = {_CPU: torch.get_rng_state()}
-    return states | {device: torch.get_device_module(device).get_rng_state(device) for device in _devices(tensors)}
+    """The states of the default generators of the CPU and of these tensors' devices."""
+    return {device: generator_state(device) for device in (_CPU, *_accelerators(tensors))}
 
 
 def set_generator_states(tensors: Iterable[Tensor], states: Mapping[torch.device, Tensor]) -> None:
-    """Set what `generator_states` returned."""
-    torch.set_rng_state(states[_CPU])
-    for device in _devices(tensors):
-        torch.get_device_module(device).set_rng_state(states[device], device)
+    """Set the states that `generator_states` returned."""
+    for device in (_CPU, *_accelerators(tensors)):
+        set_generator_state(device, states[device])
+
+
+def _accelerators(tensors: Iterable[Tensor]) -> list[torch.device]:
+    """The accelerators these tensors are on."""
+    return sorted({t.device for t in tensors if t.device.type not in ("cpu", "meta")}, key=str)

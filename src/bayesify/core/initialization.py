@@ -1,4 +1,4 @@
-"""Whether weights are what PyTorch's own initialisation draws, so that nothing is lost with them."""
+"""Whether weights look like PyTorch's default initialization, so that dropping them loses nothing."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.normalization import GroupNorm, LayerNorm
 
 __all__ = ["looks_initialized"]
 
-_ENOUGH = 50  # elements for a test of their spread
+_MIN_ELEMENTS = 50  # for a test of the standard deviation
 
 
 @torch.no_grad()
-def looks_initialized(kind: type[nn.Module], weight: Tensor) -> bool:
-    r"""Whether a weight may come from `reset_parameters` of its layer: from a uniform with bound $1/\sqrt{\text{fan-in}}$ in linear
-    layers and convolutions, a standard normal in embeddings, ones in normalisation layers. Layers of other types are taken to.
+def looks_initialized(kind: type[nn.Module], weight: Tensor) -> bool | None:
+    r"""Whether a weight may come from `reset_parameters` of its layer; None for layers of unknown types.
+
+    That is a uniform with bound $1/\sqrt{\text{fan-in}}$ in linear layers and convolutions, a standard normal in embeddings, and
+    ones in normalization layers.
 
     Args:
-        kind: the layer's type.
-        weight: of the layer.
+        kind: the type of the layer.
+        weight: its weight.
     """
     if weight.is_meta or not weight.numel():
         return True
@@ -31,11 +32,11 @@ def looks_initialized(kind: type[nn.Module], weight: Tensor) -> bool:
         return within and _spread_is(weight, bound / math.sqrt(3))
     if issubclass(kind, nn.Embedding):
         return _spread_is(weight, 1.0)
-    if issubclass(kind, nn.modules.batchnorm._NormBase | GroupNorm | LayerNorm):
+    if issubclass(kind, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm):
         return bool((weight == 1).all())
-    return True
+    return None
 
 
 def _spread_is(weight: Tensor, std: float) -> bool:
-    """Within 25 %, or too few elements to tell."""
-    return weight.numel() < _ENOUGH or abs(float(weight.float().std()) / std - 1) < 0.25
+    """Whether the standard deviation is within 25 % of `std`; True for too few elements."""
+    return weight.numel() < _MIN_ELEMENTS or abs(float(weight.float().std()) / std - 1) < 0.25

@@ -1,4 +1,4 @@
-"""The inputs of one call of a network: which of their tensors have a row for every example, and what to do with the rows.
+"""The inputs of one call of a network: which tensors have a row for every example, and how the rows are folded.
 
 Shapes: S draws, B batch.
 """
@@ -13,16 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-__all__ = ["Arguments", "Inputs", "fold", "input_names"]
+from bayesify.errors import DataError
+
+__all__ = ["Arguments", "Inputs", "fold", "input_names", "input_parameters"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+def input_parameters(net: nn.Module) -> dict[str, inspect.Parameter]:
+    """The parameters of a network's `forward`, by name."""
+    return dict(inspect.signature(net.forward).parameters)
+
+
 def input_names(net: nn.Module) -> list[str]:
-    """The names of a net's positional inputs."""
-    return [p.name for p in inspect.signature(net.forward).parameters.values() if p.kind in _POSITIONAL]
+    """The names of a network's positional inputs."""
+    return [name for name, parameter in input_parameters(net).items() if parameter.kind in _POSITIONAL]
 
 
 class Inputs:
@@ -30,16 +37,16 @@ class Inputs:
 
     Attributes:
         batch: B.
-        kind: what decides how a net treats them: dimensions, types and which of them have rows, but no sizes.
+        kind: numbers of dimensions, types, and which inputs have rows, without sizes; verdicts on folding are stored by it.
 
     Args:
-        args, kwargs: as given to the network.
-        names: of the positional inputs; needed where `shared` names some.
-        shared: names of inputs without rows.
+        args, kwargs: the inputs of the network.
+        names: names of the positional inputs; required if `unbatched` names some.
+        unbatched: names of inputs without rows.
         batch_dim: the dimension of the rows.
 
     Raises:
-        ValueError: none has a batch dimension.
+        DataError: no input has a batch dimension.
     """
 
     def __init__(
@@ -48,22 +55,22 @@ class Inputs:
         kwargs: dict[str, Any],
         *,
         names: list[str],
-        shared: Collection[str] = (),
+        unbatched: Collection[str] = (),
         batch_dim: int = 0,
     ) -> None:
         self.args, self.kwargs, self.batch_dim = args, kwargs, batch_dim
         tops = (*args, *kwargs.values())
-        self.spec: TreeSpec | None = None  # of nested inputs; a pytree costs time, and most inputs are tensors
+        self.spec: TreeSpec | None = None  # of nested inputs only, because pytrees are slow
         self.leaves: list[Any] = list(tops)
         if not all(isinstance(x, Tensor) for x in tops):
             self.leaves, self.spec = tree_flatten((args, kwargs))
         top_names = [*(names[i] if i < len(names) else str(i) for i in range(len(args))), *kwargs]
-        if not shared:
+        if not unbatched:
             self.may_have_rows = [True] * len(self.leaves)
         elif self.spec is None:
-            self.may_have_rows = [name not in shared for name in top_names]
+            self.may_have_rows = [name not in unbatched for name in top_names]
         else:
-            self.may_have_rows = [name not in shared for name, x in zip(top_names, tops, strict=True) for _ in tree_leaves(x)]
+            self.may_have_rows = [name not in unbatched for name, x in zip(top_names, tops, strict=True) for _ in tree_leaves(x)]
         self.batch = self._batch(top_names)
         self.has_rows = [may and self._sized(x) for x, may in self.pairs()]
         self.kind = (
@@ -79,7 +86,7 @@ class Inputs:
         return zip(self.leaves, self.may_have_rows, strict=True)
 
     def without(self, positions: Collection[int]) -> None:
-        """Take these leaves to have no rows."""
+        """Treat these leaves as inputs without rows."""
         self.has_rows = [has and i not in positions for i, has in enumerate(self.has_rows)]
 
     def _sized(self, x: Any) -> bool:
@@ -90,10 +97,10 @@ class Inputs:
             if may and isinstance(x, Tensor) and x.dim() > self.batch_dim:
                 return x.shape[self.batch_dim]
         kinds = {name: type(x).__name__ for name, x in zip(names, (*self.args, *self.kwargs.values()), strict=True)}
-        raise ValueError(f"the net needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
+        raise DataError(f"the network needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
 
     def map(self, change: Callable[[Tensor], Tensor], chosen: Collection[bool] | None = None) -> Arguments:
-        """Arguments and keyword arguments with every chosen tensor changed: by default those that have rows."""
+        """Arguments and keyword arguments with every chosen tensor changed; by default the tensors that have rows."""
         chosen = self.has_rows if chosen is None else chosen
         leaves = [change(x) if take else x for x, take in zip(self.leaves, chosen, strict=True)]
         if self.spec is None:
@@ -110,14 +117,14 @@ class Inputs:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether the first rows make sense alone: no tensor can hold numbers of rows, as the edges of a graph do."""
+        """Whether the first rows are valid inputs: no tensor can hold indices of rows, as the edges of a graph do."""
         tensors = [x for x in self.leaves if isinstance(x, Tensor)]
         integers = [not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool) for x in tensors]
         return not any(integers) or (all(integers) and all(self.has_rows))
 
     @property
     def ambiguous(self) -> list[int]:
-        """Positions of leaves whose size may be B by chance, such as a (T, T) mask with T = B: all after the first with rows."""
+        """Positions of leaves whose size may equal B by chance, such as a (T, T) mask with T = B: all after the first with rows."""
         return [i for i, has in enumerate(self.has_rows) if has][1:]
 
 

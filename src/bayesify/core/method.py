@@ -1,4 +1,4 @@
-"""The contract of a method: what to make random, and how."""
+"""`Method`, the base class of methods."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.errors import ConfigurationError
 
 __all__ = ["Method"]
-
-_WRITTEN = {"method": "of"}  # a method's own field of that name, beside the name of the method
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """What to make random and how: a frozen record of hyperparameters. Its JSON is what gets saved.
+    """A method: frozen hyperparameters, saved as JSON, that determine which layers become random and how.
 
     A new method is one file in `bayesify.methods`: a subclass (a frozen, keyword-only dataclass) that builds one `Posterior` per
-    layer. Naming it makes it known: tests, documentation, command line and benchmarks iterate over `Method.registry`.
+    layer. Subclasses are registered in `Method.registry`, which tests, command line and benchmarks iterate over.
 
     Attributes:
-        has_root: it brings a root module of its own; a net can have one such method.
-        is_whole: it makes the root of plain networks, without patterns.
+        has_root: it makes the root module; a network can have one such method.
+        is_whole: it makes the root from plain networks, without patterns.
     """
 
     registry: ClassVar[dict[str, type[Method]]] = {}
@@ -38,81 +37,77 @@ class Method:
 
     @property
     def is_random(self) -> bool:
-        """Whether it makes layers random at all; `bayesify` raises if it should and none has become so."""
+        """Whether it makes layers random; `bayesify` then raises a `NothingRandomError` if none became random."""
         return True
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
-        """The posterior of one layer, or None to leave the layer as it is."""
+        """Build the posterior of one layer; None leaves the layer unchanged."""
         return None
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
-        """Which method each layer gets where this one stands for all of them: `bayesify(net, method)`, or the pattern "*".
+        """Assign methods to layers, for `bayesify(net, method)` and the pattern "*"; by default this one to all.
 
-        Override to choose among the layers by default; one that a pattern names gets the method in any case.
+        A layer that another pattern names gets the method of that pattern.
 
         Args:
-            layers: names and modules of all layers of the net that have parameters, in its order.
+            layers: names and modules of all layers with parameters, in the network's order.
 
         Returns:
-            Names and methods; a layer that is missing stays as it is.
+            Methods by name; layers without one are not converted.
         """
         return dict.fromkeys(layers, self)
 
     def root(self, net: nn.Module) -> nn.Module:
-        """The root module (a `Bayesian`) around the converted net, of a method that declares `has_root`: for output noise, say."""
-        raise NotImplementedError(f"{type(self).__name__} declares has_root and has none")
+        """Make the root module (a `Bayesian`) of a converted network, if the method declares `has_root`."""
+        raise NotImplementedError(f"{type(self).__name__} declares has_root but does not implement `root`")
 
     def whole(self, nets: Sequence[nn.Module], convert: Callable[[nn.Module, Method], nn.Module]) -> nn.Module:
-        """The root module (a `Bayesian`) of a method that declares `is_whole`: nets are not converted layer by layer (ensembles).
+        """Make the root module (a `Bayesian`) from plain networks, if the method declares `is_whole` (ensembles).
 
         Args:
-            nets: the plain networks given to `bayesify`; one, or one for each member.
-            convert: `bayesify` of a single net, with the caller's layout of inputs.
+            nets: the plain networks: one, or one per member.
+            convert: `bayesify` of a single network, with the caller's layout of inputs.
         """
-        raise NotImplementedError(f"{type(self).__name__} declares is_whole and has no root")
+        raise NotImplementedError(f"{type(self).__name__} declares is_whole but does not implement `whole`")
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and fields, ready for JSON; `Method.from_dict` reads it back."""
-        fields = {_WRITTEN.get(field.name, field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {name: value.to_dict() if isinstance(value, Method) else value for name, value in fields.items()}
-        return {"method": type(self).__name__, **plain}
+        """Name and fields as JSON values, for `Method.from_dict`."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {name: value.to_dict() if isinstance(value, Method) else value for name, value in fields.items()}
+        return {"method": type(self).__name__, **values}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Method:
-        """Build a method from what `to_dict` wrote.
+        """Build a method from the result of `to_dict`.
 
         Raises:
-            ValueError: an unknown method or field, with the known ones.
+            ConfigurationError: an unknown method or field.
         """
         values = dict(fields)
         kind = cls.named(values.pop("method", None))
-        for name, written in _WRITTEN.items():
-            if written in values:
-                inner = values.pop(written)
-                values[name] = cls.from_dict(inner) if isinstance(inner, dict) else inner
         kind.check_fields(values)
-        return kind(**values)
+        return kind(**{name: cls.from_dict(value) if isinstance(value, dict) else value for name, value in values.items()})
 
     @classmethod
     def named(cls, name: object) -> type[Method]:
-        """The method class of that name, in any case.
+        """The method class of a name, case-insensitive.
 
         Raises:
-            ValueError: no such method, with the known ones.
+            ConfigurationError: an unknown method.
         """
-        by_name = {known.lower(): kind for known, kind in cls.registry.items()}
+        by_name = {registered.lower(): kind for registered, kind in cls.registry.items()}
         if str(name).lower() not in by_name:
-            raise ValueError(f"unknown method {name!r}; known methods: {', '.join(sorted(cls.registry))}")
+            raise ConfigurationError(f"unknown method {name!r}; known methods: {', '.join(sorted(cls.registry))}")
         return by_name[str(name).lower()]
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     @classmethod
     def check_fields(cls, names: Iterable[str]) -> None:
-        """Raise a ValueError that lists the known fields unless all of these are among them."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(set(names) - set(known)):
-            fields_text = ", ".join(known) or "none"
-            raise ValueError(f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; its fields are {fields_text}")
+        """Raise a `ConfigurationError` unless all names are fields of the method."""
+        fields = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(set(names) - set(fields)):
+            listed = ", ".join(fields) or "none"
+            raise ConfigurationError(f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; its fields are {listed}")

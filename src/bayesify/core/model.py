@@ -1,23 +1,23 @@
-"""The contract of the root module: everything that losses, prediction, DDP, compile and export see of a Bayesian network."""
+"""`Bayesian`, the base class of root modules: the interface for losses, prediction, DDP, compile and export."""
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bayesify.core.forward_pass import Passes
 from bayesify.core.inputs import Inputs, input_names
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
 from bayesify.core.outputs import Draws, NormalOutputs
+from bayesify.core.passes import Passes
 from bayesify.core.shards import shards_of, with_whole_parameters
 from bayesify.errors import warn
 
@@ -26,7 +26,7 @@ __all__ = ["Bayesian", "LayerReport"]
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """What became of one layer: its name, type, the method that made it random (None if it stayed as it was) and why."""
+    """One layer after conversion: its name, type, method (None if it was not converted), and the reason."""
 
     name: str
     layer: str
@@ -37,26 +37,26 @@ class LayerReport:
 class Bayesian(nn.Module, ABC):
     """Root of a Bayesian network: `forward(*inputs, samples=1, coherent=False, **kwargs) -> Draws`.
 
-    `train()` and `eval()` keep their PyTorch meaning (batch normalisation, plain dropout); how random the outputs are depends on
-    `samples` and `coherent` alone. One pass at a time: a second one raises while the first is under way.
+    `train()` and `eval()` have their PyTorch meaning (batch normalization, plain dropout). The randomness of the outputs depends
+    on `samples` and `coherent` only. A second pass while one is running raises a `PassError`.
 
     Attributes:
-        net: the network itself, its layers made random in place.
-        batch_dim, fold, shared: how inputs are laid out, as given to `bayesify`.
-        report: what became of each layer, for `summary`.
-        findings: what the passes so far have shown about the net, one sentence each, for `summary`.
-        passes: which pass the network is in.
-        local_beta: the weight of the per-example KL that the method asks for, as in `Draws`.
-        auxiliary_beta: the weight of the per-example KL at auxiliary inputs; where it is above zero, `fit` makes some.
-        one_pass: whether any number of draws takes one pass through the net.
-        pays_kl: whether passes return the KL; while predicting nobody asks for it, and it is zero.
+        net: the network, its layers made random in place.
+        batch_dim, fold, unbatched: the layout of its inputs, as in `bayesify`.
+        report: the conversion of each layer, for `summary`.
+        findings: facts about the network that passes revealed, one sentence each, for `summary`.
+        passes: the current pass of the network.
+        local_beta: the method's default weight of the per-example KL, as in `Draws`.
+        auxiliary_beta: the weight of the per-example KL at auxiliary inputs; if it is above 0, `fit` makes some.
+        one_pass: whether any number of draws takes one pass through the network.
+        pays_kl: whether passes return the KL; in `predict` it is not needed, and zero.
     """
 
     local_beta: float = 1.0
     auxiliary_beta: float = 0.0
     one_pass: bool = False
     pays_kl: bool = True
-    accepts_loss_kwargs: bool = False  # transformers.Trainer: losses are means over a batch, to be divided by its accumulation
+    accepts_loss_kwargs: bool = False  # so that transformers.Trainer divides mean losses by its accumulation steps
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Bayesian(nn.Module, ABC):
         self.passes = Passes()
         self.batch_dim = 0
         self.fold: bool | None = None
-        self.shared: tuple[str, ...] = ()
+        self.unbatched: tuple[str, ...] = ()
         self.report: tuple[LayerReport, ...] = ()
         self.findings: list[str] = []
 
@@ -73,30 +73,30 @@ class Bayesian(nn.Module, ABC):
         """Draw `samples` outputs for every example, with the KL terms.
 
         Args:
-            inputs: what the net takes, batch first; keyword inputs and nested dicts or tuples too.
+            inputs: positional inputs of the network, batch first; nested dicts and tuples are supported.
             samples: S, the number of draws.
-            coherent: one weight draw per sample for the whole batch, so that every sample is a true function of the inputs. By
-                default a method may draw per example, which is cheaper or less noisy; for convolutions and sequences that route
-                agrees with the weight distribution in each output element's mean and variance, not in their correlations.
-            kwargs: keyword inputs of the net.
+            coherent: draw the weights once per draw for the whole batch, so that every draw is a function of the inputs. By
+                default a method may draw per example, which is cheaper or less noisy. In convolutions and sequences, such draws
+                have the mean and variance of each output element, but not the correlations, that weight draws give.
+            kwargs: keyword inputs of the network.
         """
 
     @property
     def members(self) -> tuple[Bayesian, ...]:
-        """The networks it consists of, each of which is trained by itself; none for a single network."""
+        """The separately trained members of an ensemble; empty for a single network."""
         return ()
 
     def normal_outputs(self, *inputs: Any, **kwargs: Any) -> NormalOutputs | None:
-        """The distribution of the outputs in closed form, or None where there are only draws."""
+        """The distribution of the outputs in closed form; None if there are only draws."""
         return None
 
     def regularizer(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        """The per-example KL (B,) at auxiliary inputs, nats; nothing is learned of them (running statistics) but by its gradient.
+        """The per-example KL (B,) at auxiliary inputs, nats. They are used only through its gradient, not in running statistics.
 
         Raises:
-            TypeError: the method has none.
+            TypeError: the method has no per-example KL.
         """
-        raise TypeError(f"{type(self).__name__} has no per-example KL that auxiliary inputs could be regularised with; VIFO has")
+        raise TypeError(f"{type(self).__name__} has no per-example KL for auxiliary inputs; use VIFO")
 
     @contextmanager
     def predicting(
@@ -107,12 +107,12 @@ class Bayesian(nn.Module, ABC):
         reseed: Callable[[int], object],
         believed: dict[object, bool] | None = None,
     ) -> Iterator[None]:
-        """Passes inside are over this one batch: they return no KL, and may compute once what is the same in all of them.
+        """A context for passes over this batch only, without KL; computations that are equal in all passes may be done once.
 
         Args:
             inputs, kwargs, coherent: as in `forward`.
-            reseed: sets all random generators; to be called before the first pass inside.
-            believed: whether replayed passes have agreed with ordinary ones, kept from batch to batch of one call of `predict`.
+            reseed: a function that seeds all random generators; call it before the first pass inside.
+            believed: whether replayed and ordinary passes agreed; one dict for all batches of a call of `predict`.
         """
         self.pays_kl = False
         try:
@@ -121,24 +121,23 @@ class Bayesian(nn.Module, ABC):
             self.pays_kl = True
 
     def stop_replay(self) -> bool:
-        """Make ordinary passes for the rest of `predicting`; whether any would have been replayed."""
+        """Make ordinary passes for the rest of `predicting`; return whether passes were replayed before."""
         return False
 
     def function(self, seed: int) -> Callable[..., Any]:
-        """One draw from the posterior: a function of any inputs, the same for equal seeds, evaluated in eval mode.
+        """Draw one function from the posterior, evaluated in eval mode; equal seeds give equal functions.
 
-        What it returns can be differentiated with respect to the inputs (Thompson sampling, optimisation of designs), also by
-        `torch.func`.
+        Its outputs are differentiable with respect to the inputs (Thompson sampling, design optimization), also by `torch.func`.
 
         Args:
-            seed: a whole number of at least 0.
+            seed: an integer of at least 0.
 
         Returns:
-            What takes the net's inputs and returns its outputs (B, ...). It raises a `StaleFunctionError` once the net has been
+            A function from the network's inputs to its outputs (B, ...). It raises a `StaleFunctionError` after the network was
             trained or changed.
 
         Raises:
-            NotImplementedError: the method has no such functions.
+            NotImplementedError: the method does not draw functions.
 
         Example:
             >>> from bayesify import MeanField, bayesify
@@ -147,36 +146,81 @@ class Bayesian(nn.Module, ABC):
             >>> bool((f(x)[:2] == f(x[:2])).all())
             True
         """
-        raise NotImplementedError(f"{type(self).__name__} draws no functions")
+        raise NotImplementedError(f"{type(self).__name__} does not draw functions")
+
+    def drawn(self, seed: int) -> AbstractContextManager[nn.Module]:
+        """Hold one draw from the posterior: inside the context the network itself, in eval mode, computes with its weights.
+
+        So methods of the network that call it many times work with one draw, such as `generate` of a language model. The draw is
+        that of `function(seed)`. The Bayesian network makes no other passes meanwhile.
+
+        Args:
+            seed: an integer of at least 0.
+
+        Returns:
+            A context manager that gives `net`, or the member of an ensemble that is drawn.
+
+        Raises:
+            NotImplementedError: the method does not draw networks.
+            PassError: another draw is held, or the parameters are sharded (FSDP).
+
+        Example:
+            >>> from bayesify import MeanField, bayesify
+            >>> bnn, x = bayesify(nn.Linear(3, 1), MeanField()), torch.randn(4, 3)
+            >>> with bnn.drawn(seed=0) as net:
+            ...     y = net(x)
+            >>> torch.equal(y, bnn.function(seed=0)(x))
+            True
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not draw networks: its outputs are random; use function(seed)")
+
+    def sample_network(self, seed: int) -> nn.Module:
+        """Copy the network as a plain one with weights drawn from the posterior, those of `function(seed)`.
+
+        Args:
+            seed: an integer of at least 0.
+
+        Returns:
+            A network of the original classes, to be saved, exported or used like any other.
+
+        Raises:
+            NotImplementedError: the method does not draw networks.
+
+        Example:
+            >>> from bayesify import MeanField, bayesify
+            >>> bayesify(nn.Linear(3, 1), MeanField()).sample_network(seed=0)
+            Linear(in_features=3, out_features=1, bias=True)
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not draw networks: its outputs are random; use function(seed)")
 
     def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
-        """Names (within `net`) and modules of all layers that have a posterior."""
+        """Names (within `net`) and modules of all layers with a posterior."""
         return ((name, module) for name, module in self.net.named_modules() if isinstance(module, BayesianLayer))
 
     def kl(self) -> Tensor:
-        """KL(q || prior) of all random layers together: nats, summed, a scalar of at least float32."""
+        """KL(q || prior) of all random layers in nats, summed: a scalar of at least float32."""
         return self.kl_of_pass({})
 
-    def kl_of_pass(self, found: Mapping[nn.Module, Tensor]) -> Tensor:
-        """`kl()`, with what posteriors have found of it in the pass just made, or zero while predicting."""
+    def kl_of_pass(self, reported: Mapping[nn.Module, Tensor]) -> Tensor:
+        """`kl()`, using the values that posteriors reported in a pass; zero while predicting."""
         device = next((parameter.device for parameter in self.net.parameters()), torch.device("cpu"))
         if not self.pays_kl:
             return torch.zeros((), device=device)
         with without_autocast(device):
-            terms = [_kl(layer, found.get(layer.posterior)).to(device) for _, layer in self.random_layers()]
+            terms = [_kl(layer, reported.get(layer.posterior)).to(device) for _, layer in self.random_layers()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
 
     def parameter_groups(self, weight_decay: float, **options: Any) -> list[dict[str, Any]]:
-        """Two groups of parameters for an optimiser: weight decay for weights and their means, none for what says how they vary.
+        """Parameter groups for an optimizer: weight decay for weights and their means, none for other variational parameters.
 
-        Decay pulls a log standard deviation towards 0, a standard deviation of 1, whatever the prior.
+        Decay would pull a log standard deviation toward 0, a standard deviation of 1, regardless of the prior.
 
         Args:
-            weight_decay: of the first group.
-            options: of both, such as `lr`.
+            weight_decay: weight decay of the first group.
+            options: further options of both groups, such as `lr`.
 
         Returns:
-            What `torch.optim.AdamW` takes for parameters, frozen ones left out.
+            Parameter groups as for `torch.optim.AdamW`, without frozen parameters.
 
         Example:
             >>> from bayesify import MeanField, bayesify
@@ -196,22 +240,19 @@ class Bayesian(nn.Module, ABC):
         return [{"params": p, "weight_decay": w, **options} for p, w in zip(split, (weight_decay, 0.0), strict=True) if p]
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """The inputs of a call; a ValueError where none has a batch dimension."""
-        names = input_names(self.net) if self.shared else []
-        return Inputs(args, kwargs, names=names, shared=self.shared, batch_dim=self.batch_dim)
+        """The inputs of a call; raise a `DataError` if none has a batch dimension."""
+        names = input_names(self.net) if self.unbatched else []
+        return Inputs(args, kwargs, names=names, unbatched=self.unbatched, batch_dim=self.batch_dim)
 
     def tell(self, finding: str) -> None:
-        """Warn of something that was found out about the net, once, and let `summary` say it."""
+        """Warn of a fact about the network, once, and store it for `summary`."""
         if finding not in self.findings:
             self.findings.append(finding)
             warn(finding)
 
 
-def _kl(layer: BayesianLayer, found: Tensor | None) -> Tensor:
-    """KL of one layer, perhaps found on the way through it.
-
-    FSDP leaves parameters in shards: they are put together here, and again in the backward, which takes less memory.
-    """
+def _kl(layer: BayesianLayer, reported: Tensor | None) -> Tensor:
+    """KL of one layer. Parameters that FSDP shards are gathered here and again in the backward pass, which saves memory."""
     if not shards_of(layer):
-        return layer.posterior.kl(layer) if found is None else found
+        return layer.posterior.kl(layer) if reported is None else reported
     return checkpoint(lambda: with_whole_parameters(layer, lambda: layer.posterior.kl(layer)), use_reentrant=False)

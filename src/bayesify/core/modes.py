@@ -1,4 +1,4 @@
-"""Modes of networks and of PyTorch: kept, switched off, asked for."""
+"""Temporary modes: of networks, of their buffers, and of autocast."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-__all__ = ["buffers_kept", "can_compare", "modes_kept", "without_autocast"]
+__all__ = ["buffers_kept", "can_compare", "eval_mode", "modes_kept", "without_autocast"]
 
 
 @contextmanager
 def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Every module is in its own train or eval mode again afterwards."""
+    """Restore the train or eval mode of every module on exit."""
     modes = [(module, module.training) for module in modules]
     try:
         yield
@@ -24,26 +24,34 @@ def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
+def eval_mode(net: nn.Module) -> Iterator[None]:
+    """Put a network into eval mode; restore the mode of every module on exit."""
+    with modes_kept(net.modules()):
+        net.eval()
+        yield
+
+
+@contextmanager
 def buffers_kept(net: nn.Module) -> Iterator[None]:
-    """Buffers that are changed in place inside (running statistics) have their values back afterwards."""
-    kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
+    """Restore buffers that are changed in place (running statistics) on exit."""
+    values = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
         yield
     finally:
-        for buffer, value in kept:
-            # Written only where it must be: autograd may hold it. Batch normalisation changes no version counter.
+        for buffer, value in values:
+            # Autograd may have saved the buffer: write only if it changed. Batch normalization changes no version counter.
             if not torch.equal(buffer, value):
                 buffer.copy_(value)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast switched off for a device; the meta device, for one, has none."""
+    """Switch autocast off for a device that has it."""
     autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if autocast else nullcontext()
 
 
 def can_compare(net: nn.Module) -> bool:
-    """Whether tensors have values now: not while operators are traced, inside transforms of `torch.func`, or on the meta device."""
+    """Whether tensors have values: not while operators are traced, inside transforms of `torch.func`, or on the meta device."""
     if torch.compiler.is_compiling() or any(parameter.is_meta for parameter in net.parameters()):
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and cast(Any, torch._C)._functorch.peek_interpreter_stack() is None

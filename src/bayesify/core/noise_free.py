@@ -1,4 +1,4 @@
-"""A network without noise: what it draws itself (dropout) is replaced by constants, so that two passes can be compared."""
+"""Replace the noise that a network draws itself (dropout) with constants, so that two passes can be compared."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.0, "norm
 
 
 class NoiseFree(TorchDispatchMode):
-    """Random operators return constants: a mask drops nothing, a normal draw is its mean."""
+    """Make random operators return constants: a mask drops nothing, a normal draw is its mean."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to say so, PyTorch would import its compiler, which takes a second
+        return False  # the default imports PyTorch's compiler, which takes a second
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,24 +1,29 @@
-"""What a Bayesian network returns."""
+"""Outputs of a Bayesian network."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Draws", "NormalOutputs"]
+from bayesify.errors import ConfigurationError
+from bayesify.formatting import listing
+
+__all__ = ["Draws", "NormalOutputs", "OutputSelection"]
 
 
 class Draws(NamedTuple):
-    """What one call of a Bayesian network returns.
+    """Outputs and KL terms of one call of a Bayesian network.
 
     Attributes:
-        outputs: (S, B, ...), the net's output for each of S draws; a net that returns a tuple or dict gives the same structure.
-        kl: scalar of at least float32, nats, paid once per data set.
-        local_kl: (B,) of at least float32, nats, paid once per example (zero for methods without one).
-        score: (S,) zeros whose gradient is that of the log probability of each draw's discrete choices; `elbo` needs it to learn
-            such probabilities. None where nothing of the kind is learned.
-        local_beta: the weight of `local_kl` that the method asks for (`VIFO(eta=...)`); `elbo` uses it unless told otherwise.
+        outputs: (S, B, ...), the network's output for each of S draws; tuples and dicts keep their structure.
+        kl: KL per data set, nats, a scalar of at least float32.
+        local_kl: KL per example, nats, (B,) of at least float32; zero for methods without one.
+        score: (S,) zeros whose gradient is that of the log probability of each draw's discrete choices, with which `elbo` learns
+            their probabilities. None if no such probabilities are learned.
+        local_beta: the method's default weight of `local_kl` in `elbo` (`VIFO(eta=...)`).
     """
 
     outputs: Tensor
@@ -29,7 +34,7 @@ class Draws(NamedTuple):
 
 
 class NormalOutputs(NamedTuple):
-    """The distribution of a network's outputs, where it is an independent normal one in closed form.
+    """Independent normal distributions of a network's outputs in closed form.
 
     Attributes:
         mean, std: (B, ...) of at least float32.
@@ -41,3 +46,33 @@ class NormalOutputs(NamedTuple):
     kl: Tensor
     local_kl: Tensor
     local_beta: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputSelection:
+    """Select a part of what a network returns: by key or attribute, by position, or by a function.
+
+    Raises:
+        ConfigurationError: when called, if the output has no such part.
+
+    Example:
+        >>> OutputSelection("logits")({"logits": 1, "past_key_values": 2})
+        1
+    """
+
+    part: str | int | Callable[[Any], Any]
+
+    def __call__(self, output: Any) -> Any:
+        if isinstance(self.part, int):
+            if isinstance(output, tuple | list) and -len(output) <= self.part < len(output):
+                return output[self.part]
+            size = f"of {len(output)} parts" if isinstance(output, tuple | list) else "without positions"
+            raise ConfigurationError(f"output={self.part}, but the network returned a {type(output).__name__} {size}")
+        if not isinstance(self.part, str):
+            return self.part(output)
+        selected = output.get(self.part) if isinstance(output, Mapping) else getattr(output, self.part, None)
+        if selected is None:
+            names = output if isinstance(output, Mapping) else getattr(output, "_fields", ())
+            parts = f"with the parts {listing(map(repr, names))}" if names else "without named parts"
+            raise ConfigurationError(f"output={self.part!r}, but the network returned a {type(output).__name__} {parts}")
+        return selected

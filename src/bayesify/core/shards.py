@@ -1,4 +1,4 @@
-"""Parameters that FSDP2 keeps in shards, lent whole to a function of one layer."""
+"""Parameters that FSDP2 shards, gathered for a function of one layer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["put_away", "shards_of", "with_whole_parameters"]
+from bayesify.errors import PassError
+
+__all__ = ["check_whole", "reshard", "shards_of", "with_whole_parameters"]
 
 T = TypeVar("T")
 
 
 def shards_of(layer: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a layer that this process holds a part of, by name."""
+    """The sharded parameters of a layer, by name."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return {}
     return {name: p for name, p in layer.named_parameters() if getattr(p, "full_tensor", None) is not None}
 
 
-def put_away(net: nn.Module) -> None:
-    """Give back what FSDP2 has put together for a pass: between passes, parameters are then always the same tensors."""
+def reshard(net: nn.Module) -> None:
+    """Free the parameters that FSDP2 gathered for a pass, so that between passes they are always the same tensors."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     from torch.distributed.fsdp import FSDPModule
@@ -33,16 +35,16 @@ def put_away(net: nn.Module) -> None:
 
 
 def with_whole_parameters(layer: nn.Module, function: Callable[[], T]) -> T:
-    """What `function` returns while the layer's parameters are put together from all processes."""
+    """Call a function while the layer's parameters are gathered from all processes."""
     shards = shards_of(layer)
     if not shards:
         return function()
-    whole = {f"layer.{name}": p.full_tensor() for name, p in shards.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    return functional_call(_Borrower(layer, function), whole, ())
+    gathered = {f"layer.{name}": p.full_tensor() for name, p in shards.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    return functional_call(_WithLayer(layer, function), gathered, ())
 
 
-class _Borrower(nn.Module):
-    """A function of a layer as a module, so that `functional_call` can lend it parameters."""
+class _WithLayer(nn.Module):
+    """A function of a layer as a module, for `functional_call`."""
 
     def __init__(self, layer: nn.Module, function: Callable[[], object]) -> None:
         super().__init__()
@@ -50,3 +52,9 @@ class _Borrower(nn.Module):
 
     def forward(self) -> object:
         return self.function()
+
+
+def check_whole(net: nn.Module) -> None:
+    """Raise a `PassError` if parameters are sharded."""
+    if shards_of(net):
+        raise PassError("the parameters of this network are sharded (FSDP): use bnn.function(seed), or a copy without shards")

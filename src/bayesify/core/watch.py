@@ -1,4 +1,4 @@
-"""What a net does with its random layers in one pass: whether it calls them, reads them, and decides by what they return."""
+"""What a network does with its random layers in one pass: which it calls or reads, and whether values decide what it computes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from bayesify.core.forward_pass import ForwardPass, RandomLayer
+from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.replay.marks import tensors_in
 
-__all__ = ["LookPass", "Watch", "origin_of", "with_rows"]
+__all__ = ["Watch", "WatchedPass", "mark_rows", "origin_of"]
 
 _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on values
     (
@@ -24,8 +24,8 @@ _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on va
 )
 
 
-class LookPass(ForwardPass):
-    """A coherent pass with given draws, in which layers are watched."""
+class WatchedPass(ForwardPass):
+    """A coherent pass with predrawn weights that reports its layers to a `Watch`."""
 
     def __init__(
         self,
@@ -39,9 +39,10 @@ class LookPass(ForwardPass):
         super().__init__(samples, coherent=True, rows=rows, drawn=drawn, without_rows=without_rows)
         self.watch = watch
 
-    def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
+    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
-            y = super().call(layer, x) if layer.posterior.is_random else self._certain(layer, x)
+            # A weight per draw would separate the batches of the draws, which deterministic layers do not in ordinary passes.
+            y = super().call(layer, x) if layer.posterior.is_random else self.inside(layer.posterior, layer, x)
         if self.watch is None:
             return y
         self.watch.called.add(layer)
@@ -49,15 +50,7 @@ class LookPass(ForwardPass):
         (self.watch.with_rows if rows else self.watch.without_rows).add(layer)
         return _traced(y, origin_of(x) | {layer}, rows)
 
-    def _certain(self, layer: RandomLayer, x: Tensor) -> Tensor:
-        """As in ordinary passes: without a weight for each draw, which would keep their batches apart."""
-        self._depth += 1
-        try:
-            return layer.posterior(layer, x)
-        finally:
-            self._depth -= 1
-
-    def read(self, layer: RandomLayer, name: str) -> Tensor | None:
+    def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
         with torch._C.DisableTorchFunction():
             value = super().read(layer, name)
         if self.watch is not None and value is not None:
@@ -66,14 +59,14 @@ class LookPass(ForwardPass):
 
 
 class Watch(TorchFunctionMode):
-    """Notes which tensors come from which layers, where the net decides by random values, and computes with weights it has read.
+    """Traces which tensors depend on which random layers.
 
     Attributes:
-        called: the layers that the net calls.
-        read: those whose weights it computes with itself.
-        by_value: names of the functions with which it decides by random values.
+        called: the layers that the network calls.
+        read: the layers whose weights it computes with.
+        by_value: names of the functions that decide by random values.
         with_rows, without_rows: the layers whose inputs depend on the batch, or do not.
-        values: weights that it has read, by their id.
+        values: the weights that it read, by id.
 
     Args:
         rows: B.
@@ -82,25 +75,25 @@ class Watch(TorchFunctionMode):
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.rows = rows
-        self.with_rows: set[RandomLayer] = set()
-        self.without_rows: set[RandomLayer] = set()
-        self.called: set[RandomLayer] = set()
-        self.read: set[RandomLayer] = set()
+        self.with_rows: set[BayesianLayer] = set()
+        self.without_rows: set[BayesianLayer] = set()
+        self.called: set[BayesianLayer] = set()
+        self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
-        self.values: dict[int, tuple[RandomLayer, Tensor]] = {}  # the tensors are kept, so that no other gets their id
+        self.values: dict[int, tuple[BayesianLayer, Tensor]] = {}  # with the tensors, so that no other tensor gets their id
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = list(tensors_in((args, kwargs)))
-        if self.values and next(tensors_in(result), None) is not None:  # a dtype or a shape may be asked for
-            self.read.update(self.values[id(x)][0] for x in given if id(x) in self.values)
-        origin = frozenset[RandomLayer]().union(*map(origin_of, given))
-        rows = any(has_rows(x) for x in given)
+        tensors = list(tensors_in((args, kwargs)))
+        if self.values and next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
+            self.read.update(self.values[id(x)][0] for x in tensors if id(x) in self.values)
+        origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
+        rows = any(has_rows(x) for x in tensors)
         if origin or rows:
             name = getattr(func, "__name__", "")
-            decides = name in _BY_VALUE or (name == "where" and len(given) == 1) or _selects(name, args)
+            decides = name in _BY_VALUE or (name == "where" and len(tensors) == 1) or _selects(name, args)
             if decides and any(layer.posterior.is_random for layer in origin):
                 self.by_value.add(name)
             if name == "__setitem__":
@@ -109,7 +102,7 @@ class Watch(TorchFunctionMode):
         return result
 
 
-def origin_of(x: Tensor) -> frozenset[RandomLayer]:
+def origin_of(x: Tensor) -> frozenset[BayesianLayer]:
     """The random layers that a tensor is known to depend on."""
     return getattr(x, "bayesify_origin", frozenset())
 
@@ -119,17 +112,17 @@ def has_rows(x: Tensor) -> bool:
     return getattr(x, "bayesify_rows", False)
 
 
-def with_rows(x: Tensor) -> Tensor:
-    """The tensor itself, as a part of the batch."""
+def mark_rows(x: Tensor) -> Tensor:
+    """Mark a tensor as part of the batch, and return it."""
     return _traced(x, frozenset(), True)
 
 
-def _traced(x: Tensor, origin: frozenset[RandomLayer], rows: bool) -> Tensor:
-    """The tensor itself, which remembers the random layers that it depends on, and whether on the batch."""
+def _traced(x: Tensor, origin: frozenset[BayesianLayer], rows: bool) -> Tensor:
+    """Mark a tensor with the random layers it depends on, and whether it depends on the batch; return it."""
     cast(Any, x).bayesify_origin, cast(Any, x).bayesify_rows = origin, rows
     return x
 
 
 def _selects(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether rows are chosen by a mask that is random."""
+    """Whether a random mask selects rows."""
     return name in ("__getitem__", "__setitem__") and any(x.dtype == torch.bool and origin_of(x) for x in tensors_in(args[1:2]))

@@ -1,41 +1,46 @@
-"""Columns: what kind of thing each one holds, learned from training data, and what later tables are held to."""
+"""Column kinds: inferred from a training table, and enforced on every later table."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import numbers
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from bayesify.errors import DataError, MissingDependencyError
+from bayesify.formatting import listing
 
 try:
     import numpy as np
     import pandas as pd
 except ImportError as error:
-    raise ImportError('tables need pandas: pip install "bayesify[tables]"') from error
+    raise MissingDependencyError("tables", "pandas", extra="tables") from error
 
-__all__ = ["KINDS", "Column", "conform", "describe_columns", "shown"]
+__all__ = ["KINDS", "Column", "check_unique_names", "check_value_types", "conform", "describe_columns", "format_value"]
 
 KINDS = ("number", "boolean", "datetime", "category")
 _DAY = pd.Timedelta(days=1)
 _EPOCH = pd.Timestamp(0, tz="UTC")
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
-_MOST_LISTED = 100
-_LARGEST = 1e100  # squares of larger numbers overflow
+_MAX_CATEGORIES = 100
+_LARGEST = 1e100  # squares of larger values overflow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Column:
-    """What training data said about one column.
+    """Kind and range of one column of the training table.
 
     Args:
         name: the column's name.
-        kind: "number", "boolean", "datetime" (used as days since 1970), "category", or "dropped".
-        minimum, maximum: of numbers, booleans and datetimes (in days).
-        categories: the most frequent ones, at most 100.
-        missing: the share of rows without a value.
-        reason: why it was dropped.
+        kind: "number", "boolean", "datetime" (encoded as days since 1970), "category", or "dropped".
+        minimum, maximum: of numeric, boolean and datetime columns (in days).
+        categories: the most frequent categories, at most 100.
+        missing: fraction of rows without a value.
+        reason: why the column was dropped.
     """
 
     name: str
@@ -48,13 +53,13 @@ class Column:
 
 
 def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
-    """Find out what every column of a training table holds.
+    """Infer the kind of every column of a training table.
 
-    Columns without values, with the same value everywhere, and text that is different in nearly every row (identifiers, free
-    text) are marked as dropped; the last with a warning.
+    Columns without values, constant columns, and text columns that differ in nearly every row (identifiers, free text) are marked
+    as dropped. Dropping an identifier issues a warning.
 
     Raises:
-        ValueError: column names that come twice, infinite numbers, values of several kinds in one column, no column left.
+        DataError: duplicate column names, infinite values, mixed types in one column, or no usable column.
 
     Example:
         >>> import pandas as pd
@@ -62,39 +67,56 @@ def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
         ['number', 'category', 'dropped']
     """
     names = [str(name) for name in X.columns]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"X has columns of the same name: {', '.join(map(repr, twice))}; rename or drop them")
+    check_unique_names(names, "X")
     columns = tuple(_describe(name, X.iloc[:, i]) for i, name in enumerate(names))
     if all(column.kind == "dropped" for column in columns):
-        listing = "; ".join(f"{column.name!r}: {column.reason}" for column in columns[:10])
-        raise ValueError(f"no column of X can be learned from ({listing})")
+        reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns[:10])
+        raise DataError(f"X has no usable column ({reasons})")
     return columns
 
 
 def conform(X: pd.DataFrame, columns: Sequence[Column], *, new: bool = True) -> pd.DataFrame:
-    """A table with exactly the columns that are used, found by name: floats, and text for categories; missing values stay missing.
+    """Select the columns in use by name and convert them: text for categories, floats otherwise; missing values stay missing.
 
     Args:
         X: a table with these columns in any order; others are ignored.
-        columns: what `describe_columns` said of the training table.
-        new: whether X is another table than that, so that columns it has besides are mentioned in a warning.
+        columns: from `describe_columns`.
+        new: whether X is not the training table; unknown columns then issue a warning.
 
     Raises:
-        ValueError: columns that are missing, infinite numbers, values of another kind than in training.
+        DataError: missing columns, infinite values, or values of another kind than in training.
     """
-    by_name = {str(name): i for i, name in enumerate(X.columns)}
+    positions = {str(name): i for i, name in enumerate(X.columns)}
     used = [column for column in columns if column.kind != "dropped"]
-    if absent := [column.name for column in used if column.name not in by_name]:
-        raise ValueError(
-            f"X lacks columns the model was trained on: {', '.join(map(repr, absent))}; it has {', '.join(map(repr, by_name))}"
+    if absent := [column.name for column in used if column.name not in positions]:
+        raise DataError(
+            f"X lacks columns the model was trained on: {listing(map(repr, absent))}; it has {listing(map(repr, positions))}"
         )
-    if new and (extra := sorted(set(by_name) - {column.name for column in columns})):
-        warnings.warn(f"X has columns the model does not know and ignores: {', '.join(map(repr, extra))}", stacklevel=3)
-    return pd.DataFrame({c.name: _convert(c.name, X.iloc[:, by_name[c.name]], c.kind) for c in used}, index=X.index)
+    if new and (unknown := sorted(set(positions) - {column.name for column in columns})):
+        warnings.warn(
+            f"X has columns that were not in the training table; they are ignored: {listing(map(repr, unknown))}", stacklevel=3
+        )
+    return pd.DataFrame({c.name: _convert(c.name, X.iloc[:, positions[c.name]], c.kind) for c in used}, index=X.index)
 
 
-def shown(value: Any) -> str:
-    """A value as a person would write it: 2, not np.int64(2)."""
+def check_unique_names(names: Iterable[object], source: str) -> None:
+    """Raise a `DataError` if column names are not unique; `source` names the table in the message."""
+    if duplicates := [name for name, count in Counter(map(str, names)).items() if count > 1]:
+        raise DataError(f"{source} has duplicate column names: {listing(map(repr, duplicates))}; rename or drop them")
+
+
+def check_value_types(name: str, values: pd.Series) -> None:
+    """Raise a `DataError` if an object column has values other than numbers, text, booleans or dates."""
+    if values.dtype == object:
+        for value in values.dropna():
+            if (kind := _kind_of_value(value)) not in KINDS:
+                raise DataError(
+                    f"{name} has values of type {kind} ({format_value(value)}); supported are numbers, text, booleans and dates"
+                )
+
+
+def format_value(value: Any) -> str:
+    """Representation of a cell without NumPy types: 2 instead of np.int64(2)."""
     return repr(value.item() if isinstance(value, np.generic) else value)
 
 
@@ -107,14 +129,15 @@ def _describe(name: str, values: pd.Series) -> Column:
     converted = _convert(name, present, kind)
     distinct = converted.nunique()
     if distinct == 1 and not missing:
-        return Column(name=name, kind="dropped", reason=f"it is {shown(present.iloc[0])} in every row")
+        return Column(name=name, kind="dropped", reason=f"it is {format_value(present.iloc[0])} in every row")
     if kind != "category":
         return Column(name=name, kind=kind, minimum=float(converted.min()), maximum=float(converted.max()), missing=missing)
     if distinct >= 20 and distinct > 0.9 * len(present):
-        reason = f"its {len(present)} values are nearly all different ({shown(present.iloc[0])}, ...): an identifier or free text"
+        example = format_value(present.iloc[0])
+        reason = f"nearly all of its {len(present)} values are distinct ({example}, ...), as in an identifier or free text"
         warnings.warn(f"column {name!r} is not used: {reason}", stacklevel=4)
         return Column(name=name, kind="dropped", missing=missing, reason=reason)
-    return Column(name=name, kind=kind, categories=tuple(converted.value_counts().index[:_MOST_LISTED]), missing=missing)
+    return Column(name=name, kind=kind, categories=tuple(converted.value_counts().index[:_MAX_CATEGORIES]), missing=missing)
 
 
 def _kind(name: str, present: pd.Series) -> str:
@@ -122,24 +145,23 @@ def _kind(name: str, present: pd.Series) -> str:
     if types.is_bool_dtype(present):
         return "boolean"
     if types.is_complex_dtype(present):
-        raise ValueError(f"column {name!r} holds complex numbers; split them into real and imaginary parts")
+        raise DataError(f"column {name!r} has complex values; split them into real and imaginary parts")
     if types.is_numeric_dtype(present) or types.is_timedelta64_dtype(present):
         return "number"
     if types.is_datetime64_any_dtype(present):
         return "datetime"
     if isinstance(present.dtype, pd.CategoricalDtype):
         return "category"
-    examples = {_kind_of(value): value for value in present}
+    examples = {_kind_of_value(value): value for value in present}
     if len(examples) > 1:
-        listing = ", ".join(f"{kind} ({shown(value)})" for kind, value in sorted(examples.items()))
-        raise ValueError(f"column {name!r} holds values of several kinds: {listing}; make them all the same")
-    kind, value = next(iter(examples.items()))
-    if kind not in KINDS:
-        raise ValueError(f"column {name!r} holds values of type {kind} ({shown(value)}); use numbers, text, booleans or dates")
+        kinds = ", ".join(f"{kind} ({format_value(value)})" for kind, value in sorted(examples.items()))
+        raise DataError(f"column {name!r} has values of several kinds: {kinds}; convert them to one kind")
+    check_value_types(f"column {name!r}", present)
+    (kind,) = examples
     return "datetime" if kind == "category" and present.astype(str).str.fullmatch(_ISO_DATE).all() else kind
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of_value(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return "boolean"
     if isinstance(value, numbers.Real):
@@ -150,26 +172,26 @@ def _kind_of(value: Any) -> str:
 
 
 def _convert(name: str, values: pd.Series, kind: str) -> pd.Series:
-    """Floats, or text for a category; what cannot be one is an error."""
+    """Convert to text (categories) or float; raise a `DataError` for values that do not fit the kind."""
     if kind == "category":
         return values.astype(object).map(_text, na_action="ignore").where(values.notna(), np.nan)
     result = _days(values) if kind == "datetime" else _floats(values, kind)
-    wrong = result.isna() & values.notna()
-    if wrong.any():
-        first = int(wrong.argmax())
-        raise ValueError(
-            f"column {name!r} holds {kind}s, but row {first} has {shown(values.iloc[first])} ({int(wrong.sum())} such rows); "
-            "correct these values or leave them empty"
+    invalid = result.isna() & values.notna()
+    if invalid.any():
+        first = int(invalid.argmax())
+        raise DataError(
+            f"column {name!r} must be of kind {kind!r}, got {format_value(values.iloc[first])} in row {first} "
+            f"({int(invalid.sum())} such rows); correct these values or leave them empty"
         )
-    infinite = result.abs() > _LARGEST
-    if infinite.any():
-        what = "infinite" if np.isinf(result).any() else f"beyond {_LARGEST:g}"
-        raise ValueError(f"column {name!r} is {what} in {int(infinite.sum())} of {len(result)} rows; drop or correct them")
+    too_large = result.abs() > _LARGEST
+    if too_large.any():
+        problem = "infinite" if np.isinf(result).any() else f"beyond {_LARGEST:g}"
+        raise DataError(f"column {name!r} is {problem} in {int(too_large.sum())} of {len(result)} rows; drop or correct them")
     return result
 
 
 def _days(values: pd.Series) -> pd.Series:
-    if pd.api.types.is_numeric_dtype(values):  # pandas would take them for nanoseconds
+    if pd.api.types.is_numeric_dtype(values):  # pandas would read them as nanoseconds
         return pd.Series(np.nan, values.index)
     return (pd.to_datetime(values, errors="coerce", utc=True, format="mixed") - _EPOCH) / _DAY
 
@@ -179,10 +201,14 @@ def _floats(values: pd.Series, kind: str) -> pd.Series:
         return values / _DAY
     if pd.api.types.is_datetime64_any_dtype(values):
         return pd.Series(np.nan, values.index)
-    result = pd.to_numeric(values.astype(object), errors="coerce").astype(float)
+    try:
+        result = pd.to_numeric(values.astype(object), errors="coerce").astype(float)
+    except OverflowError:  # an integer beyond the range of float64
+        result = values.map(lambda value: math.inf if isinstance(value, int) and abs(value) > _LARGEST else value)
+        result = pd.to_numeric(result, errors="coerce").astype(float)
     return result.where(result.isin((0.0, 1.0))) if kind == "boolean" else result
 
 
 def _text(value: Any) -> str:
-    """Text of a category: 1 and 1.0 are the same one, as a missing value turns a column of integers into floats."""
+    """Text of a category; 1 and 1.0 are the same, since a missing value turns a column of integers into floats."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -2,7 +2,7 @@
 
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.classifier import BayesianClassifier
-from bayesify.estimators.many import CrossValidation, cross_validate, fit_together
+from bayesify.estimators.cross_validation import CrossValidation, cross_validate, fit_together
 from bayesify.estimators.regressor import BayesianRegressor
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Classification with uncertainty, the scikit-learn way.
+"""scikit-learn classifier with predictive distributions.
 
 Shapes: N rows, K classes.
 """
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from bayesify.core.method import Method
+from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
-from bayesify.estimators.recipes import CLASSES, Recipe
+from bayesify.estimators.recipes import CLASSIFICATION, Recipe
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.predictive import CategoricalPredictive
 
@@ -24,7 +25,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import column_or_1d
 except ImportError as error:
-    raise ImportError('the estimators need scikit-learn and pandas: pip install "bayesify[tables]"') from error
+    raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -33,9 +34,9 @@ __all__ = ["BayesianClassifier"]
 
 
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
-    """Predicts classes, and how sure it is of them.
+    """Bayesian neural network for classification.
 
-    Inputs are prepared as `bayesify.data.preprocessing` says. Columns of `predict_proba` and of `predictive(X).probs` are in the
+    Inputs are preprocessed by `bayesify.data.preprocessing`. Columns of `predict_proba` and of `predictive(X).probs` are in the
     order of `classes_`.
 
     Args:
@@ -56,15 +57,15 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """
 
     default_beta: ClassVar[float] = 1.0
-    recipes: ClassVar[Mapping[type[Method], Recipe]] = CLASSES
+    recipes: ClassVar[Mapping[type[Method], Recipe]] = CLASSIFICATION
 
     def predict(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
-        """The most probable class of each row: (N,) labels."""
-        best = self.predictive(X).prediction.numpy()  # first, because it says so if there was no fit
-        return self.classes_[best]
+        """Return the most probable label of each row, (N,)."""
+        index = self.predictive(X).prediction.numpy()  # first, because it raises NotFittedError
+        return self.classes_[index]
 
     def predict_proba(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
-        """The probability of each class: (N, K)."""
+        """Return the probability of each class, (N, K)."""
         return self.predictive(X).probs.numpy()
 
     def predictive(self, X: ArrayLike | pd.DataFrame) -> CategoricalPredictive:
@@ -78,7 +79,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         labels = self._labels(y)
         self.classes_, index = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only, {self.classes_.tolist()[0]!r}; at least two are needed")
+            raise DataError(f"y has one class only, {self.classes_.tolist()[0]!r}; at least two are needed")
         return torch.from_numpy(index.reshape(-1)).long()
 
     def describe_target(self) -> dict[str, Any]:
@@ -93,12 +94,12 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def _encode_target(self, y: Any) -> Tensor:
         labels = self._labels(y)
         if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
-            raise ValueError(f"y holds labels the model does not know: {', '.join(map(repr, sorted(unknown, key=str)[:10]))}")
+            raise DataError(f"y has labels that are not in training: {', '.join(map(repr, sorted(unknown, key=str)[:10]))}")
         return torch.from_numpy(np.searchsorted(self.classes_, labels)).long()
 
     def _labels(self, y: Any) -> np.ndarray:
         labels = column_or_1d(y, warn=True)
         if missing := int(pd.isna(labels).sum()):
-            raise ValueError(f"Input y contains NaN: {missing} of {len(labels)} labels are missing; drop these rows")
+            raise DataError(f"Input y contains NaN: {missing} of {len(labels)} labels are missing; drop these rows")
         check_classification_targets(labels)
         return labels

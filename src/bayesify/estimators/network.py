@@ -1,4 +1,4 @@
-"""The network the estimators train unless they are given another one."""
+"""Default network of the estimators."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def mlp(in_features: int, out_features: int, hidden: Sequence[int] = (64, 64), activation: str = "relu") -> nn.Sequential:
-    """Linear layers with an activation in between: (B, in_features) -> (B, out_features).
+    """Return linear layers with activations in between: (B, in_features) -> (B, out_features).
 
     Args:
-        in_features: I, the number of inputs.
-        out_features: O, the number of outputs.
-        hidden: the widths of the hidden layers; none makes a linear model.
+        in_features: number of inputs.
+        out_features: number of outputs.
+        hidden: widths of the hidden layers; () for a linear model.
         activation: a name from `ACTIVATIONS`.
 
     Raises:
-        ValueError: a width below 1, an unknown activation.
+        ConfigurationError: a width below 1, an unknown activation.
 
     Example:
         >>> mlp(3, 1, hidden=(8,), activation="tanh")

@@ -1,4 +1,4 @@
-"""Regression with uncertainty, the scikit-learn way.
+"""scikit-learn regressor with predictive distributions.
 
 Shapes: S draws, N rows, D outputs.
 """
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice
 from bayesify.core.method import Method
+from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
-from bayesify.estimators.recipes import NUMBERS, Recipe
+from bayesify.estimators.recipes import REGRESSION, Recipe
 from bayesify.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesify.objectives import KLSchedule
 from bayesify.predictive import GaussianPredictive
@@ -25,7 +26,7 @@ try:
     from sklearn.base import RegressorMixin
     from sklearn.utils.validation import check_array
 except ImportError as error:
-    raise ImportError('the estimators need scikit-learn and pandas: pip install "bayesify[tables]"') from error
+    raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -33,45 +34,44 @@ if TYPE_CHECKING:
 
 __all__ = ["BayesianRegressor"]
 
-_NOISE = 0.3  # to start from, in standard deviations of the targets
+_NOISE = 0.3  # initial, in standard deviations of the targets
 
 
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
-    """Predicts numbers, and how sure it is of them.
+    """Bayesian neural network for regression.
 
-    Inputs are prepared as `bayesify.data.preprocessing` says, targets standardised for training; everything that comes out is in
-    the targets' own units.
+    Inputs are preprocessed by `bayesify.data.preprocessing`, targets are standardized for training; predictions are in the original
+    units.
 
     Args:
-        method: what to make random and how. A name, such as "VSD", stands for the method with the fields that suit tables (those of
-            `BayesianRegressor.recipes`), None for `BayesianRegressor.default_method`. Fields can be set and searched over as
-            `method__prior_std` and so on.
+        method: a method, or the name of one, such as "VSD", for the fields in `BayesianRegressor.recipes`; None for
+            `BayesianRegressor.default_method`. Its fields are parameters too, such as `method__prior_std`.
         hidden: widths of the hidden layers.
-        activation: between them: "elu", "gelu", "leaky_relu", "relu", "silu" or "tanh".
-        net: a function `(in_features, out_features) -> nn.Module` to use instead of these layers. Such a model can be pickled, but
-            not be saved by `save_model`.
-        likelihood: "gaussian" learns one noise level per output, "heteroscedastic" lets the net predict it for every row.
-        epochs: passes over the data; None for as many as make about 4,000 steps.
-        batch_size: rows per step; None for a tenth of the rows, at least 32 and at most 128.
-        learning_rate: of Adam at the start; it decays to 0 along a cosine.
-        beta: weight of the KL, or its schedule; 1 maximises the evidence lower bound. None for what suits the method: it
-            rises over half of training, to 0.3 for `MeanField`, a cold posterior.
+        activation: "elu", "gelu", "leaky_relu", "relu", "silu" or "tanh".
+        net: function `(in_features, out_features) -> nn.Module`, instead of `hidden` and `activation`. Such a model can be pickled,
+            but not saved by `save_model`.
+        likelihood: "gaussian" learns one noise level per output, with "heteroscedastic" the network predicts it for every row.
+        epochs: passes over the data; None for about 4,000 steps.
+        batch_size: rows per step; None for 10 % of the rows, at least 32 and at most 128.
+        learning_rate: initial rate of Adam, with cosine decay to 0.
+        beta: weight of the KL, or its schedule; 1 maximizes the evidence lower bound. None for a schedule that rises over half of
+            training to the value for the method, 0.3 (a cold posterior) for `MeanField`.
         train_samples: draws per row and step in training.
         samples: S, the number of draws in prediction.
-        validation_fraction: share of the rows held out to keep the weights of the best epoch; 0 trains on all of them.
-        patience: stop after so many epochs without improvement on them.
-        random_state: an integer makes training repeatable. A fitted model's predictions are the same in every call in any case.
-        accelerator: "cpu", "cuda" or "auto"; small nets train faster on the CPU.
-        progress: a bar on the terminal; None shows it where it makes sense.
+        validation_fraction: fraction of the rows held out to select the weights of the best epoch; 0 trains on all rows.
+        patience: stop after this number of epochs without improvement on the held-out rows.
+        random_state: an integer makes training reproducible. Predictions of a fitted model are always the same in every call.
+        accelerator: "cpu", "cuda" or "auto"; small networks train faster on the CPU.
+        progress: whether to show a progress bar; None shows it on a terminal.
 
     Attributes:
         bnn_: the trained Bayesian network.
-        likelihood_: the likelihood with its learned noise, in standardised units.
-        history_: what happened in training.
-        columns_: what the columns held.
+        likelihood_: the likelihood with its learned noise, in standardized units.
+        history_: losses of training.
+        columns_: kinds of the columns.
         preprocessing_: the fitted transformer of the inputs.
         target_mean_, target_std_: of each output, (D,).
-        n_features_in_, feature_names_in_: as in scikit-learn; columns of a DataFrame are found by name, in any order.
+        n_features_in_, feature_names_in_: as in scikit-learn; columns of a DataFrame are matched by name, in any order.
 
     Example:
         >>> import numpy as np
@@ -82,7 +82,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """
 
     default_beta: ClassVar[float] = 0.3
-    recipes: ClassVar[Mapping[type[Method], Recipe]] = NUMBERS
+    recipes: ClassVar[Mapping[type[Method], Recipe]] = REGRESSION
 
     def __init__(
         self,
@@ -124,33 +124,34 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         self.likelihood = likelihood
 
     def predict(self, X: ArrayLike | pd.DataFrame, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The predictive mean (N,) or (N, D), and with `return_std` the standard deviation, noise included, of the same shape."""
+        """Return the predictive mean (N,) or (N, D), and with `return_std` the standard deviation, noise included."""
         predictive = self.predictive(X)
         mean = self._array(predictive.mean)
         return (mean, self._array(predictive.std)) if return_std else mean
 
     def predict_interval(self, X: ArrayLike | pd.DataFrame, level: float = 0.95) -> np.ndarray:
-        """Central intervals that hold the target with probability `level`: (N, 2) or (N, D, 2), lower and upper."""
+        """Return central intervals of probability `level`, lower and upper bounds: (N, 2) or (N, D, 2)."""
         return np.stack([self._array(bound) for bound in self.predictive(X).interval(level)], -1)
 
     def predictive(self, X: ArrayLike | pd.DataFrame) -> GaussianPredictive:
         predictive = super().predictive(X)
         assert isinstance(predictive, GaussianPredictive)
-        # In double precision, because a large mean would swallow small deviations.
+        # float64, because float32 would round small deviations from a large mean.
         mean, std = torch.from_numpy(self.target_mean_), torch.from_numpy(self.target_std_)
         return GaussianPredictive(predictive.means.double(), predictive.stds.double()).rescale(mean, std)
 
     predictive.__doc__ = BayesianEstimator.predictive.__doc__
 
     def _learn_target(self, y: Any) -> Tensor:
-        values = self._numbers(y)
+        values = self._check_targets(y)
         self.target_ndim_ = values.ndim
         columns = values.reshape(len(values), -1)
         self.target_mean_, self.target_std_ = columns.mean(0), columns.std(0)
-        # The standard deviation of equal numbers can come out as rounding error.
-        if (columns.min(0) == columns.max(0)).any():
-            which = "" if values.ndim == 1 else f" in column {int((columns.min(0) == columns.max(0)).argmax())}"
-            raise ValueError(f"y is the same number in every row{which}; there is nothing to learn")
+        # Not std == 0: rounding can give equal numbers a positive standard deviation.
+        constant = columns.min(0) == columns.max(0)
+        if constant.any():
+            column = "" if values.ndim == 1 else f" in column {int(constant.argmax())}"
+            raise DataError(f"y is the same number in every row{column}; there is nothing to learn")
         return torch.from_numpy((columns - self.target_mean_) / self.target_std_).float()
 
     def describe_target(self) -> dict[str, Any]:
@@ -168,9 +169,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return Gaussian(std=_NOISE if outputs == 1 else [_NOISE] * outputs, learn=True), outputs
 
     def _encode_target(self, y: Any) -> Tensor:
-        return torch.tensor(self._numbers(y))  # a copy: a column of a table may be read-only
+        return torch.tensor(self._check_targets(y))  # torch.tensor copies: a column of a table may be read-only
 
-    def _numbers(self, y: Any) -> np.ndarray:
+    def _check_targets(self, y: Any) -> np.ndarray:
         return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
 
     def _array(self, values: Tensor) -> np.ndarray:

@@ -1,23 +1,14 @@
-"""Pure tensor mathematics: no modules, no state, torch alone."""
+"""Pure functions of tensors: no modules, no state, only PyTorch."""
 
 from bayesify.functional.bounded import bounded_exp, bounded_gaussian_nll
 from bayesify.functional.flows import planar_flow, planar_flow_inverse, planar_identity
 from bayesify.functional.hadamard import fwht, hadamard_matrix
-from bayesify.functional.hadamard_projection import hadamard_projection
 from bayesify.functional.hadamard_weights import (
     Structure,
     hadamard_blocks,
     hadamard_core,
     hadamard_product,
     hadamard_second_moments,
-)
-from bayesify.functional.householder import (
-    CompactForm,
-    compact_form,
-    householder,
-    induced_regularizer,
-    structured_noise,
-    vsd_kl,
 )
 from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
 from bayesify.functional.kl import (
@@ -29,6 +20,15 @@ from bayesify.functional.kl import (
 )
 from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
 from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
+from bayesify.functional.projection import hadamard_projection
+from bayesify.functional.reflections import (
+    CompactForm,
+    compact_form,
+    householder,
+    induced_regularizer,
+    structured_noise,
+    vsd_kl,
+)
 from bayesify.functional.regularizers import (
     vifo_empirical_bayes,
     vifo_empirical_bayes_all,

@@ -1,7 +1,7 @@
-r"""A Gaussian loss and a link whose slopes are bounded, so that Rademacher complexity bounds the risk of VIFO (theorem 4.5).
+r"""A Lipschitz Gaussian loss and link, for which Rademacher complexity bounds the risk of VIFO (theorem 4.5).
 
-Source: *Variational inference on the final-layer output of neural networks*, appendix A.1; the minimum in the link is the paper's
-intent (a maximum, as printed, is not Lipschitz).
+Source: *Variational inference on the final-layer output of neural networks*, appendix A.1, with a minimum in the
+link instead of the printed maximum, which is not Lipschitz.
 """
 
 import math
@@ -12,7 +12,7 @@ __all__ = ["bounded_exp", "bounded_gaussian_nll"]
 
 
 def bounded_exp(x: Tensor, bound: float) -> Tensor:
-    r"""$\min(e^x, B)$, elementwise: positive, and B-Lipschitz.
+    r"""$\min(e^x, B)$, elementwise; positive and B-Lipschitz.
 
     Example:
         >>> bounded_exp(torch.tensor([0.0, 100.0]), 5.0)
@@ -22,16 +22,16 @@ def bounded_exp(x: Tensor, bound: float) -> Tensor:
 
 
 def bounded_gaussian_nll(y: Tensor, mean: Tensor, log_variance: Tensor, error_bound: float, precision_bound: float) -> Tensor:
-    r"""Negative log density of a normal distribution with bounded error and precision, elementwise, nats.
+    r"""Negative log density of a normal distribution with bounded error and precision, elementwise, in nats.
 
     $$\tfrac12\min\{(y - m)^2, B_m^2\}\min\{e^{-l}, B_l\} + \tfrac12 l + \tfrac12\log 2\pi$$
 
-    It is $B_m B_l$-Lipschitz in m and $(\tfrac12 + \tfrac12 B_m^2 B_l)$-Lipschitz in l. (The paper leaves out the constant.)
+    It is $B_m B_l$-Lipschitz in m and $(\tfrac12 + \tfrac12 B_m^2 B_l)$-Lipschitz in l. The paper omits the constant.
 
     Args:
-        y, mean, log_variance: broadcastable to one shape; y, m and l.
+        y, mean, log_variance: y, m and l, broadcastable.
         error_bound: $B_m$, in the unit of y.
-        precision_bound: $B_l$, in the unit of y to the power of -2.
+        precision_bound: $B_l$, in the unit of $y^{-2}$.
 
     Example:
         >>> bounded_gaussian_nll(torch.tensor(9.0), torch.tensor(0.0), torch.tensor(0.0), error_bound=1.0, precision_bound=1.0)

@@ -1,11 +1,11 @@
-r"""Planar flows: $z \mapsto z + \hat u \tanh(w^\top z + b)$, a chain of which bends a normal distribution into another shape.
+r"""Planar flows, $z \mapsto z + \hat u \tanh(w^\top z + b)$, which transform a normal distribution into a more flexible one.
 
-A planar map is invertible if and only if $\hat u^\top w > -1$. Free parameters u are made so (Rezende & Mohamed, *Variational
-inference with normalizing flows*, 2015, appendix A.1):
+The map is invertible if and only if $\hat u^\top w > -1$, which this transformation of free parameters u ensures (Rezende &
+Mohamed, *Variational inference with normalizing flows*, 2015, appendix A.1):
 
 $$\hat u = u + \bigl(\mathrm{softplus}(u^\top w) - 1 - u^\top w\bigr) \frac{w}{\lVert w \rVert^2}.$$
 
-Shapes: ... any leading dimensions, n the dimension of the variable.
+Shapes: ... leading dimensions, n the dimension of the variable.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["planar_flow", "planar_flow_inverse", "planar_identity"]
 
 
 def planar_flow(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""One planar flow and the logarithm of its Jacobian determinant.
+    r"""Apply a planar flow, and compute the logarithm of its Jacobian determinant.
 
     $$z' = z + \hat u \tanh(w^\top z + b), \qquad
       \log\left|\det \frac{\partial z'}{\partial z}\right| = \log\bigl(1 + \hat u^\top w \,(1 - \tanh^2(w^\top z + b))\bigr)$$
 
     Args:
         z: (..., n).
-        u, w: (..., n), broadcastable to z; any values, invertibility is enforced.
+        u, w: (..., n), broadcastable to z; invertibility is enforced.
         b: (...), broadcastable to z without its last dimension.
 
     Returns:
@@ -40,22 +40,22 @@ def planar_flow(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Ten
     """
     u, slope = _invertible(u, w)
     bend = torch.tanh((z * w).sum(-1) + b)
-    # 1 - tanh^2 in [0, 1] and a slope above -1 keep the determinant above 0
+    # positive, because 1 - tanh^2 is in [0, 1] and the slope above -1
     return torch.addcmul(z, u, bend.unsqueeze(-1)), torch.log1p(slope * (1 - bend.square()))
 
 
 def planar_flow_inverse(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    r"""The z that `planar_flow` takes to the given one.
+    r"""Invert `planar_flow`.
 
-    Along w, $a = w^\top z$ solves $a + \hat u^\top w\tanh(a + b) = w^\top z'$, whose left-hand side rises with a: found by
-    bisection. Not meant to be differentiated.
+    Along w, $a = w^\top z$ solves $a + \hat u^\top w\tanh(a + b) = w^\top z'$, whose left-hand side increases with a;
+    it is solved by bisection. The result is not differentiable.
 
     Args:
         z: z' (..., n).
         u, w, b: as for `planar_flow`.
 
     Returns:
-        (..., n), to the precision of the dtype.
+        z (..., n), to the precision of the dtype.
 
     Example:
         >>> u, w, b = torch.tensor([-3.0, 1.0]), torch.tensor([2.0, 0.5]), torch.tensor(0.1)
@@ -75,7 +75,7 @@ def planar_flow_inverse(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def planar_identity(w: Tensor) -> Tensor:
-    """The u whose planar flow with this w is the identity: where to start from.
+    """The u for which the planar flow with w is the identity, for initialization.
 
     Args:
         w: (..., n).
@@ -91,7 +91,7 @@ def planar_identity(w: Tensor) -> Tensor:
     return w * (_SOFTPLUS_ONE / w.square().sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny))
 
 
-_SOFTPLUS_ONE = 0.541324854612918  # log(e - 1), where softplus is 1
+_SOFTPLUS_ONE = 0.541324854612918  # softplus(log(e - 1)) = 1
 
 
 def _invertible(u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,4 +100,4 @@ def _invertible(u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     slope = F.softplus(product) - 1
     square = w.square().sum(-1)
     share = (slope - product) / square.clamp_min(torch.finfo(w.dtype).tiny)
-    return u + w * share.unsqueeze(-1), torch.where(square > 0, slope, 0.0)  # w = 0 leaves a shift
+    return u + w * share.unsqueeze(-1), torch.where(square > 0, slope, 0.0)  # w = 0 gives a shift

@@ -1,9 +1,9 @@
 r"""Weights of Walsh-Hadamard variational inference, $W = S_1 H \mathrm{diag}(g) H S_2$, as matrices.
 
-Because $(H \mathrm{diag}(g) H)_{ij} = (Hg)_{i \oplus j}$ for the unnormalised Hadamard matrix H (i xor j), one transform of g
+Because $(H \mathrm{diag}(g) H)_{ij} = (Hg)_{i \oplus j}$ for the unnormalized Hadamard matrix H (i xor j), one transform of g
 gives all of W: $W_{ij} = s_{1,i}\, s_{2,j}\, (Hg)_{i \oplus j}$.
 
-Shapes: n a power of two, ... any leading dimensions.
+Shapes: n a power of two, ... leading dimensions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SMALL = 64
 
 
 def hadamard_core(g: Tensor, rows: int | None = None, columns: int | None = None) -> Tensor:
-    r"""The upper left corner of $H \mathrm{diag}(g) H$, by one transform.
+    r"""Upper left corner of $H \mathrm{diag}(g) H$, by one transform.
 
     Args:
         g: (..., n).
-        rows, columns: of the corner; n without.
+        rows, columns: size of the corner; n by default.
 
     Returns:
         (..., rows, columns).
@@ -39,7 +39,7 @@ def hadamard_core(g: Tensor, rows: int | None = None, columns: int | None = None
     """
     n = g.shape[-1]
     rows, columns = n if rows is None else rows, n if columns is None else columns
-    if n <= _SMALL:  # a product with H costs little then, and its gradient less than that of picking elements
+    if n <= _SMALL:  # a product with a small H is cheap, and its gradient cheaper than that of indexing
         return fwht(g.unsqueeze(-2) * hadamard_matrix(n, dtype=g.dtype, device=g.device)[:rows])[..., :columns]
     return fwht(g)[..., xor_table(rows, columns, g.device)]
 
@@ -47,13 +47,13 @@ def hadamard_core(g: Tensor, rows: int | None = None, columns: int | None = None
 def hadamard_blocks(
     g: Tensor, s1: Tensor | None, s2: Tensor | None, structure: Structure, rows: int | None = None, columns: int | None = None
 ) -> Tensor:
-    r"""Blocks of a weight, from its factors: the upper left corners of $S_1 H \mathrm{diag}(g) H S_2$ or of another structure.
+    r"""Blocks of a weight: upper left corners of $S_1 H \mathrm{diag}(g) H S_2$, or of another structure, from its factors.
 
     Args:
         g: (..., n).
-        s1, s2: (..., n), the diagonals of the structure; None for those it does not have ("SHGH" has s1).
-        structure: "S1HGHS2", or the alternatives "S1HGHS2H", "SHGH" and "GH".
-        rows, columns: of the corner; n without.
+        s1, s2: (..., n), the diagonals of the structure; None for those that it does not have ("SHGH" has s1).
+        structure: "S1HGHS2", "S1HGHS2H", "SHGH" or "GH".
+        rows, columns: size of the corner; n by default.
 
     Returns:
         (..., rows, columns), linear in each factor.
@@ -79,15 +79,15 @@ def hadamard_blocks(
 
 
 def hadamard_product(x: Tensor, g: Tensor, s1: Tensor | None, s2: Tensor | None, structure: Structure) -> Tensor:
-    r"""Products with the blocks of `hadamard_blocks`, by transforms: two of them for $S_1 H \mathrm{diag}(g) H S_2\, x$.
+    r"""Multiply x by the blocks of `hadamard_blocks`, with two transforms for $S_1 H \mathrm{diag}(g) H S_2\, x$.
 
     Args:
         x: (..., n).
-        g: (..., n), of shape such that it broadcasts to x; so do s1 and s2.
-        s1, s2, structure: as for `hadamard_blocks`.
+        g, s1, s2: (..., n), broadcastable with x.
+        structure: as for `hadamard_blocks`.
 
     Returns:
-        (..., n), of the shape of all arguments broadcast, in the precision of x.
+        (..., n), in the dtype of x.
 
     Example:
         >>> g, s1, s2 = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0]), torch.ones(2)
@@ -103,15 +103,15 @@ def hadamard_product(x: Tensor, g: Tensor, s1: Tensor | None, s2: Tensor | None,
 
 
 def hadamard_second_moments(s1: Tensor, s2: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Marginal row and column second moments of $\tilde W = S_1 H \mathrm{diag}(\tilde g) H S_2$ for $\tilde g$ of mean zero
-    and covariance $\Sigma$.
+    r"""Second moments of the rows and columns of a random Hadamard weight.
+
+    For $\tilde W = S_1 H \mathrm{diag}(\tilde g) H S_2$ with $\tilde g$ of mean zero and covariance $\Sigma$:
 
     $$U = \mathrm{E}\,\tilde W \tilde W^\top = S_1 H (\Sigma \circ (H S_2^2 H)) H S_1, \qquad
       V = \frac{\mathrm{E}\,\tilde W^\top \tilde W}{\mathrm{tr}\,U} = \frac{S_2 H (\Sigma \circ (H S_1^2 H)) H
       S_2}{\mathrm{tr}\,U}$$
 
-    They are marginals and no more: the covariance of all of $\tilde W$ has rank n, $V \otimes U$ in general rank $n^2$. The law
-    of W is not a matrix normal (Kronecker) distribution, and must not be sampled as one.
+    W is not matrix normal: the covariance of all of $\tilde W$ has rank n, while $V \otimes U$ has in general rank $n^2$.
 
     Args:
         s1, s2: (..., n).
@@ -121,7 +121,7 @@ def hadamard_second_moments(s1: Tensor, s2: Tensor, covariance: Tensor) -> tuple
         U and V, (..., n, n).
 
     Source: Rossi, Marmin & Filippone, *Walsh-Hadamard variational inference for Bayesian deep learning* (2020), equation (5),
-    put right.
+    corrected.
 
     Example:
         >>> one = torch.ones(2)
@@ -142,5 +142,5 @@ def hadamard_second_moments(s1: Tensor, s2: Tensor, covariance: Tensor) -> tuple
 
 
 def xor_table(rows: int, columns: int, device: torch.device) -> Tensor:
-    """i xor j, (rows, columns): which element of Hg a weight is."""
+    """i xor j, (rows, columns): the index into Hg of every weight."""
     return torch.arange(rows, device=device).unsqueeze(-1) ^ torch.arange(columns, device=device)

@@ -1,4 +1,4 @@
-r"""Log-normal posteriors of a positive scale under gamma and inverse gamma priors, and the KL of a hierarchy built on them.
+r"""KL of log-normal posteriors of a positive scale from gamma and inverse gamma priors.
 
 A log-normal $z = e^{g + \sqrt d\,\epsilon}$ has parameters g (mean) and d (variance, not standard deviation) of $\log z$.
 """
@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.functional.householder import CompactForm, vsd_kl
+from bayesify.errors import ConfigurationError
 from bayesify.functional.kl import at_least_float32
+from bayesify.functional.reflections import CompactForm, vsd_kl
 
 __all__ = ["kl_lognormal_gamma", "kl_lognormal_inverse_gamma", "vsd_hierarchical_kl"]
 
@@ -21,7 +22,7 @@ def kl_lognormal_inverse_gamma(mean: Tensor, variance: Tensor, concentration: Te
     $$\mathrm{KL}(\mathrm{LogN}(g, d) \,\|\, \mathrm{IG}(a, b))
       = a g + b\, e^{-g + d/2} - a \log b + \log\Gamma(a) - \tfrac12 (1 + \log 2\pi d)$$
 
-    The density is $p(z) = b^a z^{-a-1} e^{-b/z} / \Gamma(a)$. What the paper prints in appendix C is minus this KL.
+    The density is $p(z) = b^a z^{-a-1} e^{-b/z} / \Gamma(a)$. The paper prints the negative of this KL in appendix C.
 
     Args:
         mean: g, the mean of log z, any shape.
@@ -30,10 +31,10 @@ def kl_lognormal_inverse_gamma(mean: Tensor, variance: Tensor, concentration: Te
         rate: b > 0, which multiplies 1/z.
 
     Returns:
-        Nats per element, never negative.
+        Nats per element, nonnegative.
 
     Raises:
-        ValueError: concentration or rate is a number that is not above 0.
+        ConfigurationError: `concentration` or `rate` is a number that is not above 0.
 
     Source: Nguyen et al. (2021), appendix C, with the sign and the rate corrected.
 
@@ -41,7 +42,7 @@ def kl_lognormal_inverse_gamma(mean: Tensor, variance: Tensor, concentration: Te
         >>> kl_lognormal_inverse_gamma(torch.tensor(0.0), torch.tensor(0.01), 2.0, 2.0)
         tensor(1.5074)
     """
-    return kl_lognormal_gamma(-mean, variance, concentration, rate)  # 1/z is log-normal with mean -g, and gamma a priori
+    return kl_lognormal_gamma(-mean, variance, concentration, rate)  # 1/z is log-normal with mean -g, and has a gamma prior
 
 
 def kl_lognormal_gamma(mean: Tensor, variance: Tensor, concentration: Tensor | float, rate: Tensor | float) -> Tensor:
@@ -50,21 +51,19 @@ def kl_lognormal_gamma(mean: Tensor, variance: Tensor, concentration: Tensor | f
     $$\mathrm{KL}(\mathrm{LogN}(g, d) \,\|\, \mathrm{Gamma}(a, b))
       = -a g + b\, e^{g + d/2} - a \log b + \log\Gamma(a) - \tfrac12 (1 + \log 2\pi d)$$
 
-    The density is $p(z) = b^a z^{a-1} e^{-b z} / \Gamma(a)$, with the rate b, not a scale.
+    The density is $p(z) = b^a z^{a-1} e^{-b z} / \Gamma(a)$, with the rate b instead of a scale.
 
     Args:
-        mean: g, the mean of log z, any shape.
-        variance: d > 0, the variance of log z, broadcastable to `mean`.
-        concentration: a > 0.
+        mean, variance, concentration: as for `kl_lognormal_inverse_gamma`.
         rate: b > 0, which multiplies z.
 
     Returns:
-        Nats per element, never negative.
+        Nats per element, nonnegative.
 
     Raises:
-        ValueError: concentration or rate is a number that is not above 0.
+        ConfigurationError: `concentration` or `rate` is a number that is not above 0.
 
-    Source: Nguyen et al. (2021), appendix C, for the gamma distribution the text mentions.
+    Source: Nguyen et al. (2021), appendix C, for the gamma distribution that the text mentions.
 
     Example:
         >>> kl_lognormal_gamma(torch.tensor(0.0), torch.tensor(0.01), 2.0, 2.0)
@@ -72,7 +71,7 @@ def kl_lognormal_gamma(mean: Tensor, variance: Tensor, concentration: Tensor | f
     """
     for name, value in (("concentration", concentration), ("rate", rate)):
         if not isinstance(value, Tensor) and not 0 < value < math.inf:
-            raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+            raise ConfigurationError(f"{name} must be a finite number above 0, got {value!r}")
     if isinstance(concentration, Tensor) or isinstance(rate, Tensor):
         a, b = torch.as_tensor(concentration).to(mean), torch.as_tensor(rate).to(mean)
         constant = torch.lgamma(a) - a * torch.log(b)
@@ -102,27 +101,26 @@ def vsd_hierarchical_kl(
       = \frac{Q}{2} \sum_i \Bigl[ e^{g_i + d_i/2} - g_i - 1 + \log\frac{1 + S_i}{\alpha_i} \Bigr]
       + \sum_i \mathrm{KL}(\mathrm{LogN}(g_i, d_i) \,\|\, p(z_i)).$$
 
-    Both terms are paid: the brackets of the paper's equation (14) give back the second one, and its equation (15) has the sign of
-    the logarithm reversed. Beta is the paper's choice $1 / (\Theta_{ij}^2 (1 + S_i))$, which is the optimum without z. Given z the
-    optimum would be that over z, and z would drop out of the first term; under q it would be that over $\mathrm{E} z$.
+    The paper's equation (14) subtracts the second term in its brackets, and its equation (15) reverses the sign of the logarithm.
+    Here both are corrected. $\beta_{ij} = 1 / (\Theta_{ij}^2 (1 + S_i))$ as in the paper, which is the optimum without z. The
+    optimum given z is this value divided by z, which removes z from the first term; under q, this value divided by $\mathrm{E} z$.
 
     Args:
         log_alpha: (K,), $\log\alpha$.
         vectors: (T, K) or their `compact_form`, see `householder`.
         columns: Q, the number of weights that share one noise variable.
-        mean: g (K,), of log z.
-        variance: d (K,) > 0, of log z.
-        concentration: of the hyperprior.
-        rate: of the hyperprior.
+        mean: g (K,), the means of log z.
+        variance: d (K,) > 0, the variances of log z.
+        concentration, rate: parameters of the hyperprior.
         hyperprior: "inverse-gamma" or "gamma".
 
     Returns:
         Nats, a scalar of at least float32.
 
     Raises:
-        ValueError: the shapes do not fit, or there is no such hyperprior.
+        ConfigurationError: the shapes do not match, or the hyperprior is unknown.
 
-    Source: Nguyen et al. (2021), section 3.3 and appendix C, corrected as said above.
+    Source: Nguyen et al. (2021), section 3.3 and appendix C, corrected.
 
     Example:
         >>> log_alpha, vectors, g, d = torch.zeros(3), torch.randn(1, 3), torch.zeros(3), torch.full((3,), 0.01)
@@ -130,10 +128,10 @@ def vsd_hierarchical_kl(
         tensor(6.6166)
     """
     if hyperprior not in _HYPERPRIORS:
-        raise ValueError(f"hyperprior must be one of {', '.join(map(repr, _HYPERPRIORS))}, got {hyperprior!r}")
+        raise ConfigurationError(f"hyperprior must be one of {', '.join(map(repr, _HYPERPRIORS))}, got {hyperprior!r}")
     if not mean.shape == variance.shape == log_alpha.shape:
         shapes = f"{tuple(mean.shape)} and {tuple(variance.shape)}"
-        raise ValueError(f"mean and variance must be {tuple(log_alpha.shape)} as log_alpha, got {shapes}")
+        raise ConfigurationError(f"mean and variance must be {tuple(log_alpha.shape)} to match log_alpha, got {shapes}")
     mean, variance = at_least_float32(mean), at_least_float32(variance)
     of_weights = 0.5 * columns * (torch.exp(mean + variance / 2) - mean - 1)
     of_scale = _HYPERPRIORS[hyperprior](mean, variance, concentration, rate)

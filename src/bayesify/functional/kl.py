@@ -1,7 +1,6 @@
 """Kullback-Leibler divergences in nats.
 
-Those of single numbers come elementwise, in the broadcast shape of their arguments; summing is the caller's business, because a KL
-is a sum over parameters, never a mean. Those that say so are sums.
+They are elementwise, in the broadcast shape of their arguments, unless stated otherwise.
 """
 
 import math
@@ -22,7 +21,7 @@ __all__ = [
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is if it is wider: a KL is a sum over millions of terms, which half precision cannot hold."""
+    """Convert `x` to float32 unless it is wider; half precision cannot represent sums over millions of terms."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -38,7 +37,7 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 0.0,
         prior_std: $s > 0$, a standard deviation.
 
     Returns:
-        Nats per element, never negative, zero where the two distributions agree.
+        Nats per element, nonnegative, zero for equal distributions.
 
     Source: Kingma & Welling, *Auto-encoding variational Bayes* (2014), appendix B, for a general prior.
 
@@ -53,11 +52,11 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 0.0,
 
 
 def gaussian_kl_sum(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 0.0, prior_std: float = 1.0) -> Tensor:
-    r"""`gaussian_kl`, summed over all elements: the same number in fewer passes over memory.
+    r"""`gaussian_kl`, summed over all elements with fewer memory accesses.
 
     Args:
-        mean, log_std: of one shape.
-        prior_mean: a number or a tensor of that shape.
+        mean, log_std: tensors of one shape.
+        prior_mean: a number, or a tensor of the same shape.
         prior_std: a standard deviation, one for all elements.
 
     Returns:
@@ -73,10 +72,10 @@ def gaussian_kl_sum(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 
 def gaussian_kl_and_spread(
     mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 0.0, prior_std: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""`gaussian_kl_sum`, with the standard deviations and variances that it meets on its way: a pass needs one of them too.
+    r"""`gaussian_kl_sum`, together with standard deviations and variances, which a forward pass needs too.
 
     Args:
-        mean, log_std, prior_mean, prior_std: as there.
+        mean, log_std, prior_mean, prior_std: as for `gaussian_kl_sum`.
 
     Returns:
         The KL in nats, a scalar; $\sigma$ and $\sigma^2$ in the shape of `log_std`.
@@ -90,7 +89,7 @@ def gaussian_kl_and_spread(
 
 
 class _GaussianKL(torch.autograd.Function):
-    """Value and gradient in as few passes over the weights as there can be: these are what takes the time in wide linear layers."""
+    """Value and gradient with as few memory accesses as possible, which dominate the time of wide linear layers."""
 
     generate_vmap_rule = True
 
@@ -131,16 +130,16 @@ def dropout_kl(weight: Tensor, bias: Tensor | None, p: float, prior_std: float |
 
     $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr) + \mathrm{const},$$
 
-    as a kept weight is scaled by $1 / (1 - p)$, which makes the second moment of a weight $W_{ij}^2 / (1 - p)$.
+    because the second moment of a weight, which is scaled by $1 / (1 - p)$ or dropped, is $W_{ij}^2 / (1 - p)$.
 
     Args:
         weight: W, any shape.
         bias: b, without noise, or None.
-        p: the probability of a zero, in [0, 1); with 0 this is the penalty of point estimates (MAP).
+        p: the dropout probability, in [0, 1); 0 gives the penalty of point estimates (MAP).
         prior_std: s, a standard deviation; None for a flat prior.
 
     Returns:
-        Nats, summed: a scalar of at least float32, zero for a flat prior.
+        Nats, summed, a scalar of at least float32; zero for a flat prior.
 
     Source: Gal & Ghahramani, *Dropout as a Bayesian approximation* (2016), appendix, proposition 1.
 

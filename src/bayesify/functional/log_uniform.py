@@ -13,14 +13,14 @@ __all__ = ["log_uniform_kl", "log_uniform_kl_cubic", "log_uniform_kl_sigmoid"]
 
 
 def log_uniform_kl(log_alpha: Tensor) -> Tensor:
-    r"""Exact KL of a dropout posterior from the log-uniform prior, elementwise and differentiable, for every alpha.
+    r"""Exact KL of a dropout posterior from the log-uniform prior, elementwise.
 
     $$\mathrm{KL}(\alpha) = -\tfrac12\log\alpha + \mathrm{E}\log|\epsilon| + \tfrac12(\gamma + \log 2) = 2\int_0^u D(t)\,dt,
     \qquad \epsilon \sim N(1, \alpha),\; u = (2\alpha)^{-1/2},$$
 
-    with Dawson's function $D$. The prior is improper, so the constant is a convention: here $\mathrm{KL}(\infty) = 0$, which makes
-    the value positive and decreasing in alpha. For $\log\alpha \in [-20, 12]$ value and gradient are right to 1e-10 in float64
-    and to 2e-6 in float32.
+    with Dawson's function $D$. The prior is improper, so the constant is a convention: here $\mathrm{KL}(\infty) = 0$, and the
+    value is positive and decreasing in alpha. For $\log\alpha \in [-20, 12]$ the error of value and gradient is below 1e-10 in
+    float64 and 2e-6 in float32.
 
     Args:
         log_alpha: $\log\alpha$, any shape; alpha is the variance of the multiplicative noise, $p/(1-p)$ for a dropout rate p.
@@ -28,8 +28,8 @@ def log_uniform_kl(log_alpha: Tensor) -> Tensor:
     Returns:
         Nats per element, same shape and dtype.
 
-    Source: Kingma, Salimans & Welling (2015), appendix C. The paper fits a cubic to this function (`log_uniform_kl_cubic`), valid
-    for alpha in about [0.05, 1] only.
+    Source: Kingma, Salimans & Welling (2015), appendix C. The paper approximates it by a cubic (`log_uniform_kl_cubic`), valid only
+    for alpha in about [0.05, 1].
 
     Example:
         >>> log_uniform_kl(torch.tensor([0.0, 50.0], dtype=torch.float64)).round(decimals=6)
@@ -40,9 +40,9 @@ def log_uniform_kl(log_alpha: Tensor) -> Tensor:
     return _LogUniformKL.apply(at_least_float32(log_alpha))[0].to(log_alpha.dtype)
 
 
-# KL(alpha) = softplus(-log alpha) / 2 + (1 - s)^2 P(s) / Q(s), s = 2 alpha / (1 + 2 alpha): the first term has the logarithm at
-# alpha = 0, the second is smooth on [0, 1]. Rational fit by tools/fit_log_uniform_kl.py, largest error 1.5e-12 for log alpha in
-# [-20, 12]. It takes a tenth of the time of summing the series of Dawson's integral, which matters with one alpha per weight.
+# KL(alpha) = softplus(-log alpha) / 2 + (1 - s)^2 P(s) / Q(s), s = 2 alpha / (1 + 2 alpha): the first term contains the logarithm
+# at alpha = 0, the second is smooth on [0, 1]. Rational fit by tools/fit_log_uniform_kl.py, with an error up to 1.5e-12 for log
+# alpha in [-20, 12]; ten times faster than the series of Dawson's integral.
 _P = (
     0.63518142273081799, -7.7890939658416778, 213.02197996481912, -400.65133191411105, 19374.67505897522, 97504.75684569111,
     1186925.1612358834, 8350496.4071097662, 47729306.694667089, 188032750.76787881, 770227163.81950913, -436870074.15170571,
@@ -59,9 +59,9 @@ _FEW = 2**14
 
 
 def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> tuple[Tensor, ...]:
-    """Polynomials of one degree at s, all at once."""
+    """Evaluate several polynomials of one degree at s."""
     table = torch.tensor(coefficients, dtype=s.dtype, device=s.device)
-    if s.numel() <= _FEW:  # a product with the powers of s: a handful of operations, whose number is all that counts here
+    if s.numel() <= _FEW:  # a product with the powers of s: few operations, whose number determines the time for small s
         powers = s.unsqueeze(-1).expand(*s.shape, table.shape[1] - 1).cumprod(-1)
         return torch.matmul(powers, table[:, 1:].T).add(table[:, 0]).unbind(-1)
     highest, *others = table.T.reshape(table.shape[1], -1, *[1] * s.dim()).flip(0)
@@ -72,7 +72,7 @@ def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> tuple[Tensor, .
 
 
 def _value_and_slope(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """The KL and its derivative by log alpha."""
+    """The KL and its derivative with respect to log alpha."""
     shifted = log_alpha + math.log(2)
     s, rest = torch.sigmoid(shifted), torch.sigmoid(-shifted)
     p, q, dp, dq = _polynomials(s, _P, _Q, _DP, _DQ)
@@ -83,7 +83,7 @@ def _value_and_slope(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _LogUniformKL(torch.autograd.Function):
-    """One node of the graph instead of the fit's thirty; the slope comes with the value, only second derivatives redo it."""
+    """One node of the graph instead of thirty; the slope is computed with the value, and again for second derivatives only."""
 
     generate_vmap_rule = True
 
@@ -104,12 +104,12 @@ class _LogUniformKL(torch.autograd.Function):
 
 
 def log_uniform_kl_cubic(log_alpha: Tensor) -> Tensor:
-    r"""The paper's cubic approximation of the log-uniform KL, for comparison: use `log_uniform_kl`.
+    r"""Cubic approximation of `log_uniform_kl`, for comparison.
 
     $$\mathrm{KL}(\alpha) \approx c - \tfrac12\log\alpha - c_1\alpha - c_2\alpha^2 - c_3\alpha^3$$
 
-    The constant c makes it agree with the exact KL at alpha = 1. It is within 0.0102 nats for alpha in [0.05, 1], off by up to
-    0.037 below, and runs to minus infinity above 1.
+    The constant c makes it exact at alpha = 1. The error is up to 0.0102 nats for alpha in [0.05, 1] and up to 0.037 below; above
+    1 the approximation tends to minus infinity.
 
     Args:
         log_alpha: $\log\alpha$, any shape.
@@ -132,11 +132,11 @@ _CUBIC_AT_ONE = float(log_uniform_kl(torch.zeros((), dtype=torch.float64))) + su
 
 
 def log_uniform_kl_sigmoid(log_alpha: Tensor) -> Tensor:
-    r"""The sigmoid approximation of the log-uniform KL, for comparison: use `log_uniform_kl`.
+    r"""Sigmoid approximation of `log_uniform_kl`, for comparison.
 
     $$\mathrm{KL}(\alpha) \approx k_1 - k_1 \,\mathrm{sigmoid}(k_2 + k_3\log\alpha) + \tfrac12\log(1 + \alpha^{-1})$$
 
-    Within 0.0094 nats for every alpha; its gradient is off by up to 0.014.
+    The error is up to 0.0094 nats, and up to 0.014 in the gradient.
 
     Args:
         log_alpha: $\log\alpha$, any shape.

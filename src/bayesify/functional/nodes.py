@@ -1,4 +1,4 @@
-"""Nodes of the autograd graph that are written by hand: what they share."""
+"""Helper of custom autograd functions."""
 
 import inspect
 from collections.abc import Callable
@@ -8,7 +8,7 @@ __all__ = ["signed"]
 
 
 def signed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the signature of a node's `forward`: PyTorch asks for it in every call, and finding it takes longer than a small layer.
+    """Cache the signature of the `forward` of an autograd function, which PyTorch inspects in every call.
 
     Example:
         >>> @signed

@@ -1,7 +1,6 @@
-"""Random noise for layers: normal and Bernoulli draws, the local reparameterisation, and a bound that does not trap a parameter.
+"""Random noise for layers: normal and Bernoulli draws, local reparameterization, and an upper bound for parameters.
 
-Noise is drawn inside the forward pass and never kept in a buffer that is refilled in place: autograd would then see the last
-draw in every backward pass.
+Noise is drawn inside the forward pass and not in a buffer that is overwritten, or backward passes would use the last draw.
 """
 
 from typing import Any
@@ -15,13 +14,12 @@ __all__ = ["at_most", "bernoulli_mask", "local_reparameterization", "normal_like
 
 
 def normal_like(x: Tensor, draws: int = 1) -> Tensor:
-    r"""Standard normal noise with the dtype, device and memory format of `x`, for every one of so many draws.
+    r"""Standard normal noise with the dtype, device and memory format of `x`, for S draws.
 
-    `torch.randn_like` fills a channels-last tensor element by element, about nine times slower than a contiguous one; here the
-    noise is drawn contiguously in the layout's own order.
+    `torch.randn_like` is about nine times slower for a channels-last tensor than for a contiguous one; this function is not.
 
     Args:
-        x: (R, ...), any shape where `draws` is 1.
+        x: (R, ...), any shape if `draws` is 1.
         draws: S.
 
     Returns:
@@ -44,7 +42,7 @@ def bernoulli_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
     Args:
         shape: the shape of the mask.
         p: the probability of a zero, in [0, 1).
-        like: gives dtype and device.
+        like: a tensor with the dtype and device of the mask.
 
     Returns:
         Masks with mean 1 and variance $p / (1 - p)$.
@@ -53,7 +51,7 @@ def bernoulli_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
         >>> bernoulli_mask((2,), 0.0, torch.zeros(1))
         tensor([1., 1.])
     """
-    # A comparison with uniform noise takes a quarter of the time of Tensor.bernoulli_ on a CPU.
+    # On a CPU four times faster than Tensor.bernoulli_.
     return (torch.rand(shape, device=like.device) >= p).to(like.dtype) / (1 - p)
 
 
@@ -63,13 +61,13 @@ def local_reparameterization(mean: Tensor, variance: Tensor, draws: int = 1) -> 
     $$y = \mu + \sqrt{v}\,\zeta, \qquad \zeta \sim N(0, I)$$
 
     Args:
-        mean: $\mu$, (R, ...), any shape where `draws` is 1.
-        variance: $v \ge 0$, same shape. Where it is zero (an input of zeros, or rounding) the draw is the mean and its gradient
-            stays finite: $\sqrt{0}$ has an infinite slope, which would turn 0 * inf into NaN in the backward pass.
+        mean: $\mu$, (R, ...), any shape if `draws` is 1.
+        variance: $v \ge 0$, same shape. Where it is zero, the draw is the mean, and its gradient is finite although $\sqrt{0}$ has
+            an infinite slope.
         draws: S.
 
     Returns:
-        (S*R, ...), S draws of every element, all of the first draw first.
+        (S*R, ...), S draws of every element, all rows of draw 0 first.
 
     Source: Kingma, Salimans & Welling (2015), section 2.3, equation (6).
 
@@ -78,7 +76,7 @@ def local_reparameterization(mean: Tensor, variance: Tensor, draws: int = 1) -> 
         tensor([1., 1.])
     """
     least = torch.finfo(variance.dtype).tiny
-    if variance.dtype == torch.float16:  # which has no small variances, nor large gradients
+    if variance.dtype == torch.float16:  # has no small variances and no large gradients
         least, variance = least * torch.finfo(torch.float16).eps, variance.float()
     noise = normal_like(mean, draws)
     if draws == 1:
@@ -91,10 +89,7 @@ def _root(variance: Tensor, least: float) -> Tensor:
 
 
 class _Reparameterized(torch.autograd.Function):
-    """One node instead of three: activations are large, and every pass over them counts.
-
-    The slope at a variance below the least is that at the least: whatever made the variance as small makes it count for nothing.
-    """
+    """One node of the graph instead of three, to save memory accesses. The slope is constant below the least variance."""
 
     generate_vmap_rule = True
 
@@ -121,21 +116,18 @@ class _Reparameterized(torch.autograd.Function):
 
 
 def at_most(x: Tensor, bound: float) -> Tensor:
-    r"""$\min(x, b)$ whose gradient still pulls a value from beyond the bound back inside.
+    r"""$\min(x, b)$, elementwise, with a gradient that returns values above the bound.
 
-    `Tensor.clamp` has no gradient beyond the bound, so a parameter that an optimiser pushed over it could never return. Here the
-    gradient is dropped only where a descent step would push further out: projected gradient descent.
+    `Tensor.clamp` has no gradient above the bound, so a parameter that exceeds it would never return. Here the gradient is zero
+    only where a descent step would increase x further, as in projected gradient descent.
 
     Args:
         x: any shape.
         bound: the largest value.
 
-    Returns:
-        `x` clamped from above.
-
     Example:
         >>> x = torch.tensor([2.0], requires_grad=True)
-        >>> at_most(x, 1.0).backward(torch.ones(1))  # descent decreases x: the gradient passes
+        >>> at_most(x, 1.0).backward(torch.ones(1))  # a descent step decreases x: the gradient is not zero
         >>> x.grad
         tensor([1.])
     """

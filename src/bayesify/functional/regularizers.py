@@ -1,11 +1,11 @@
-r"""Regularisers of a network's outputs: KL terms of $q(z \mid x) = N(\mu, \mathrm{diag}(s^2))$ from a prior of z.
+r"""Regularizers of a network's outputs: KL of $q(z \mid x) = N(\mu, \mathrm{diag}(s^2))$ from a prior of z.
 
-Shapes: B batch, K outputs, * any further dimensions (tokens), each position of which has a z of its own. All take `mean` and `std`
-(B, *, K), or (B,) for one output, and return nats (B,), summed over outputs and positions, at least float32.
+Shapes: B batch, K outputs, * further dimensions (tokens) with one z per position. All functions take `mean` and `std` (B, *, K), or
+(B,) for one output, and return nats (B,), summed over outputs and positions, of at least float32.
 
-The last three learn the prior from the whole data set. They take averages over it (K,), such as running means, as constants. Each
-is a bound for every value of the averages, has the value of the paper's data-set-wide form in the mean over the data set where the
-averages are exact, and then also its gradient.
+The functions `*_all` learn the prior from the whole data set. They take averages over it (K,), such as running means, as constants,
+and are bounds for every value of the averages. If the averages are exact, the mean over the data set has the value and the gradient
+of the paper's form.
 
 Source: *Variational inference on the final-layer output of neural networks*, sections 2.2, B and C; Tomczak et al. (2021); Wu et
 al. (2019).
@@ -15,6 +15,7 @@ import math
 
 from torch import Tensor
 
+from bayesify.errors import ConfigurationError
 from bayesify.functional.kl import at_least_float32
 
 __all__ = [
@@ -28,49 +29,54 @@ __all__ = [
 ]
 
 
-def vifo_naive(mean: Tensor, std: Tensor, prior_variance: float = 1.0) -> Tensor:
-    r"""$\mathrm{KL}(q \,\|\, N(0, vI))$ for a fixed prior variance v.
+_PRIOR_STD, _MEAN_PRIOR_STD = math.sqrt(0.3), math.sqrt(5.7)
+
+
+def vifo_naive(mean: Tensor, std: Tensor, prior_std: float = 1.0) -> Tensor:
+    r"""$\mathrm{KL}(q \,\|\, N(0, \sigma^2 I))$ for a fixed prior standard deviation $\sigma$.
 
     Example:
         >>> vifo_naive(torch.zeros(2, 3), torch.ones(2, 3))
         tensor([0., 0.])
     """
     mean, std = _outputs(mean, std)
-    return _sum((mean.square() + std.square()) / (2 * prior_variance) - std.log() + 0.5 * (math.log(prior_variance) - 1))
+    return _sum((mean.square() + std.square()) / (2 * prior_std**2) - std.log() + math.log(prior_std) - 0.5)
 
 
-def vifo_mean(mean: Tensor, std: Tensor, gamma: float = 0.3, alpha: float = 5.7) -> Tensor:
-    r"""The prior's mean learned for every x: $z \sim N(m, \gamma I)$, $m \sim N(0, \alpha I)$, equation (6).
+def vifo_mean(mean: Tensor, std: Tensor, prior_std: float = _PRIOR_STD, mean_prior_std: float = _MEAN_PRIOR_STD) -> Tensor:
+    r"""KL with the mean of the prior learned for every x: $z \sim N(m, \gamma I)$, $m \sim N(0, \alpha I)$, equation (6).
 
     $$\min_{q(m)} \mathrm{E}_{q(m)} \mathrm{KL}(q \,\|\, p(z \mid m)) + \mathrm{KL}(q(m) \,\|\, p(m)) =
     \sum_k \frac{s_k^2}{2\gamma} + \frac{\mu_k^2}{2(\gamma + \alpha)} - \log s_k + \tfrac12\log(\gamma + \alpha) - \tfrac12$$
 
     Args:
-        gamma, alpha: variances; the paper's $\alpha_\mathrm{reg}$ is gamma / (gamma + alpha), 0.05 here.
+        prior_std, mean_prior_std: $\sqrt\gamma$ and $\sqrt\alpha$. By default the paper's
+            $\alpha_\mathrm{reg} = \gamma / (\gamma + \alpha)$ is 0.05.
 
     Example:
-        >>> vifo_mean(torch.zeros(1, 1), torch.ones(1, 1), gamma=1.0, alpha=0.0)
+        >>> vifo_mean(torch.zeros(1, 1), torch.ones(1, 1), prior_std=1.0, mean_prior_std=0.0)
         tensor([0.])
     """
     mean, std = _outputs(mean, std)
+    gamma, alpha = prior_std**2, mean_prior_std**2
     quadratic = std.square() / (2 * gamma) + mean.square() / (2 * (gamma + alpha))
     return _sum(quadratic - std.log() + 0.5 * (math.log(gamma + alpha) - 1))
 
 
 def vifo_mean_variance(mean: Tensor, std: Tensor, a: float = 0.5, b: float = 0.01, delta: float = 0.1) -> Tensor:
-    r"""The prior's mean and variances learned for every x: $z \sim N(m, v)$, $m \sim N(0, v/t)$, $v \sim \mathrm{IG}(a, b)$, (19).
+    r"""KL with prior means and variances learned per x: $z \sim N(m, v)$, $m \sim N(0, v/t)$, $v \sim \mathrm{IG}(a, b)$, (19).
 
     $$\sum_k (a + \tfrac12)\log B_k - \log s_k + c, \qquad B_k = b + \tfrac\delta2\mu_k^2 + \tfrac12 s_k^2, \quad
     c = \log\frac{\Gamma(a)}{\Gamma(a + 1/2)} - a\log b - \tfrac12\log\delta - \tfrac12$$
 
-    The paper leaves out c in (19), and has it in (29).
+    The paper omits c in (19) and includes it in (29).
 
     Args:
         a, b: shape and scale of the inverse gamma prior of every variance.
         delta: t / (1 + t), in (0, 1).
 
     Example:
-        >>> std = torch.tensor([[0.1], [0.02 ** 0.5], [0.2]])  # at mean 0 a variance of b / a is the best
+        >>> std = torch.tensor([[0.1], [0.02 ** 0.5], [0.2]])  # at mean 0 the minimum is at a variance of b / a
         >>> int(vifo_mean_variance(torch.zeros(3, 1), std).argmin())
         1
     """
@@ -80,14 +86,14 @@ def vifo_mean_variance(mean: Tensor, std: Tensor, a: float = 0.5, b: float = 0.0
 
 
 def vifo_empirical_bayes(mean: Tensor, std: Tensor, a: float = 4.4798, b: float = 10.0) -> Tensor:
-    r"""The prior's one variance at its best value for every x: $z \sim N(0, vI)$, $v \sim \mathrm{IG}(a, b)$, equation (20).
+    r"""KL with the optimal prior variance for every x: $z \sim N(0, vI)$, $v \sim \mathrm{IG}(a, b)$, equation (20).
 
     $$\mathrm{KL}(q \,\|\, N(0, v^* I)), \qquad v^* = \frac{\lVert\mu\rVert^2 + \lVert s\rVert^2 + 2b}{K + 2a + 2}$$
 
-    $v^*$ minimises the KL minus the log prior of v, which itself is left out, as in the paper. The gradient passes through it.
+    $v^*$ minimizes the KL minus the log prior of v, which the paper and this function omit. The gradient includes that of $v^*$.
 
     Example:
-        >>> std = torch.tensor([[1.0], [(10 / 5.4798) ** 0.5], [2.0]])  # at mean 0 a variance of b / (a + 1) is the best
+        >>> std = torch.tensor([[1.0], [(10 / 5.4798) ** 0.5], [2.0]])  # at mean 0 the minimum is at b / (a + 1)
         >>> int(vifo_empirical_bayes(torch.zeros(3, 1), std).argmin())
         1
     """
@@ -97,7 +103,9 @@ def vifo_empirical_bayes(mean: Tensor, std: Tensor, a: float = 4.4798, b: float 
     return _sum(0.5 * (squares / variance + variance.log() - 1) - std.log())
 
 
-def vifo_mean_all(mean: Tensor, std: Tensor, average_mean: Tensor, gamma: float = 0.3, alpha: float = 5.7) -> Tensor:
+def vifo_mean_all(
+    mean: Tensor, std: Tensor, average_mean: Tensor, prior_std: float = _PRIOR_STD, mean_prior_std: float = _MEAN_PRIOR_STD
+) -> Tensor:
     r"""`vifo_mean` with one prior mean for the whole data set, equation (22), last line.
 
     $$\mathrm{E}_{q^*} \mathrm{KL}(q \,\|\, N(m, \gamma I)) + \mathrm{KL}(q^* \,\|\, N(0, \alpha I)), \qquad
@@ -112,9 +120,10 @@ def vifo_mean_all(mean: Tensor, std: Tensor, average_mean: Tensor, gamma: float 
         True
     """
     mean, std = _outputs(mean, std)
-    centre = alpha / (alpha + gamma) * average_mean.detach()
-    quadratic = (std.square() + (mean - centre).square()) / gamma
-    prior = centre.square() / alpha if alpha else 0.0
+    gamma, alpha = prior_std**2, mean_prior_std**2
+    center = alpha / (alpha + gamma) * average_mean.detach()
+    quadratic = (std.square() + (mean - center).square()) / gamma
+    prior = center.square() / alpha if alpha else 0.0
     return _sum(0.5 * (quadratic + prior + math.log(gamma + alpha) - 1) - std.log())
 
 
@@ -154,8 +163,8 @@ def vifo_empirical_bayes_all(
     \tfrac12\Bigl(\frac K{\bar v} - \frac{\bar u}{\bar v^2}\Bigr)\frac{u - \bar u}{K + 2a + 2},
     \qquad \bar v = \frac{\bar u + 2b}{K + 2a + 2}$$
 
-    with $u = \lVert\mu\rVert^2 + \lVert s\rVert^2$ and its average $\bar u$. The second term, zero in the mean over the data set,
-    carries the gradient through $\bar v$.
+    with $u = \lVert\mu\rVert^2 + \lVert s\rVert^2$ and its average $\bar u$. The second term has mean zero over the data set, and
+    the gradient through $\bar v$.
 
     Args:
         average_square, average_variance: the averages of `mean ** 2` and `std ** 2` over the data set, (K,).
@@ -181,7 +190,7 @@ def _inverse_gamma_constant(a: float, b: float, delta: float) -> float:
 def _outputs(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
     """Both (B, *, K), at least float32."""
     if mean.dim() == 0 or mean.shape != std.shape:
-        raise ValueError(f"mean and std must both be (B, ..., K), got {tuple(mean.shape)} and {tuple(std.shape)}")
+        raise ConfigurationError(f"mean and std must both be (B, ..., K), got {tuple(mean.shape)} and {tuple(std.shape)}")
     mean, std = at_least_float32(mean), at_least_float32(std)
     return (mean.unsqueeze(-1), std.unsqueeze(-1)) if mean.dim() == 1 else (mean, std)
 

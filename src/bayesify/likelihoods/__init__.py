@@ -1,4 +1,4 @@
-"""Likelihoods: how a network's outputs become a probability of the targets, in nats."""
+"""Likelihoods: distributions of the targets given a network's outputs. Log probabilities are in nats."""
 
 from bayesify.likelihoods.base import Likelihood
 from bayesify.likelihoods.discrete import Bernoulli, Categorical

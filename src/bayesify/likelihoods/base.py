@@ -1,4 +1,4 @@
-"""What every likelihood does: log probabilities for training, predictive distributions afterwards, checks before.
+"""Base class of likelihoods: checks of targets, log probabilities for training, predictive distributions.
 
 Shapes: S draws, B batch, * any further dimensions (tokens, outputs). Log probabilities are in nats, per draw and example, summed
 over everything else, and at least float32.
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from
 
@@ -20,14 +21,14 @@ __all__ = ["Likelihood", "check_draws"]
 
 
 class Likelihood(nn.Module, ABC):
-    """How outputs become a probability of the targets: what training maximises and what `predict` returns.
+    """Distribution of the targets given the network's outputs: what training maximizes and what `predict` returns.
 
-    A new likelihood is a subclass that passes its constructor arguments on to `super().__init__` and fills in the abstract methods;
-    naming it makes it known. `to_dict` and `Likelihood.from_dict` save the arguments, `state_dict` what was learned.
+    A subclass passes its constructor arguments on to `super().__init__` and implements the abstract methods; defining it registers
+    it. `to_dict` saves the arguments, `state_dict` what was learned.
 
     Attributes:
-        impossible: whether an output of minus infinity has a meaning (a class that cannot be).
-        closed_form: whether `expected_log_prob` is there, the expectation over normal outputs without draws.
+        impossible: whether outputs may be minus infinity (an impossible class).
+        closed_form: whether `expected_log_prob` is implemented.
     """
 
     registry: ClassVar[dict[str, type[Likelihood]]] = {}
@@ -44,79 +45,78 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def check_outputs(self, outputs: Tensor) -> None:
-        """Raise ValueError unless the draws (S, B, *) have a shape and dtype this likelihood can read."""
+        """Raise DataError unless the draws (S, B, *) have a shape and dtype of this likelihood."""
 
-    @abstractmethod
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        """The shape (B, *) of the targets that belong to the draws (S, B, *)."""
+        """The shape (B, *) of the targets of draws (S, B, *); by default that of one draw."""
+        return tuple(outputs.shape[1:])
 
     @abstractmethod
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
-        """Raise TypeError or ValueError unless y can be a target (of these outputs, where they are known)."""
+        """Raise TypeError or DataError unless y has valid targets (for these outputs, if given)."""
 
     @abstractmethod
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log probability of each target: outputs (S, B, *), y as `target_shape` says -> (S, *target_shape), nats."""
+        """Log probability (S, *target_shape) of each target, nats, from outputs (S, B, *) and y (*target_shape)."""
 
     @abstractmethod
     def mixture(self, outputs: Tensor) -> Predictive:
         """The predictive distribution of valid draws (S, B, *)."""
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log probability or density of the targets under each draw; shapes are checked, values are not, so that it compiles.
+        """Log probability or density of the targets under each draw. Checks shapes but not values, so that it compiles.
 
         Args:
-            outputs: (S, B, *), what the network returned, as the class says.
-            y: (B, *), targets; a trailing dimension of size 1 may be missing or too many, nothing is broadcast.
+            outputs: (S, B, *), from the network.
+            y: (B, *), targets. A trailing dimension of size 1 may be added or missing; nothing is broadcast.
 
         Returns:
             (S, B), nats, at least float32, summed over the dimensions of one example.
 
         Raises:
-            ValueError: shapes that do not fit.
+            DataError: a shape that does not fit.
         """
         self.check_outputs(outputs)
         return sum_from(self.terms(at_least_float32(outputs), align_targets(y, self.target_shape(outputs))), 2)
 
     def expected_terms(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
-        """`terms` in expectation over independent normal outputs (1, B, *), where it has a closed form."""
+        """Expectation of `terms` over independent normal outputs (1, B, *), where it has a closed form."""
         raise NotImplementedError(f"the expectation of {type(self).__name__} has no closed form; draw outputs")
 
     def expected_log_prob(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
-        """`log_prob` in expectation over independent normal outputs.
+        """Expectation of `log_prob` over independent normal outputs.
 
         Args:
-            mean, std: (B, *), of the outputs.
+            mean, std: moments of the outputs, (B, *).
             y: as for `log_prob`.
 
         Returns:
             (B,), nats, at least float32, summed over the dimensions of one example.
 
         Raises:
-            NotImplementedError: no closed form.
-            ValueError: shapes that do not fit.
+            NotImplementedError: it has no closed form.
+            DataError: a shape that does not fit.
         """
         mean, std = at_least_float32(mean).unsqueeze(0), at_least_float32(std).unsqueeze(0)
         self.check_outputs(mean)
         return sum_from(self.expected_terms(mean, std, align_targets(y, self.target_shape(mean))), 2).squeeze(0)
 
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The same as `log_prob`: a learned likelihood wrapped for distributed training is called as a module."""
+        """`log_prob`, for wrappers of modules such as DistributedDataParallel."""
         return self.log_prob(outputs, y)
 
     def predictive(self, outputs: Tensor) -> Predictive:
         """The predictive distribution of one batch of draws (S, B, *).
 
         Raises:
-            ValueError: a shape that does not fit, NaN or infinity.
+            DataError: a shape that does not fit, NaN or infinity.
         """
         self.check_outputs(outputs)
-        # A logit of minus infinity is a class that cannot be; everything else that is not finite means something broke.
-        wrong = outputs.isnan() | (outputs == math.inf) if self.impossible else ~outputs.isfinite()
-        if wrong.any():
-            raise ValueError(
-                f"the outputs hold NaN or infinity: {int(wrong.sum())} of {outputs.numel()} values, "
-                f"{int(wrong.flatten(1).any(1).sum())} of {outputs.shape[0]} draws; training diverged or the precision is too low"
+        invalid = outputs.isnan() | (outputs == math.inf) if self.impossible else ~outputs.isfinite()
+        if invalid.any():
+            raise DataError(
+                f"outputs must be finite, got NaN or infinity in {int(invalid.sum())} of {outputs.numel()} values, "
+                f"{int(invalid.flatten(1).any(1).sum())} of {outputs.shape[0]} draws; training diverged or the precision is too low"
             )
         return self.mixture(at_least_float32(outputs.detach()))
 
@@ -125,11 +125,11 @@ class Likelihood(nn.Module, ABC):
 
         Args:
             y: (N, *), all targets.
-            outputs: some draws (S, N, *); with them shapes and the number of classes are checked too.
+            outputs: draws (S, N, *), to also check the shape and the number of classes.
 
         Raises:
             TypeError: not a tensor, or labels that are not integers.
-            ValueError: NaN, infinity, labels out of range, a shape that does not fit.
+            DataError: NaN, infinity, labels out of range, a shape that does not fit.
         """
         if not isinstance(y, Tensor):
             raise TypeError(f"y must be a torch.Tensor, got {type(y).__name__}; use torch.as_tensor(y)")
@@ -139,15 +139,15 @@ class Likelihood(nn.Module, ABC):
         self.check_values(y, outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and constructor arguments, ready for JSON; what was learned lives in `state_dict`."""
+        """Name and constructor arguments, for JSON; learned values are in `state_dict`."""
         return {"likelihood": type(self).__name__, **self.fields}
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Likelihood:
-        """Build a likelihood from what `to_dict` wrote.
+        """Build a likelihood from the result of `to_dict`.
 
         Raises:
-            ValueError: an unknown likelihood or field, with the known ones.
+            ConfigurationError: an unknown likelihood or field.
 
         Example:
             >>> Likelihood.from_dict({"likelihood": "gaussian", "std": 0.5})
@@ -155,17 +155,23 @@ class Likelihood(nn.Module, ABC):
         """
         values = dict(fields)
         kind = Likelihood.named(values.pop("likelihood", None))
-        known = list(inspect.signature(kind).parameters)
-        if unknown := sorted(set(values) - set(known)):
-            raise ValueError(f"{kind.__name__} has no field {', '.join(map(repr, unknown))}; it has {', '.join(known) or 'none'}")
+        names = list(inspect.signature(kind).parameters)
+        if unknown := sorted(set(values) - set(names)):
+            raise ConfigurationError(
+                f"{kind.__name__} has no field {', '.join(map(repr, unknown))}; its fields are {', '.join(names) or 'none'}"
+            )
         return kind(**values)
 
     @staticmethod
     def named(name: object) -> type[Likelihood]:
-        """The likelihood class of that name, in any case; ValueError with the known ones if there is none."""
-        by_name = {known.lower(): kind for known, kind in Likelihood.registry.items()}
+        """The registered likelihood class of that name, ignoring case.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        by_name = {key.lower(): kind for key, kind in Likelihood.registry.items()}
         if str(name).lower() not in by_name:
-            raise ValueError(f"unknown likelihood {name!r}; known likelihoods: {', '.join(sorted(Likelihood.registry))}")
+            raise ConfigurationError(f"unknown likelihood {name!r}; known likelihoods: {', '.join(sorted(Likelihood.registry))}")
         return by_name[str(name).lower()]
 
     def extra_repr(self) -> str:
@@ -173,6 +179,6 @@ class Likelihood(nn.Module, ABC):
 
 
 def check_draws(outputs: Tensor, least: int, expected: str) -> None:
-    """Raise ValueError unless the outputs are floating point with at least `least` dimensions."""
+    """Raise DataError unless the outputs are floating point with at least `least` dimensions."""
     if outputs.dim() < least or not outputs.is_floating_point():
-        raise ValueError(f"outputs must be floating point draws {expected}, got {tuple(outputs.shape)}, {outputs.dtype}")
+        raise DataError(f"outputs must be floating point draws {expected}, got {tuple(outputs.shape)}, {outputs.dtype}")

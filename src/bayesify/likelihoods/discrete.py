@@ -1,4 +1,4 @@
-"""Likelihoods of classes: categorical and Bernoulli.
+"""Likelihoods for classification: categorical and Bernoulli.
 
 Shapes: S draws, B batch, K classes, D labels, * any further dimensions (tokens).
 """
@@ -6,6 +6,7 @@ Shapes: S draws, B batch, K classes, D labels, * any further dimensions (tokens)
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.errors import DataError
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive, check_binary, check_labels
 
@@ -18,7 +19,7 @@ class Categorical(Likelihood):
     Outputs are logits (S, B, K) or (S, B, *, K), targets integers (B,) or (B, *).
 
     Args:
-        ignore_index: a label that counts for nothing (padding).
+        ignore_index: a label whose targets are ignored (padding).
 
     Example:
         >>> Categorical().log_prob(torch.zeros(1, 2, 4), torch.tensor([3, 0]))
@@ -34,7 +35,7 @@ class Categorical(Likelihood):
     def check_outputs(self, outputs: Tensor) -> None:
         check_draws(outputs, 3, "(S, B, K) or (S, B, ..., K), classes last")
         if outputs.shape[-1] < 2:
-            raise ValueError(f"Categorical needs at least 2 classes, got outputs {tuple(outputs.shape)}; Bernoulli takes one logit")
+            raise DataError(f"Categorical needs at least 2 classes, got outputs {tuple(outputs.shape)}; one logit needs Bernoulli")
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         return tuple(outputs.shape[1:-1])
@@ -44,7 +45,7 @@ class Categorical(Likelihood):
 
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         if y.is_floating_point():
-            raise TypeError(f"y must hold integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
+            raise TypeError(f"y must have integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
         labels = y.long().expand(outputs.shape[:-1])
         losses = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=self.ignore_index, reduction="none")
         return -losses.view(labels.shape)
@@ -54,7 +55,7 @@ class Categorical(Likelihood):
 
 
 class Bernoulli(Likelihood):
-    r"""Yes or no, once per example or once per label: $\log p(y) = \log\mathrm{sigmoid}((2y - 1) f)$.
+    r"""Binary targets, one per example or one per label: $\log p(y) = \log\mathrm{sigmoid}((2y - 1) f)$.
 
     Outputs are logits (S, B), (S, B, 1) or (S, B, D), targets zeros and ones of any dtype, (B,), (B, 1) or (B, D).
 
@@ -67,9 +68,6 @@ class Bernoulli(Likelihood):
 
     def check_outputs(self, outputs: Tensor) -> None:
         check_draws(outputs, 2, "(S, B), (S, B, 1) or (S, B, D)")
-
-    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        return tuple(outputs.shape[1:])
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_binary(y)

@@ -1,4 +1,4 @@
-"""Likelihoods of numbers: normal noise of one size, or of a size the network predicts.
+"""Likelihoods for regression: normal noise with one standard deviation, or one that the network predicts.
 
 Shapes: S draws, B batch, D outputs.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_positive
+from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.predictive.base import without_single
@@ -19,13 +20,13 @@ __all__ = ["Gaussian", "HeteroscedasticGaussian"]
 
 
 class Gaussian(Likelihood):
-    r"""Numbers with normal noise of one standard deviation for all examples: $y = f + \sigma\epsilon$, $\epsilon \sim N(0, 1)$.
+    r"""Normal noise with one standard deviation for all examples: $y = f + \sigma\epsilon$, $\epsilon \sim N(0, 1)$.
 
     Outputs are means (S, B), (S, B, 1) or (S, B, D), targets (B,), (B, 1) or (B, D).
 
     Args:
         std: $\sigma$ in the unit of the targets, a number or one per output (the last dimension).
-        learn: make $\log\sigma$ a parameter, which starts at `std`; give `likelihood.parameters()` to the optimiser.
+        learn: whether $\log\sigma$ is a parameter, initially that of `std`; give `likelihood.parameters()` to the optimizer.
 
     Example:
         >>> Gaussian(std=2.0).log_prob(torch.zeros(1, 2, 1), torch.tensor([0.0, 2.0]))
@@ -39,7 +40,7 @@ class Gaussian(Likelihood):
         scalar = isinstance(std, int | float)
         stds = [std] if scalar else list(std)
         if not stds:
-            raise ValueError("std must be a number or one per output, got none")
+            raise ConfigurationError("std must be a number or one per output, got an empty sequence")
         for value in stds:
             check_positive("std", value)
         super().__init__(std=std if scalar else stds, learn=learn)
@@ -51,17 +52,14 @@ class Gaussian(Likelihood):
 
     @property
     def std(self) -> Tensor:
-        """The standard deviation of the noise, as learned so far: scalar or (D,)."""
+        """Current standard deviation of the noise: scalar or (D,)."""
         return at_least_float32(self.log_std).exp()
 
     def check_outputs(self, outputs: Tensor) -> None:
         check_draws(outputs, 2, "(S, B), (S, B, 1) or (S, B, D)")
         width = outputs.shape[-1] if outputs.dim() > 2 else 1
         if self.log_std.dim() and self.log_std.shape[0] != width:
-            raise ValueError(f"std has {self.log_std.shape[0]} values but outputs {tuple(outputs.shape)} have {width} per example")
-
-    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        return tuple(outputs.shape[1:])
+            raise DataError(f"std has {self.log_std.shape[0]} values but outputs {tuple(outputs.shape)} have {width} per example")
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         _check_numbers(y)
@@ -80,15 +78,15 @@ class Gaussian(Likelihood):
 
 
 class HeteroscedasticGaussian(Likelihood):
-    r"""Numbers with normal noise that the network predicts for every example: $y = f_1 + e^{f_2 / 2}\epsilon$.
+    r"""Normal noise with a variance that the network predicts for every example: $y = f_1 + e^{f_2 / 2}\epsilon$.
 
     Outputs are (S, B, 2D): D means, then D log variances; targets (B,) or (B, 1) where D = 1, else (B, D).
 
-    The standard deviation is held in [min_std, max_std]. Beyond a bound the log variance keeps every gradient that leads back
-    inside and loses only those that lead further out, so that no output is stuck there and none overflows.
+    The standard deviation is clamped to [min_std, max_std]. Beyond a bound the log variance keeps gradients that lead back inside
+    and loses those that lead further out, so that outputs neither get stuck nor overflow.
 
     Args:
-        min_std, max_std: the bounds, in the unit of the targets.
+        min_std, max_std: bounds of the standard deviation, in the unit of the targets.
 
     Source: Nix & Weigend, *Estimating the mean and variance of the target probability distribution* (1994).
 
@@ -103,7 +101,7 @@ class HeteroscedasticGaussian(Likelihood):
         check_positive("min_std", min_std)
         check_positive("max_std", max_std)
         if min_std >= max_std:
-            raise ValueError(f"min_std must lie below max_std, got {min_std!r} and {max_std!r}")
+            raise ConfigurationError(f"min_std must be below max_std, got {min_std!r} and {max_std!r}")
         super().__init__(min_std=min_std, max_std=max_std)
         self.min_std = min_std
         self.max_std = max_std
@@ -111,7 +109,7 @@ class HeteroscedasticGaussian(Likelihood):
     def check_outputs(self, outputs: Tensor) -> None:
         check_draws(outputs, 3, "(S, B, 2D), means before log variances")
         if outputs.shape[-1] % 2:
-            raise ValueError(f"outputs must hold a mean and a log variance per target, (S, B, 2D), got {tuple(outputs.shape)}")
+            raise DataError(f"outputs must have a mean and a log variance per target, (S, B, 2D), got {tuple(outputs.shape)}")
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         return (*outputs.shape[1:-1], outputs.shape[-1] // 2)
@@ -123,15 +121,15 @@ class HeteroscedasticGaussian(Likelihood):
         return normal_log_density(y.to(outputs.dtype), *self._moments(outputs))
 
     def expected_terms(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
-        r"""With means m and log variances l of variances $s_m^2$ and $s_l^2$, the bounds applied to l as if it were certain:
+        r"""Outputs are means m and log variances l with variances $s_m^2$ and $s_l^2$; the bounds apply to the mean of l.
 
         $$-\tfrac12[\log 2\pi + l + e^{-l + s_l^2 / 2} ((y - m)^2 + s_m^2)]$$
         """
-        centre, log_std = self._moments(mean)
+        center, log_std = self._moments(mean)
         spread, log_spread = std.chunk(2, -1)
-        # the mean of a log-normal precision; at most the square of the largest precision, or it could overflow
+        # log of the mean of a log-normal precision, at most the square of the largest precision, so that it cannot overflow
         log_precision = at_most(0.5 * log_spread.square() - 2 * log_std, -4 * math.log(self.min_std))
-        squares = (y.to(mean.dtype) - centre).square() + spread.square()
+        squares = (y.to(mean.dtype) - center).square() + spread.square()
         return -0.5 * (math.log(2 * math.pi) + 2 * log_std + log_precision.exp() * squares)
 
     def mixture(self, outputs: Tensor) -> GaussianPredictive:
@@ -145,6 +143,6 @@ class HeteroscedasticGaussian(Likelihood):
 
 
 def _check_numbers(y: Tensor) -> None:
-    wrong = ~y.isfinite()
-    if wrong.any():
-        raise ValueError(f"y must be finite, got {int(wrong.sum())} NaN or infinite of {y.numel()} values; drop these examples")
+    invalid = ~y.isfinite()
+    if invalid.any():
+        raise DataError(f"y must be finite, got {int(invalid.sum())} NaN or infinite of {y.numel()} values; drop these examples")

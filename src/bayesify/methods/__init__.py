@@ -1,4 +1,4 @@
-"""One file per method, one paper per file. Importing this package fills `Method.registry`."""
+"""Methods, one file and one paper each. Importing this package fills `Method.registry`."""
 
 from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
@@ -6,7 +6,7 @@ from bayesify.methods.drop_connect import DropConnect
 from bayesify.methods.emp import ECMP, EMP
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
-from bayesify.methods.tensor_factorised import TensorFactorised
+from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
 from bayesify.methods.vifo import VIFO
 from bayesify.methods.vsd import VSD
@@ -23,6 +23,6 @@ __all__ = [
     "DropConnect",
     "MCDropout",
     "MeanField",
-    "TensorFactorised",
+    "TensorFactorized",
     "VariationalDropout",
 ]

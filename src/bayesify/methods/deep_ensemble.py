@@ -1,9 +1,9 @@
-r"""Deep ensembles: several networks, trained apart from different initial weights, whose predictions are mixed.
+r"""Deep ensembles: several networks, trained separately from different initial weights, whose predictions are averaged.
 
 $$p(y \mid x) = \frac1M\sum_m p_m(y \mid x)$$
 
-Every member is a plain net or made random by a method of its own kind; VIFO is meant to be used so. Each is initialised anew and
-sees the data in an order of its own.
+Members are plain networks or made random by a base method (VIFO is meant to be used in ensembles). Each has its own initial
+weights and its own order of the training data.
 
 Source: Lakshminarayanan, Pritzel & Blundell, *Simple and scalable predictive uncertainty estimation using deep ensembles* (2017),
 without adversarial training; *Variational inference on the final-layer output of neural networks*, section 6.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, cast
 
 import torch
@@ -23,26 +23,29 @@ from torch.utils._pytree import tree_map
 
 from bayesify.core.checks import check_integer
 from bayesify.core.drawn_function import DrawnFunction
+from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
+from bayesify.errors import ConfigurationError
 
 __all__ = ["DeepEnsemble", "Ensemble", "reset_parameters"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeepEnsemble(Method):
-    """Several networks, each initialised and trained by itself.
+    """Several networks, initialized and trained independently.
 
-    `fit` trains them together where they are small (`fit_many`); what is learned of the likelihood is averaged over the members.
-    Give `bayesify` the members, `bayesify([make() for _ in range(5)], DeepEnsemble())`, or one fresh net: it is then the first
-    member, and the others get new weights from the `reset_parameters` of its layers.
+    `fit` trains small members together (`fit_many`) and averages learned parameters of the likelihood over the members.
+    Give `bayesify` the members, `bayesify([make() for _ in range(5)], DeepEnsemble())`, or one freshly initialized network: it
+    becomes the first member, and `reset_parameters` of its layers initializes the others.
 
     Args:
-        members: how many.
-        method: what makes every member random; None for plain nets.
+        members: number of members.
+        base: method of every member; None for plain networks.
 
     Example:
         >>> bnn = bayesify(torch.nn.Linear(4, 3), DeepEnsemble(members=5))
@@ -53,14 +56,14 @@ class DeepEnsemble(Method):
     is_whole: ClassVar[bool] = True
 
     members: int = 5
-    method: Method | None = None
+    base: Method | None = None
 
     def __post_init__(self) -> None:
         check_integer("members", self.members)
-        if self.method is not None and not isinstance(self.method, Method):
-            raise TypeError(f"method must be a Method such as VIFO(), or None for plain nets, got {self.method!r}")
-        if isinstance(self.method, DeepEnsemble):
-            raise ValueError("an ensemble cannot consist of ensembles; give the number of members once")
+        if self.base is not None and not isinstance(self.base, Method):
+            raise TypeError(f"base must be a Method such as VIFO() or None for plain networks, got {self.base!r}")
+        if isinstance(self.base, DeepEnsemble):
+            raise ConfigurationError("base must not be a DeepEnsemble; give the total number of members once")
 
     def whole(self, nets: Sequence[nn.Module], convert: Callable[[nn.Module, Method], nn.Module]) -> Ensemble:
         if len(nets) == 1:
@@ -69,32 +72,47 @@ class DeepEnsemble(Method):
             for fresh in nets[1:]:
                 reset_parameters(fresh)
         elif len(nets) != self.members:
-            raise ValueError(f"DeepEnsemble(members={self.members}) was given {len(nets)} networks; give it as many")
+            raise ConfigurationError(f"DeepEnsemble(members={self.members}) needs {self.members} networks, got {len(nets)}")
         elif len({id(parameter) for net in nets for parameter in net.parameters()}) != sum(
             len(list(net.parameters())) for net in nets
         ):
-            raise ValueError("the networks of an ensemble share parameters; build each by itself: [make() for _ in range(5)]")
-        members = [Certain(one) if self.method is None else cast(Bayesian, convert(one, self.method)) for one in nets]
+            raise ConfigurationError(
+                "the networks of an ensemble must not share parameters; build each separately: [make() for _ in range(5)]"
+            )
+        members = [PlainMember(net) if self.base is None else cast(Bayesian, convert(net, self.base)) for net in nets]
         return Ensemble(members, self)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
-        raise ValueError("DeepEnsemble takes the whole network: bayesify(net, DeepEnsemble(method=...)), without name patterns")
+        raise ConfigurationError(
+            "DeepEnsemble takes the whole network, without name patterns: bayesify(net, DeepEnsemble(base=...))"
+        )
 
 
-class Certain(Bayesian):
-    """A plain net, all of whose draws are equal."""
+class PlainMember(Bayesian):
+    """A plain network: all draws are equal."""
 
     one_pass = True
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
         batch = self.inputs_of(inputs, kwargs).batch
-        outputs = tree_map(lambda y: self._expanded(y, samples), self.net(*inputs, **kwargs))
+        outputs = tree_map(lambda y: self._expanded(y, samples), self._run(*inputs, **kwargs))
         kl = self.kl_of_pass({})
         return Draws(outputs, kl, kl.new_zeros(batch))
 
     def function(self, seed: int) -> Callable[..., Any]:
-        return DrawnFunction(self.net, self.net, self.batch_dim)
+        return DrawnFunction(self.net, self._run, self.batch_dim)
+
+    def _run(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.passes.run(ForwardPass(), self.net, inputs, kwargs)
+
+    @contextmanager
+    def drawn(self, seed: int) -> Iterator[nn.Module]:
+        with eval_mode(self.net):
+            yield self.net
+
+    def sample_network(self, seed: int) -> nn.Module:
+        return copy.deepcopy(self.net)
 
     def _expanded(self, y: Any, samples: int) -> Any:
         if not isinstance(y, Tensor):
@@ -104,10 +122,11 @@ class Certain(Bayesian):
 
 
 class Ensemble(Bayesian):
-    """Root of an ensemble: S draws are shared out among the members, the first S mod M of which make one more.
+    """Root of an ensemble: S draws are divided among the M members, the first S mod M of which make one more.
 
-    In training mode S is rounded up to a multiple of M, so that every step trains every member. A loss is then the mean over
-    members, and its gradient 1/M of that of a member trained alone, of which Adam makes the same step; `fit` trains them apart.
+    In training mode S is rounded up to a multiple of M, so that every step trains every member. The loss is then the mean over
+    members; its gradient is 1/M of that of a member trained alone (Adam's steps do not depend on this factor). `fit` trains
+    members separately.
     """
 
     net: nn.ModuleList
@@ -116,9 +135,10 @@ class Ensemble(Bayesian):
         super().__init__(nn.ModuleList(members))
         self.one_pass = all(member.one_pass for member in members)
         self.local_beta, self.auxiliary_beta = members[0].local_beta, members[0].auxiliary_beta
-        reports = [(f"{k}.net", report) for k, member in enumerate(members) for report in member.report or _plain(member, method)]
         self.report = tuple(
-            dataclasses.replace(report, name=".".join(filter(None, (place, report.name)))) for place, report in reports
+            dataclasses.replace(report, name=f"{k}.net.{report.name}".rstrip("."))
+            for k, member in enumerate(members)
+            for report in member.report or _plain_report(member, method)
         )
 
     @property
@@ -164,37 +184,45 @@ class Ensemble(Bayesian):
         check_integer("seed", seed, least=0)
         return self.members[seed % len(self.members)].function(seed)
 
+    def drawn(self, seed: int) -> AbstractContextManager[nn.Module]:
+        check_integer("seed", seed, least=0)
+        return self.members[seed % len(self.members)].drawn(seed)
+
+    def sample_network(self, seed: int) -> nn.Module:
+        check_integer("seed", seed, least=0)
+        return self.members[seed % len(self.members)].sample_network(seed)
+
     def kl(self) -> Tensor:
-        """The mean of the members' KLs: nats, a scalar of at least float32."""
+        """Mean of the members' KLs: nats, a scalar of at least float32."""
         return torch.stack([member.kl() for member in self.members]).mean()
 
 
-def _plain(member: Bayesian, method: DeepEnsemble) -> list[LayerReport]:
+def _plain_report(member: Bayesian, method: DeepEnsemble) -> list[LayerReport]:
     layers = ((name, layer) for name, layer in member.net.named_modules() if any(True for _ in layer.parameters(recurse=False)))
     return [LayerReport(name, type(layer).__name__, method, "") for name, layer in layers]
 
 
 def check_initialized(net: nn.Module) -> None:
-    """Raise a ValueError where a net's weights are not those that `reset_parameters` of its layers would draw.
+    """Raise a ConfigurationError unless a network's weights look as if `reset_parameters` of its layers had drawn them.
 
-    They were trained, or initialised in another way; members with other weights would not be members of one ensemble.
+    The initial weights of an ensemble's members must have the same distribution.
     """
     for name, module in net.named_modules():
         weight = module._parameters.get("weight")
-        if weight is not None and weight.requires_grad and not looks_initialized(type(module), weight):
-            raise ValueError(
-                f"{name or 'the net'} ({type(module).__name__}) has weights that its reset_parameters() would not draw: it was "
-                "trained, or initialised in another way. Give the members themselves: bayesify([make() for _ in range(5)], "
+        if weight is not None and weight.requires_grad and looks_initialized(type(module), weight) is False:
+            raise ConfigurationError(
+                f"{name or 'the network'} ({type(module).__name__}) has weights that its reset_parameters() would not draw: it "
+                "was trained or initialized differently. Give all members: bayesify([make() for _ in range(5)], "
                 "DeepEnsemble(members=5))"
             )
 
 
 @torch.no_grad()
 def reset_parameters(net: nn.Module) -> None:
-    """Draw new initial weights in place, with `reset_parameters` of every layer; layers whose parameters are frozen keep them.
+    """Draw new initial weights in place, with `reset_parameters` of every layer; frozen layers keep theirs.
 
     Raises:
-        ValueError: a layer with parameters of its own has no such method; nothing has changed.
+        ConfigurationError: a layer with parameters has no such method. Nothing has changed.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -206,16 +234,16 @@ def reset_parameters(net: nn.Module) -> None:
     resets = []
     for name, module in net.named_modules():
         own = list(module.parameters(recurse=False))
-        # attention and the transformer keep theirs private
+        # attention and transformers have a private one
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if own and not any(parameter.requires_grad for parameter in own):
             continue
         if own and not callable(reset):
-            raise ValueError(
-                f"{name or 'the net'} ({type(module).__name__}) has parameters but no method reset_parameters(), which gives the "
-                "members of an ensemble initial values of their own; write one"
+            raise ConfigurationError(
+                f"{name or 'the network'} ({type(module).__name__}) has parameters but no method reset_parameters(), which draws "
+                "the initial weights of ensemble members; add one"
             )
         if callable(reset) and (own or any(True for _ in module.buffers(recurse=False))):
             resets.append(reset)
-    for reset in reversed(resets):  # a parent has the last word on its children
+    for reset in reversed(resets):  # children first: a parent may overwrite them
         reset()

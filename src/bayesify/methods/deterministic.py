@@ -1,7 +1,7 @@
 r"""Deterministic: point estimates, the maximum a posteriori (MAP) baseline.
 
-The "posterior" is the weight itself. Its KL stands for the negative log of a normal prior without the constant, so that `elbo`
-with it is the penalised log likelihood:
+The posterior is a point mass. In place of its KL stands the negative log density of a normal prior without the constant, so that
+`elbo` is the penalized log likelihood:
 
 $$\mathrm{KL} = \frac{1}{2 s^2}\sum_j (w_j - m_j)^2, \qquad m_j = 0.$$
 
@@ -50,7 +50,7 @@ class Deterministic(Method):
 
 
 class PointPosterior(Posterior):
-    """All mass on the layer's own weight and bias."""
+    """Point mass at the layer's own weight and bias."""
 
     is_random = False
 

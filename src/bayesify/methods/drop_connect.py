@@ -6,10 +6,11 @@ The second moment of a weight is $W_{ij}^2 / (1 - p)$, so up to a constant in W
 
 $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr)$$
 
-for the prior $N(0, s^2)$. Sources: Wan et al., *Regularization of neural networks using DropConnect* (2013), section 3, for
-the noise; Chang et al., *Ensemble model patching* (2019), table 2 and equation (2), for the KL, there with p as the probability of
-keeping one and without the factor $1 / (1 - p)$, which W absorbs. Wan et al. predict with a normal approximation of the output;
-here the weights are drawn.
+for the prior $N(0, s^2)$.
+
+Sources: Wan et al., *Regularization of neural networks using DropConnect* (2013), section 3, for the noise; they predict with a
+normal approximation of the output, here the weights are drawn. Chang et al., *Ensemble model patching* (2019), table 2 and equation
+(2), for the KL; their p is the probability of keeping a weight, and W absorbs the factor $1 / (1 - p)$.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ __all__ = ["DropConnect"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropConnect(Method):
-    """Single weights of linear layers and convolutions switched off, drawn once per sample for the whole batch.
+    """Bernoulli noise on the weights of linear layers and convolutions, drawn once per sample for the whole batch.
 
     Args:
         p: probability of dropping a weight.
-        prior_std: standard deviation of the normal prior, which adds weight decay as the KL; None for KL 0.
+        prior_std: standard deviation of the normal prior, whose KL is weight decay; None for KL 0.
 
     Example:
         >>> bnn = bayesify(torch.nn.Linear(2, 1), DropConnect(p=0.5))
@@ -58,7 +59,7 @@ class DropConnect(Method):
 
 
 class DropConnectPosterior(Posterior):
-    """The layer's weight, its elements switched on and off."""
+    """The layer's weight, its elements dropped at random."""
 
     def __init__(self, method: DropConnect) -> None:
         super().__init__()

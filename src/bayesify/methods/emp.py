@@ -1,4 +1,4 @@
-r"""Ensemble model patching: a few copies of a few layers, one of them drawn per pass.
+r"""Ensemble model patching: several components of a few layers, one of them drawn per pass.
 
 Chang, Yao, Williams-King & Lipson, *Ensemble model patching: a parameter-efficient variational Bayesian neural network* (2019).
 
@@ -7,17 +7,17 @@ one component per layer and draw, for weight, bias and the whole batch; ECMP (eq
 
 $$W = M_z, \quad z \sim \mathrm{Cat}(p) \qquad\text{or}\qquad W_j = M_{Z_j, j}, \quad Z_j \sim \mathrm{Cat}(p)$$
 
-With the prior $N(0, \tau^{-1})$ on weights, $N(0, \rho^{-1})$ on biases, the KL's part that the means decide is (equation 6)
+With the prior $N(0, \tau^{-1})$ on weights, $N(0, \rho^{-1})$ on biases, the KL is (equation 6)
 
 $$\sum_{i\,\text{patched}}\sum_k p_{ik}\Bigl(\frac{\tau}{2}\lVert M_{ik}\rVert^2 + \frac{\rho}{2}\lVert m_{ik}\rVert^2\Bigr)
   + \sum_{i\,\text{shared}}\Bigl(\frac{\tau}{2}\lVert M_i\rVert^2 + \frac{\rho}{2}\lVert m_i\rVert^2\Bigr)
   + \sum_{i\,\text{patched}} n_i\,\mathrm{KL}(p_i \Vert \mathrm{uniform}),$$
 
-where n is 1 for EMP and the number of elements for ECMP. The last term is what the entropy of the choices adds where components do
-not overlap; the rest of the KL is a constant that grows without limit as their width goes to 0, and is left out.
+where n is 1 for EMP and the number of elements for ECMP, up to a constant that diverges as the components' width goes to 0. The
+last term is from the entropy of the choices, for components that do not overlap.
 
-Dropout, DropConnect and the explicit ensemble are of the same family (table 2): `MCDropout` mixes each input's weights with zero,
-`DropConnect` each weight, and an explicit ensemble is EMP on all layers with one z for the whole net, which is K nets.
+Dropout, DropConnect and explicit ensembles are of the same family (table 2): `MCDropout` mixes each input's weights with zero,
+`DropConnect` each weight, and an explicit ensemble is EMP on all layers with one z for the whole network.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
-from bayesify.errors import NothingRandomError
+from bayesify.errors import ConfigurationError, NothingRandomError
+from bayesify.formatting import listing
 from bayesify.functional import at_least_float32
 
 __all__ = ["ECMP", "EMP"]
@@ -44,29 +45,29 @@ __all__ = ["ECMP", "EMP"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EMP(Method):
-    """Several components of some layers, one drawn per layer and draw.
+    r"""Several components of some layers, one drawn per layer and draw.
 
-    `bayesify(net, EMP())` patches what `where` says and, unless the prior is flat, puts it on all other layers as well; one that a
-    pattern names, as in `{"head": EMP(), "features.*": MCDropout()}`, is patched in any case. Give a group of layers precisions of
-    its own in the same way. The components take the place of `weight` and `bias`: load a plain checkpoint first.
+    `bayesify(net, EMP())` patches the layers of `where`; all other layers become point estimates under the prior unless it is flat.
+    Layers that a pattern names, as in `{"head": EMP(), "features.*": MCDropout()}`, are patched regardless of `where`; in the same
+    way groups of layers get different priors. The components replace `weight` and `bias`: load a plain checkpoint first.
 
     Args:
         components: K; 1 is a shared layer, a point estimate.
-        where: the layers to patch, joined by "+": "bn" (all normalisation layers), "out" and "in" (the last layer that sums over
-            inputs, and the first or an embedding, in the order they have in the net), or name patterns such as "layer4.*".
-        spread: standard deviation of the components around the weights the net has when it is converted, in units of
-            1/sqrt(fan-in); with 0, only the different batches they meet would separate them.
-        tau: precision of the prior on weights; 0 for a flat one, without a part in the KL.
-        rho: precision of the prior on biases; None for that on weights.
-        decay: "mixture" weighs the squares of component k by its probability (equation 6), "plain" all of them by 1: one weight
-            decay for all parameters, as in the paper's experiments, which is K times the precision for uniformly mixed layers.
+        where: the layers to patch, joined by "+": "bn" (all normalization layers), "out" (the last linear layer or convolution in
+            module order), "in" (the first, or an embedding), or name patterns such as "layer4.*".
+        spread: initial standard deviation of the components around the network's weights, in units of 1/sqrt(fan-in). With 0 the
+            components diverge only by the different batches they are trained on.
+        prior_std: standard deviation of the normal prior on weights, $\tau^{-1/2}$; None for a flat prior, which has no KL.
+        bias_prior_std: that on biases, $\rho^{-1/2}$; "same" for `prior_std`.
+        decay: "mixture" weights the squares of component k with its probability (equation 6), "plain" all of them with 1: one
+            weight decay for all parameters, as in the paper's experiments, which is K times the precision for uniform mixtures.
         probabilities: p, K positive numbers that add up to 1; None for 1/K each.
-        learn_probabilities: learn p, one per layer, from there on. Its gradient is unbiased, by the score function, for losses made
-            with `elbo`; take several draws per step, which are each other's baseline.
+        learn_probabilities: learn p, one per layer, starting from `probabilities`. With `elbo` its score-function gradient is
+            unbiased; use several draws per step, which serve as each other's baseline.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-        >>> print(summary(bayesify(net, EMP(components=4, tau=0.0))))
+        >>> print(summary(bayesify(net, EMP(components=4, prior_std=None))))
         layer  type         method  parameters  overhead  ensemble
         ----------------------------------------------------------
         0      Linear       -               32     +0.0%         1
@@ -75,7 +76,7 @@ class EMP(Method):
         ----------------------------------------------------------
         total                              132   +131.6%        16
         2 of 3 layers are random; KL 0.0 nats
-        left as they were:
+        not converted:
           0 (Linear): EMP leaves it as it is
     """
 
@@ -84,8 +85,8 @@ class EMP(Method):
     components: int = 5
     where: str = "bn+out"
     spread: float = 0.1
-    tau: float = 1.0
-    rho: float | None = None
+    prior_std: float | None = 1.0
+    bias_prior_std: float | Literal["same"] | None = "same"
     decay: Literal["mixture", "plain"] = "mixture"
     probabilities: tuple[float, ...] | None = None
     learn_probabilities: bool = False
@@ -94,16 +95,23 @@ class EMP(Method):
         check_integer("components", self.components)
         check_choice("decay", self.decay, ("mixture", "plain"))
         if not isinstance(self.where, str) or not all(self._terms()):
-            raise ValueError(f'where must be text such as "bn+out" or "layer4.*", got {self.where!r}')
-        for name, value in (("spread", self.spread), ("tau", self.tau), ("rho", self.tau if self.rho is None else self.rho)):
-            if value != 0:
+            raise ConfigurationError(f'where must be a string such as "bn+out" or "layer4.*", got {self.where!r}')
+        if self.spread != 0:
+            check_positive("spread", self.spread)
+        for name in ("prior_std", "bias_prior_std"):
+            value = getattr(self, name)
+            if value == math.inf:  # for TOML, which has no null
+                object.__setattr__(self, name, None)
+            elif value is not None and (name, value) != ("bias_prior_std", "same"):
                 check_positive(name, value)
         if self.probabilities is not None:
             object.__setattr__(self, "probabilities", tuple(self.probabilities))
             for p in self.probabilities:
                 check_positive("probabilities", p)
             if len(self.probabilities) != self.components or abs(sum(self.probabilities) - 1) > 1e-6:
-                raise ValueError(f"probabilities must be {self.components} numbers that add up to 1, got {self.probabilities!r}")
+                raise ConfigurationError(
+                    f"probabilities must be {self.components} numbers that add up to 1, got {self.probabilities!r}"
+                )
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
         patched = self._patched(layers)
@@ -120,15 +128,16 @@ class EMP(Method):
         return self.components > 1
 
     def precisions(self) -> tuple[float, float]:
-        """Those of the prior on weights and on biases."""
-        return self.tau, self.tau if self.rho is None else self.rho
+        """Precisions of the priors on weights and on biases; 0 where the prior is flat."""
+        bias_std = self.prior_std if self.bias_prior_std == "same" else self.bias_prior_std
+        return _precision(self.prior_std), _precision(bias_std)
 
     def _terms(self) -> list[str]:
         return [term.strip() for term in self.where.split("+")]
 
     def _patched(self, layers: Mapping[str, nn.Module]) -> list[str]:
-        """The names that `where` says, in the net's order."""
-        # a subclass that cannot be patched is still the output layer: bayesify says why it stays as it is
+        """Names of the layers of `where`, in module order."""
+        # also layers that cannot be patched: then bayesify reports why
         kinds = {name: kind_of(layer) for name, layer in layers.items()}
         contracting = [name for name, kind in kinds.items() if kind.contracts]
         entries = [name for name, layer in layers.items() if kinds[name].contracts or isinstance(layer, nn.Embedding)]
@@ -137,18 +146,18 @@ class EMP(Method):
         for term in self._terms():
             names = groups[term] if term in groups else [name for name in layers if fnmatchcase(name, term)]
             if not names and term not in groups:
-                raise ValueError(f"no layer matches {term!r} in where={self.where!r}; the layers are {_listing(layers)}")
+                raise ConfigurationError(f"{term!r} in where={self.where!r} matches no layer; the layers are {_names(layers)}")
             chosen.update(names)
         if not chosen:
             raise NothingRandomError(
-                f"{type(self).__name__} leaves all layers as they are: where={self.where!r} is none of {_listing(layers)}"
+                f"{type(self).__name__}(where={self.where!r}) matches no layer; the layers are {_names(layers)}"
             )
         return [name for name in layers if name in chosen]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ECMP(EMP):
-    """Ensemble cross model patching: as `EMP`, but every element of weight and bias is drawn from a component of its own.
+    """Ensemble cross model patching: like `EMP`, with an independent choice of component for every element of weight and bias.
 
     Example:
         >>> bnn = bayesify(nn.Linear(2, 1), ECMP(components=3))
@@ -160,7 +169,7 @@ class ECMP(EMP):
 
 
 class PatchPosterior(Posterior):
-    """K components of weight and bias, (K, *weight_shape) and (K, *bias_shape); a single one is the layer's own."""
+    """K components of weight and bias, (K, *weight_shape) and (K, *bias_shape); with K = 1 those of the layer."""
 
     means = ("weight", "bias")
 
@@ -173,13 +182,13 @@ class PatchPosterior(Posterior):
         self.method = method
         self.is_random = patched = method.components > 1
         for name in ("weight", "bias"):
-            own: Tensor | None = getattr(layer, name)
-            components = _spread(own, layer, method) if patched and own is not None else None
+            center: Tensor | None = getattr(layer, name)
+            components = _spread(center, layer, method) if patched and center is not None else None
             self.register_parameter(name, components)
             if components is not None:
                 setattr(layer, name, None)
         learned = patched and method.learn_probabilities
-        self.register_parameter("logits", nn.Parameter(torch.tensor(_shares(method)).log()) if learned else None)
+        self.register_parameter("logits", nn.Parameter(torch.tensor(_probabilities(method)).log()) if learned else None)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self._components(layer)
@@ -238,10 +247,10 @@ class PatchPosterior(Posterior):
         """p (K,), at least float32."""
         if self.logits is not None:
             return at_least_float32(self.logits).softmax(0)
-        return torch.tensor(_shares(self.method), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        return torch.tensor(_probabilities(self.method), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
     def _choose(self, layer: BayesianLayer, shape: tuple[int, ...]) -> Tensor:
-        """Component numbers of that shape (S, ...), independent."""
+        """Independent component indices of a shape (S, ...)."""
         method, device = self.method, next(self.parameters()).device
         if self.logits is None:
             if method.probabilities is None:
@@ -253,24 +262,28 @@ class PatchPosterior(Posterior):
         return z
 
 
-def _spread(own: Tensor, layer: BayesianLayer, method: EMP) -> nn.Parameter:
+def _spread(center: Tensor, layer: BayesianLayer, method: EMP) -> nn.Parameter:
     """K components around a weight or bias; the padding vector of an embedding stays zero."""
-    noise = torch.randn(method.components, *own.shape, dtype=own.dtype, device=own.device)
+    noise = torch.randn(method.components, *center.shape, dtype=center.dtype, device=center.device)
     noise = noise * (method.spread / math.sqrt(layer.fan_in))
     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
         noise[:, layer.padding_idx] = 0
-    return nn.Parameter(own.detach() + noise, own.requires_grad)
+    return nn.Parameter(center.detach() + noise, center.requires_grad)
 
 
 def _categorical(shape: tuple[int, ...], bounds: Iterable[float | Tensor], device: torch.device) -> Tensor:
-    """Numbers from 0 on, by the bounds (the cumulated probabilities, all but the last) that uniform noise exceeds."""
+    """Categories 0, 1, ...: the number of bounds (cumulative probabilities, without the last) that uniform noise exceeds."""
     u, z = torch.rand(shape, device=device), torch.zeros(shape, dtype=torch.long, device=device)
     for bound in bounds:
         z = z + (u >= bound)
     return z
 
 
-def _shares(method: EMP) -> tuple[float, ...]:
+def _precision(std: float | None) -> float:
+    return 0.0 if std is None else std**-2
+
+
+def _probabilities(method: EMP) -> tuple[float, ...]:
     return method.probabilities or (1 / method.components,) * method.components
 
 
@@ -278,5 +291,5 @@ def _elements(layer: BayesianLayer) -> int:
     return math.prod(layer.weight_shape) + (0 if layer.bias_shape is None else math.prod(layer.bias_shape))
 
 
-def _listing(layers: Mapping[str, nn.Module]) -> str:
-    return ", ".join(f"{name!r} ({type(layer).__name__})" for name, layer in layers.items()) or "none"
+def _names(layers: Mapping[str, nn.Module]) -> str:
+    return listing(f"{name!r} ({type(layer).__name__})" for name, layer in layers.items()) or "none"

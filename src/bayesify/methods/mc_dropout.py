@@ -6,8 +6,9 @@ A layer's weight is $w_{ij} = d_i W_{ij}$, so its second moment is $W_{ij}^2 / (
 
 $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr)$$
 
-for the prior $N(0, s^2)$: weight decay. Source: Gal & Ghahramani, *Dropout as a Bayesian approximation* (2016), section 3 and its
-appendix, proposition 1.
+for the prior $N(0, s^2)$: weight decay.
+
+Source: Gal & Ghahramani, *Dropout as a Bayesian approximation* (2016), section 3 and its appendix, proposition 1.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ __all__ = ["MCDropout"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MCDropout(Method):
-    """Binary dropout before linear layers and convolutions, kept on when predicting.
+    """Bernoulli dropout before linear layers and convolutions, also in prediction.
 
     Convolutions drop whole input channels per example, the same at every position.
 
     Args:
         p: probability of dropping an input.
-        prior_std: standard deviation of the normal prior, which adds weight decay as the KL; None for plain dropout, KL 0.
+        prior_std: standard deviation of the normal prior, whose KL is weight decay; None for plain dropout, KL 0.
 
     Example:
         >>> bnn = bayesify(torch.nn.Linear(2, 1), MCDropout(p=0.5))
@@ -58,7 +59,7 @@ class MCDropout(Method):
 
 
 class DropoutPosterior(Posterior):
-    """The layer's weight, its input channels switched on and off."""
+    """The layer's weight, its input channels dropped at random."""
 
     def __init__(self, method: MCDropout) -> None:
         super().__init__()

@@ -2,13 +2,13 @@ r"""Mean field: an independent normal for every weight and bias.
 
 $$q(w) = \prod_j N(w_j \mid \mu_j, \sigma_j^2)$$
 
-`noise="local"` draws a layer's outputs instead of its weights, one draw per output element (the local reparameterisation of
-Kingma, Salimans & Welling, 2015, section 2.3), which makes gradients less noisy:
+`noise="local"` draws a layer's outputs instead of its weights, independently per output element (the local reparameterization of
+Kingma, Salimans & Welling, 2015, section 2.3), which reduces the variance of gradients:
 
 $$y_j \sim N\Bigl(\sum_i x_i\mu_{ij} + \mu_j, \; \sum_i x_i^2\sigma_{ij}^2 + \sigma_j^2\Bigr)$$
 
-`noise="shared"` draws the weights once per sample for the whole batch (Bayes by Backprop; Blundell et al., 2015),
-which costs less per step. Without gradients, in predictions, convolutions draw their weights in either case, where that costs less.
+`noise="shared"` draws the weights once per sample for the whole batch (Bayes by Backprop; Blundell et al., 2015), which costs less
+per step. Without gradients, convolutions draw weights in either case where that is cheaper.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
+from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, gaussian_kl_and_spread
 
 __all__ = ["MeanField"]
@@ -30,18 +31,18 @@ __all__ = ["MeanField"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeanField(Method):
-    r"""Independent normal weights, for every supported layer.
+    r"""Independent normal weights and biases, for every supported layer.
 
     Args:
         noise: "local" draws outputs per example (less gradient noise), "shared" draws weights per sample (cheaper).
         prior: "normal" is $N(m, s^2)$; "scale-mixture" is $\pi N(0, s^2) + (1 - \pi) N(0, t^2)$ (Blundell et al., 2015,
             equation 7), whose KL is estimated with one draw.
-        prior_std: s, a standard deviation.
-        prior_mean: m, "zero" or "pretrained", the weights the net has when it is converted.
+        prior_std: s, the standard deviation of the normal prior or of the wide component.
+        prior_mean: m, "zero" or "pretrained" (the network's weights at conversion).
         mixture_weight: $\pi$ of the scale mixture.
         mixture_std: t of the scale mixture, the narrow component.
-        initial_std: posterior standard deviation to start from, in units of $1/\sqrt{\text{fan-in}}$, so that the noise in a
-            layer's output is this share of its signal whatever the layer's width.
+        initial_std: initial posterior standard deviation, in units of $1/\sqrt{\text{fan-in}}$, so that the noise in a layer's
+            output is about this share of its signal for any width.
 
     Example:
         >>> bnn = bayesify(torch.nn.Linear(2, 1), MeanField(noise="shared"))
@@ -64,16 +65,16 @@ class MeanField(Method):
         for name in ("prior_std", "mixture_std", "initial_std"):
             check_positive(name, getattr(self, name))
         if not 0 < self.mixture_weight < 1:
-            raise ValueError(f"mixture_weight must be in (0, 1), got {self.mixture_weight!r}")
+            raise ConfigurationError(f"mixture_weight must be in (0, 1), got {self.mixture_weight!r}")
         if self.prior == "scale-mixture" and self.prior_mean == "pretrained":
-            raise ValueError('prior_mean="pretrained" needs prior="normal": the scale mixture is centred on zero')
+            raise ConfigurationError('prior_mean="pretrained" requires prior="normal": the scale mixture is centered on zero')
 
     def build(self, layer: BayesianLayer) -> Posterior:
         return GaussianPosterior(self, layer)
 
 
 class GaussianPosterior(Posterior):
-    """Means are the layer's own weight and bias; here live the log standard deviations."""
+    """Log standard deviations; the means are the layer's own weight and bias."""
 
     weight_log_std: Tensor
     bias_log_std: Tensor
@@ -88,8 +89,8 @@ class GaussianPosterior(Posterior):
         for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
             log_stds = None if mean is None else nn.Parameter(torch.full(mean.shape, log_std))
             self.register_parameter(f"{name}_log_std", log_stds)
-            centre = mean.detach().clone() if method.prior_mean == "pretrained" and mean is not None else None
-            self.register_buffer(f"{name}_prior_mean", centre)
+            center = mean.detach().clone() if method.prior_mean == "pretrained" and mean is not None else None
+            self.register_buffer(f"{name}_prior_mean", center)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
@@ -98,9 +99,9 @@ class GaussianPosterior(Posterior):
         return drawn, None if bias is None or bias_std is None else _draw(bias, bias_std, samples)
 
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
-        for centre, mean in ((self.weight_prior_mean, weight), (self.bias_prior_mean, bias)):
-            if centre is not None and mean is not None:
-                centre.copy_(mean)
+        for center, mean in ((self.weight_prior_mean, weight), (self.bias_prior_mean, bias)):
+            if center is not None and mean is not None:
+                center.copy_(mean)
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         return self._kl_and_spread(layer, power=1)[0]
@@ -113,7 +114,7 @@ class GaussianPosterior(Posterior):
     def _spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor | None]:
         """Standard deviations (power 1) or variances (power 2) of weight and bias, None for a missing bias.
 
-        A pass that is to return the KL gets it from here, for it goes over the same numbers.
+        Reports the KL to passes that want it, which shares the computation.
         """
         forward_pass = layer.forward_pass
         if not forward_pass.wants_kl():
@@ -125,31 +126,33 @@ class GaussianPosterior(Posterior):
 
     def _kl_and_spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
-        kl, weight_spread = self._of(weight, self.weight_log_std, self.weight_prior_mean, power)
+        kl, weight_spread = self._kl_and_spread_of(weight, self.weight_log_std, self.weight_prior_mean, power)
         if bias is None:
             return kl, weight_spread, None
-        bias_kl, bias_spread = self._of(bias, self.bias_log_std, self.bias_prior_mean, power)
+        bias_kl, bias_spread = self._kl_and_spread_of(bias, self.bias_log_std, self.bias_prior_mean, power)
         return kl + bias_kl, weight_spread, bias_spread
 
-    def _of(self, mean: Tensor, log_std: Tensor, prior_mean: Tensor | None, power: Literal[1, 2]) -> tuple[Tensor, Tensor]:
-        """KL and spread of one tensor of parameters, the spread in their own precision."""
+    def _kl_and_spread_of(
+        self, mean: Tensor, log_std: Tensor, prior_mean: Tensor | None, power: Literal[1, 2]
+    ) -> tuple[Tensor, Tensor]:
+        """KL and spread of one tensor of parameters, the spread in its dtype."""
         wide = at_least_float32(log_std)
         if self.method.prior == "scale-mixture":
             return _scale_mixture_kl(at_least_float32(mean), wide, self.method), torch.exp(power * log_std)
-        centre = 0.0 if prior_mean is None else prior_mean
-        kl, *spread = gaussian_kl_and_spread(at_least_float32(mean), wide, centre, self.method.prior_std)
+        center = 0.0 if prior_mean is None else prior_mean
+        kl, *spread = gaussian_kl_and_spread(at_least_float32(mean), wide, center, self.method.prior_std)
         return kl, spread[power - 1].to(log_std.dtype)
 
 
 def _draw(mean: Tensor, std: Tensor, samples: int) -> Tensor:
-    """(S, *shape of mean); with a single draw nothing is broadcast, whose gradient would be a sum."""
+    """(S, *shape of mean). A single draw is not broadcast: the gradient of a broadcast is a sum."""
     shape = mean.shape if samples == 1 else (samples, *mean.shape)
     drawn = torch.addcmul(mean, std, torch.randn(shape, dtype=mean.dtype, device=mean.device))
     return drawn.unsqueeze(0) if samples == 1 else drawn
 
 
 def _scale_mixture_kl(mean: Tensor, log_std: Tensor, method: MeanField) -> Tensor:
-    """Unbiased: the entropy of q exactly, the cross term with one draw."""
+    """Unbiased estimate: the entropy of q in closed form, the cross entropy with one draw."""
     negative_entropy = -(log_std + 0.5 * (1 + math.log(2 * math.pi))).sum()
     w = _draw(mean, log_std.exp(), 1).squeeze(0)
     components = [

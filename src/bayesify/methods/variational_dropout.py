@@ -1,21 +1,21 @@
-r"""Variational dropout: Gaussian dropout whose rates are learned.
+r"""Variational dropout: Gaussian dropout with learned rates.
 
 Kingma, Salimans & Welling, *Variational dropout and the local reparameterization trick* (2015).
 
-Type A, `noise="input"` (section 3.2): the noise multiplies the inputs, so all weights of an input unit share it,
+Type A, `noise="input"` (section 3.2): the noise multiplies the inputs, so all weights of an input unit share it:
 
 $$y = (x \circ \xi)\,\theta + b, \qquad \xi_i \sim N(1, \alpha_i), \qquad \mathrm{KL} = \sum_i \mathrm{KL}(\alpha_i),$$
 
-with one term per input unit. Type B, `noise="weight"` (section 3.1): every weight has noise of its own, drawn through the local
-reparameterisation,
+with one term per input unit. Type B, `noise="weight"` (section 3.1): the noise of every weight is independent, drawn with the
+local reparameterization:
 
 $$w_{ij} \sim N(\theta_{ij}, \alpha_{ij}\theta_{ij}^2), \qquad y_j \sim N\Bigl(\sum_i x_i\theta_{ij} + b_j,
   \sum_i \alpha_{ij} x_i^2\theta_{ij}^2\Bigr), \qquad \mathrm{KL} = \sum_{ij} \mathrm{KL}(\alpha_{ij}),$$
 
-with one term per weight, also where alpha is shared. The prior is log-uniform and its KL (`log_uniform_kl`) exact. theta and b are
-point estimates; with `prior_std` they have a normal prior, and its negative log density (without the constant) joins the KL. What
-the paper leaves open: type A's posterior over weights is singular, and the log-uniform prior improper, so the
-KL is that of the noise, a principled penalty rather than a bound on an evidence (Hron et al., 2018).
+with one term per weight, also where alpha is shared. The prior is log-uniform; its KL (`log_uniform_kl`) is exact. theta and b are
+point estimates; with `prior_std` they have a normal prior, whose negative log density (without the constant) is added to the KL.
+Type A's posterior over weights is singular and the log-uniform prior improper, so the KL is that of the noise: a penalty, not part
+of a bound on the evidence (Hron et al., 2018). The paper leaves this open.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
+from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, at_most, dropout_kl, log_uniform_kl
 
 __all__ = ["VariationalDropout"]
@@ -42,12 +43,12 @@ class VariationalDropout(Method):
     Args:
         noise: "input" multiplies inputs (type A, correlated weights), "weight" every weight (type B). Convolutions draw input noise
             per example and channel, the same at every position.
-        alpha_per: one noise variance per "layer", per input "unit" or per "weight" (the last with `noise="weight"` only).
+        alpha_per: one noise variance per "layer", per input "unit" or per "weight" (only with `noise="weight"`).
         p: initial dropout rate in (0, 1): alpha starts at p / (1 - p).
-        learn: learn alpha; False keeps it, which is plain Gaussian dropout.
-        max_alpha: upper bound of alpha, 1 in the paper (larger values are local optima that are hard to leave); None lifts it.
-        prior_std: standard deviation of a normal prior on theta and b, which their KL does not limit otherwise; None, as in the
-            paper, for a flat one.
+        learn: whether to learn alpha; False is Gaussian dropout with a fixed rate.
+        max_alpha: upper bound of alpha; 1 as in the paper (larger values are local optima that are hard to leave), None for no
+            bound.
+        prior_std: standard deviation of a normal prior on theta and b; None for a flat one, as in the paper.
 
     Example:
         >>> bnn = bayesify(torch.nn.Linear(2, 1), VariationalDropout(p=0.5, alpha_per="layer"))
@@ -66,13 +67,17 @@ class VariationalDropout(Method):
         check_choice("noise", self.noise, ("input", "weight"))
         check_choice("alpha_per", self.alpha_per, ("layer", "unit", "weight"))
         if self.noise == "input" and self.alpha_per == "weight":
-            raise ValueError('alpha_per="weight" needs noise="weight": input noise is shared by all weights of an input unit')
+            raise ConfigurationError(
+                'alpha_per="weight" requires noise="weight": input noise is shared by all weights of an input unit'
+            )
         if not 0 < self.p < 1:
-            raise ValueError(f"p must be in (0, 1), got {self.p!r}; without noise, use Deterministic()")
+            raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for no noise use Deterministic()")
         if self.max_alpha is not None:
             check_positive("max_alpha", self.max_alpha)
             if self.p / (1 - self.p) > self.max_alpha:
-                raise ValueError(f"p={self.p!r} starts alpha at {self.p / (1 - self.p):.3g}, above max_alpha={self.max_alpha!r}")
+                raise ConfigurationError(
+                    f"p={self.p!r} is an initial alpha of {self.p / (1 - self.p):.3g}, above max_alpha={self.max_alpha!r}"
+                )
         if self.prior_std is not None:
             check_positive("prior_std", self.prior_std)
 
@@ -83,7 +88,7 @@ class VariationalDropout(Method):
 
 
 class _GaussianDropoutPosterior(Posterior):
-    """What both types share: alpha, its bound and the KL."""
+    """Base of both types: alpha, its bound and the KL."""
 
     def __init__(self, method: VariationalDropout, layer: BayesianLayer) -> None:
         super().__init__()
@@ -98,15 +103,15 @@ class _GaussianDropoutPosterior(Posterior):
             self.register_buffer("log_alpha", log_alpha)
 
     def bounded_log_alpha(self) -> Tensor:
-        """log alpha as the model sees it: (), (K,) or the weight's shape."""
+        """log alpha, bounded from above: (), (K,) or the weight's shape."""
         return self.log_alpha if self.log_bound is None else at_most(self.log_alpha, self.log_bound)
 
     def terms(self, layer: BayesianLayer) -> int:
-        """How many noise variables the layer has, each with a KL of its own."""
-        raise NotImplementedError(f"{type(self).__name__} does not count its noise variables")
+        """The number of the layer's noise variables, each with its own KL."""
+        raise NotImplementedError
 
     def kl(self, layer: BayesianLayer) -> Tensor:
-        # The KL falls with alpha, so beyond the bound its gradient only points outwards: `clamp` is `at_most` here, and cheaper.
+        # beyond the bound the gradient of the KL points outwards, so `clamp` equals `at_most` and is cheaper
         log_alpha = self.log_alpha if self.log_bound is None else self.log_alpha.clamp(max=self.log_bound)
         each = log_uniform_kl(at_least_float32(log_alpha))
         kl = each.sum() * (self.terms(layer) // each.numel())
@@ -134,7 +139,7 @@ class InputNoisePosterior(_GaussianDropoutPosterior):
         noise = self.noise(x.shape[0], layer).to(x.dtype)
         if layer.input_channels > 1:
             return layer.op(x * layer.over_channels(noise, x), weight, bias)
-        # A single channel's noise commutes with the layer; this way round no gradient of the layer's input is needed.
+        # noise of a single channel commutes with the layer; on the output it needs no gradient of the layer's input
         y = layer.op(x, weight, None)
         y = y * noise.reshape(-1, *[1] * (y.dim() - 1))
         return y if bias is None else y + layer.over_outputs(bias, y)

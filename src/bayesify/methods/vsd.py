@@ -1,4 +1,4 @@
-r"""Variational structured dropout: Gaussian dropout whose noise is correlated, by learned Householder reflections.
+r"""Variational structured dropout: Gaussian dropout with noise that learned Householder reflections correlate.
 
 Nguyen, Nguyen, Nguyen, Than, Bui & Ho, *Structured dropout variational inference for Bayesian neural networks* (2021).
 
@@ -11,18 +11,16 @@ network, $v_{t+1} = \mathrm{FC}_t(v_t)$ with $v_1$ free, and the KL (`vsd_kl`) d
 $$\mathrm{KL} = \frac{Q}{2} \sum_{i=1}^K \log\frac{1 + S_i}{\alpha_i}, \qquad S_i = \sum_k \alpha_k U_{ik}^2,
   \qquad Q = \text{weights per noise variable}.$$
 
-What is random. K numbers move a matrix of K x Q weights within the K-dimensional subspace $\{\mathrm{diag}(\xi)\,\Theta\}$: this is
-inference in a subspace that is learned with Theta. U shapes the noise in that subspace, it does not choose another one: with or
-without U the law of the whole matrix is singular, and for Q > 1 its KL from any normal prior is infinite, as is the mutual
-information of its columns that the paper's objective (5) adds back. (The paper holds that U avoids the singularity; it does not.)
-What is paid for is the product of the columns' marginals, normals with full covariance matrices, whose KL is finite. So the
-objective is no bound on the evidence of the original prior; nor is that prior fixed, its precisions follow the weights (empirical
-Bayes).
+The posterior is singular: K random numbers move a matrix of K x Q weights within the K-dimensional subspace
+$\{\mathrm{diag}(\xi)\,\Theta\}$, with or without U, which only shapes the noise in it (unlike the paper claims). For Q > 1 its KL
+from any normal prior is infinite, as is the mutual information of its columns that the paper's objective (5) adds back. The KL here
+is that of the product of the columns' marginals, normals with full covariance matrices. So the objective is not a bound on the
+evidence of the original prior; nor is that prior fixed, its precisions follow the weights (empirical Bayes).
 
-The factor Q makes this KL large: Q times that of the noise itself, which is what ARD variational dropout pays (appendix F). The
-paper weighs it with 0.1 to 0.5 in classification and 1e-5 to 1e-2 in regression; `beta` of `elbo` and `fit` is that weight. As it
-does not limit the size of Theta, few data are learned by heart together with their noise: `prior_std` gives Theta and b a normal
-prior, whose negative log density (without the constant) joins the KL.
+The factor Q makes this KL large: Q times that of the noise alone, which is the KL of ARD variational dropout (appendix F). The
+paper weights it with 0.1 to 0.5 in classification and 1e-5 to 1e-2 in regression (`beta` of `elbo` and `fit`). It does not limit
+the size of Theta, so networks overfit small data sets: `prior_std` gives Theta and b a normal prior, whose negative log density
+(without the constant) is added to the KL.
 """
 
 from __future__ import annotations
@@ -40,6 +38,7 @@ from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
+from bayesify.errors import ConfigurationError
 from bayesify.functional import (
     CompactForm,
     at_least_float32,
@@ -60,21 +59,20 @@ class VSD(Method):
     Args:
         transforms: T, the number of Householder reflections: 1, 2 or 3. The paper finds larger T better, and recommends 1 or 2.
         rank: hidden units of the networks between successive vectors (K to rank, ReLU, rank to K), which cost O(rank K); None for
-            one full linear map each, with K^2 parameters. The paper finds 2 to 10 as good (table 8). Of no effect for T = 1.
+            full linear maps with K^2 parameters. The paper finds 2 to 10 equally good (table 8). No effect for T = 1.
         hierarchical: scale the noise by a log-normal z per noise variable, drawn once per sample for the whole batch (section 3.3).
         hyperprior: prior of z, "inverse-gamma" or "gamma".
         concentration: a of the hyperprior.
         rate: b of the hyperprior; its mode is b / (a + 1) (inverse gamma) or (a - 1) / b (gamma).
-        conv_noise: what a noise variable of a convolution multiplies, per example and the same at every position. "kernel": one
-            output channel, that is one kernel, before the bias is added. It is the default because it is what the paper's formula
-            says, $W_{ijk} = \xi_k \Theta_{ijk}$ with k the kernel (section 3.4), and because images have but one or three channels,
-            with little to correlate. "input": one input channel, as in linear layers; "the number of channels" of appendix D may
-            mean either.
-        p: initial dropout rate in (0, 1): alpha starts at p / (1 - p). Unlike in variational dropout, it is not bounded.
-        initial_scale_std: standard deviation of log z to start from; z starts around 1.
-        prior_std: standard deviation of a normal prior on Theta and b, which `beta` weighs, too; None (the paper) for none.
+        conv_noise: what a noise variable of a convolution multiplies, per example and the same at every position: "kernel" for one
+            output channel before the bias, as in $W_{ijk} = \xi_k \Theta_{ijk}$ with k the kernel (section 3.4), or "input" for one
+            input channel, as in linear layers (images have only one or three). "The number of channels" of appendix D may mean
+            either.
+        p: initial dropout rate in (0, 1): alpha starts at p / (1 - p). Unlike in variational dropout, alpha is not bounded.
+        initial_scale_std: initial standard deviation of log z; z starts around 1.
+        prior_std: standard deviation of a normal prior on Theta and b, which `beta` also weights; None for none, as in the paper.
 
-    The paper puts no noise on the input of a net with a single input (appendix G.3). Patterns leave layers out:
+    The paper puts no noise on the input of a network with a single input (appendix G.3); patterns leave layers out, as in
     `bayesify(net, {"2": VSD()})`.
 
     Example:
@@ -109,14 +107,14 @@ class VSD(Method):
         if self.prior_std is not None:
             check_positive("prior_std", self.prior_std)
         if not 0 < self.p < 1:
-            raise ValueError(f"p must be in (0, 1), got {self.p!r}; without noise, use Deterministic()")
+            raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for no noise use Deterministic()")
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         return StructuredDropoutPosterior(self, layer) if layer.contracts else None
 
 
 class StructuredDropoutPosterior(Posterior):
-    """The layer's weight, times noise on its input channels or on its kernels; here live the noise's variances and directions."""
+    """The layer's weight times noise on its input channels or kernels; the parameters are those of the noise."""
 
     log_scale_mean: Tensor
     log_scale_log_std: Tensor
@@ -135,16 +133,16 @@ class StructuredDropoutPosterior(Posterior):
             self.log_scale_log_std = nn.Parameter(torch.full((channels,), math.log(method.initial_scale_std)))
 
     def vectors(self) -> Tensor:
-        """(T, K), the Householder vectors."""
+        """Householder vectors (T, K)."""
         vectors: list[Tensor] = [self.first_vector]
         for connection in self.connections:
             vectors.append(connection(vectors[-1]))
         return torch.cat(vectors) if self.connections else self.first_vector
 
     def noise(self, layer: BayesianLayer, rows: int) -> Tensor:
-        """xi (rows, K), in the parameters' precision also under autocast, so that U here is the U of the KL.
+        """xi (rows, K), in the parameters' dtype also under autocast, so that U is that of the KL.
 
-        A pass that is to return the KL gets it from here, where the reflections are at hand.
+        Reports the KL to passes that want it, which shares the reflections.
         """
         eps = torch.randn(rows, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
         with without_autocast(self.log_alpha.device):
@@ -190,11 +188,11 @@ class StructuredDropoutPosterior(Posterior):
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         factor = self.noise(layer, x.shape[0])
         if self.method.hierarchical:
-            z = layer.forward_pass.once(self, self.scale)  # one for the whole pass, also where the module is used twice in it
+            z = layer.forward_pass.once(self, self.scale)  # one per pass, also if the module is used twice in it
             factor = (factor.unflatten(0, (len(z), -1)) * z.unsqueeze(1)).flatten(0, 1)
         if not self.of_kernels and len(self.log_alpha) > 1:
             return layer.op(x * layer.over_channels(factor, x).to(x.dtype), layer.weight, layer.bias)
-        # Noise per kernel acts on the output. So may that of a single input: this way round no gradient of the input is needed.
+        # noise per kernel acts on the output; so may that of a single input, which needs no gradient of the layer's input
         y = layer.op(x, layer.weight, None)
         y = y * layer.over_channels(factor, y).to(y.dtype)
         return y if layer.bias is None else y.add_(layer.over_outputs(layer.bias, y))
@@ -213,14 +211,14 @@ class StructuredDropoutPosterior(Posterior):
 
 
 def _connection(channels: int, rank: int | None) -> nn.Module:
-    """FC, from one Householder vector to the next."""
+    """FC, the map from one Householder vector to the next."""
     if rank is None:
         return _Affine(channels, channels)
     return nn.Sequential(_Affine(channels, rank), nn.ReLU(), _Affine(rank, channels))
 
 
 class _Affine(nn.Module):
-    """A linear map that is no layer of the net: what wraps or counts each `nn.Linear` (FSDP) does not meet it."""
+    """A linear map that policies for `nn.Linear` (FSDP, quantization) do not match."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -2,22 +2,22 @@ r"""Walsh-Hadamard variational inference (WHVI): the posterior of a D x D weight
 
 $$W = S_1 H \mathrm{diag}(g) H S_2, \qquad q(g) = N(\mu, \Sigma), \quad p(g) = N(0, \lambda I),$$
 
-with the unnormalised Hadamard matrix H and optimised diagonal matrices $S_1$, $S_2$. By default every example has a g of its own,
+with the unnormalized Hadamard matrix H and optimized diagonal matrices $S_1$, $S_2$. By default every example has its own g:
 
 $$y_b = S_1 H (g_b \circ H S_2 x_b),$$
 
-which is the exact law of $W x_b$ (the paper's local reparameterisation) at the price of two fast transforms. Other shapes are
-stacks of square blocks, cut to size (algorithm 1); weights that are vectors are reshaped into a square, with O(sqrt D) parameters.
+which is the exact distribution of $W x_b$ (the paper's local reparameterization) at the cost of two fast transforms. Other shapes
+are stacks of square blocks, cut to size (algorithm 1); vectors are reshaped into a square, with O(sqrt D) parameters.
 
-Rossi, Marmin & Filippone, *Walsh-Hadamard variational inference for Bayesian deep learning* (2020). Where the paper is silent or
-wrong:
+Rossi, Marmin & Filippone, *Walsh-Hadamard variational inference for Bayesian deep learning* (2020). Details that the paper omits or
+has wrong:
 
-- $S_1$ and $S_2$ have no KL, so their scale and that of g are one: W depends on $\lambda$ only through where training starts. g
-  is held in units of the prior's standard deviation, which keeps all parameters of the order of one.
-- Blocks that share q(g) share its draw too, or the KL would have to be paid once per block.
-- With flows, $q(g)$ is the law of the end of the chain, and $\mathrm{KL} = \mathrm{E}_{q_0}[\log q_0(z_0) - \sum_k\log|\det J_k| -
-  \log p(z_K)]$ has no closed form: it is estimated, without bias.
-- The law of W is no matrix normal distribution (`hadamard_second_moments`), and is never drawn as one.
+- $S_1$ and $S_2$ have no KL, so their scale and that of g are exchangeable: $\lambda$ only affects the initial W. g is stored in
+  units of the prior's standard deviation, which keeps all parameters of the order of one.
+- Blocks that share q(g) also share its draw; otherwise the KL would count once per block.
+- With flows, $q(g)$ is the distribution of the last variable, and $\mathrm{KL} = \mathrm{E}_{q_0}[\log q_0(z_0) -
+  \sum_k\log|\det J_k| - \log p(z_K)]$ has no closed form: it is estimated, without bias.
+- The distribution of W is not a matrix normal (`hadamard_second_moments`) and is never drawn as one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.core.vector_law import VectorLaw
-from bayesify.errors import warn
+from bayesify.core.vector_distribution import VectorDistribution
+from bayesify.errors import ConfigurationError, warn
 from bayesify.functional import (
     Structure,
     at_least_float32,
@@ -50,26 +50,25 @@ __all__ = ["WHVI"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WHVI(Method):
-    r"""Walsh-Hadamard structured weights for linear layers and convolutions; the layer's own weight goes.
+    r"""Walsh-Hadamard structured weights for linear layers and convolutions, which replace the layer's weight.
 
     Linear layers draw g per example, the same at every position of a sequence. Convolutions and `noise="shared"` draw W once per
-    sample for the whole batch; so is every bias, whose noise is small and whose draw per example would take as long as that of g.
+    sample for the whole batch, as are all biases (their noise is small, and a draw per example as expensive as that of g).
 
     Args:
-        prior_variance: $\lambda$ of the prior on g.
-        covariance: of q(g), "diagonal" or "full" (Cholesky, $D(D + 1)/2$ parameters).
-        flows: K planar flows on g, 0 for a normal q(g).
-        structure: of W, after the paper's table 2.
-        scales: "optimised" $S_1$, $S_2$, or "variational" ones with independent normals and a standard normal prior in units of
-            their initial size.
-        blocks: the square blocks of a rectangular weight have their "own" g, or one that is "shared" (the paper's).
-        vectors: weights with a single row or column are a "square" (reshaped) or a "stack" of blocks.
-        noise: "local" is one draw per example, "shared" one per sample.
-        initial: "random" starts from random signs and g, at the scale of He et al. (2015), whatever weight the layer has;
-            "pretrained" from the projection of its weight, whose relative error `summary` reports.
-        initial_std: posterior standard deviation of g to start from, in units of the prior's; of biases, in units of
+        prior_std: $\sqrt\lambda$ of the prior on g.
+        covariance: covariance of q(g), "diagonal" or "full" (Cholesky, $D(D + 1)/2$ parameters).
+        flows: number of planar flows on g; 0 for a normal q(g).
+        structure: structure of W, as in the paper's table 2.
+        scales: "optimized" $S_1$, $S_2$, or "variational": normal and independent, with prior scales of their initial size.
+        blocks: of a rectangular weight: each with its own g ("independent"), or all with the same ("tied", as in the paper).
+        vectors: whether weights with a single row or column are a "square" (reshaped) or a "stack" of blocks.
+        noise: "local" for one draw per example, "shared" for one per sample.
+        initial: "random" for random signs and g, at the scale of He et al. (2015), without regard to the layer's weight;
+            "pretrained" for the projection of that weight, whose relative error `summary` reports.
+        initial_std: initial posterior standard deviation of g, in units of the prior's; of biases, in units of
             $1/\sqrt{\text{fan-in}}$.
-        bias_prior_variance: of the normal prior on biases, whose posterior is normal and independent.
+        bias_prior_std: standard deviation of the normal prior on biases, whose posterior is an independent normal.
 
     Example:
         >>> bnn = bayesify(torch.nn.Linear(128, 128, bias=False), WHVI())
@@ -77,32 +76,32 @@ class WHVI(Method):
         (512, torch.Size([3, 4, 128]))
     """
 
-    prior_variance: float = 1e-5
+    prior_std: float = math.sqrt(1e-5)
     covariance: Literal["diagonal", "full"] = "diagonal"
     flows: int = 0
     structure: Structure = "S1HGHS2"
-    scales: Literal["optimised", "variational"] = "optimised"
-    blocks: Literal["own", "shared"] = "own"
+    scales: Literal["optimized", "variational"] = "optimized"
+    blocks: Literal["independent", "tied"] = "independent"
     vectors: Literal["square", "stack"] = "square"
     noise: Literal["local", "shared"] = "local"
     initial: Literal["random", "pretrained"] = "random"
     initial_std: float = 0.03
-    bias_prior_variance: float = 1.0
+    bias_prior_std: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice("covariance", self.covariance, ("diagonal", "full"))
         check_choice("structure", self.structure, get_args(Structure))
-        check_choice("scales", self.scales, ("optimised", "variational"))
-        check_choice("blocks", self.blocks, ("own", "shared"))
+        check_choice("scales", self.scales, ("optimized", "variational"))
+        check_choice("blocks", self.blocks, ("independent", "tied"))
         check_choice("vectors", self.vectors, ("square", "stack"))
         check_choice("noise", self.noise, ("local", "shared"))
         check_choice("initial", self.initial, ("random", "pretrained"))
         check_integer("flows", self.flows, least=0)
-        for name in ("prior_variance", "initial_std", "bias_prior_variance"):
+        for name in ("prior_std", "initial_std", "bias_prior_std"):
             check_positive(name, getattr(self, name))
         if self.initial == "pretrained" and (self.structure != "S1HGHS2" or self.flows):
-            raise ValueError(
-                f'initial="pretrained" projects onto structure="S1HGHS2" without flows, got structure={self.structure!r} and '
+            raise ConfigurationError(
+                f'initial="pretrained" requires structure="S1HGHS2" and flows=0, got structure={self.structure!r} and '
                 f"flows={self.flows!r}"
             )
 
@@ -111,7 +110,7 @@ class WHVI(Method):
 
 
 class HadamardPosterior(Posterior):
-    """s1, s2 (K, D) of K blocks of size D, the law of g, and the deviations of the bias, whose mean is the layer's own."""
+    """s1, s2 (K, D) of K blocks of size D, q(g), and log standard deviations of the bias, whose mean is the layer's own."""
 
     means = ("s1", "s2", "g.mean")
 
@@ -135,37 +134,37 @@ class HadamardPosterior(Posterior):
         s1, s2, g, residual = self._project(layer.weight) if method.initial == "pretrained" else self._random(layer.fan_in)
         self.register_buffer("residual", residual, persistent=residual is not None)
         self.drops_weights = method.initial == "random"
-        self.g = VectorLaw(g, method.initial_std, full=method.covariance == "full", flows=method.flows)
-        for name, value, there in (("s1", s1, method.structure != "GH"), ("s2", s2, "S2" in method.structure)):
-            self.register_parameter(name, nn.Parameter(value) if there else None)
-            noisy = there and method.scales == "variational"
+        self.g = VectorDistribution(g, method.initial_std, full=method.covariance == "full", flows=method.flows)
+        for name, value, is_used in (("s1", s1, method.structure != "GH"), ("s2", s2, "S2" in method.structure)):
+            self.register_parameter(name, nn.Parameter(value) if is_used else None)
+            noisy = is_used and method.scales == "variational"
             log_std = math.log(method.initial_std) + value.abs().mean().clamp_min(1e-12).log()
             self.register_parameter(f"{name}_log_std", nn.Parameter(log_std.expand_as(value).clone()) if noisy else None)
             self.register_buffer(f"{name}_prior_std", value.square().mean().sqrt().clamp_min(1e-12) if noisy else None)
         log_std = math.log(method.initial_std) - 0.5 * math.log(layer.fan_in)
         bias_log_std = None if layer.bias is None else nn.Parameter(torch.full_like(layer.bias.detach(), log_std))
         self.register_parameter("bias_log_std", bias_log_std)
-        layer.weight = None  # the posterior takes its place
+        layer.weight = None  # replaced by this posterior
 
     def _random(self, fan_in: int) -> tuple[Tensor, Tensor, Tensor, None]:
         """Random signs, standard normal g: entries of W have variance 2 / fan-in, rows of a block are orthogonal on average."""
         method, shape = self.method, (self.count, self.size)
-        # the variance of an entry, by powers of the variances of s1, s2, of lambda and of the sums in H
+        # an entry has variance scale ** (2 * scales) * prior_std**2 * size**sums
         scales, sums = {"S1HGHS2": (2, 1), "S1HGHS2H": (2, 2), "SHGH": (1, 1), "GH": (0, 0)}[method.structure]
-        wanted = 2 / (fan_in * method.prior_variance * self.size**sums)
-        scale = wanted ** (0.5 / scales) if scales else 1.0
+        variance = 2 / (fan_in * method.prior_std**2 * self.size**sums)
+        scale = variance ** (0.5 / scales) if scales else 1.0
         s1, s2 = (scale * (2 * torch.randint(0, 2, shape).float() - 1) for _ in range(2))
-        g = torch.randn(self.count if method.blocks == "own" else 1, self.size)
-        return s1, s2, g if scales else g * math.sqrt(wanted), None
+        g = torch.randn(self.count if method.blocks == "independent" else 1, self.size)
+        return s1, s2, g if scales else g * math.sqrt(variance), None
 
     def _project(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """From the projection of a weight, with g of mean square 1."""
-        if weight.is_meta:  # shapes are all there is
+        """The projection of a weight, with g of mean square 1, and its relative error."""
+        if weight.is_meta:
             return *self._random(1)[:3], weight.new_zeros(())
-        blocks, kept = self._blocks(weight.detach()), self._blocks(torch.ones_like(weight.detach())) > 0
-        s1, s2, g, residual = hadamard_projection(blocks, kept, shared=self.method.blocks == "shared")
+        blocks, mask = self._blocks(weight.detach()), self._blocks(torch.ones_like(weight.detach())) > 0
+        s1, s2, g, residual = hadamard_projection(blocks, mask, tied=self.method.blocks == "tied")
         unit = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
-        root = unit.sqrt() * self.method.prior_variance**-0.25
+        root = unit.sqrt() * self.method.prior_std**-0.5
         return s1 * root, s2 * root, g / unit, residual
 
     def _blocks(self, weight: Tensor) -> Tensor:
@@ -178,8 +177,8 @@ class HadamardPosterior(Posterior):
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
         if self.method.structure != "S1HGHS2" or self.method.flows:
             warn(
-                f"structure={self.method.structure!r} with flows={self.method.flows} has no projection: a layer stays random "
-                "whatever weight the checkpoint has for it"
+                f"WHVI(structure={self.method.structure!r}, flows={self.method.flows}) cannot start from given weights: a layer "
+                "keeps its random initial values and ignores the weight of the checkpoint"
             )
             return
         s1, s2, g, residual = self._project(weight)
@@ -192,12 +191,12 @@ class HadamardPosterior(Posterior):
 
     def remark(self) -> str:
         if self.residual is None:
-            return "it started at random, whatever weight it had"
-        return "" if self.residual.is_meta else f"its weight was projected, with a relative error of {float(self.residual):.1%}"
+            return "initialized at random, without regard to its previous weight"
+        return "" if self.residual.is_meta else f"projected from its weight, relative error {float(self.residual):.1%}"
 
     def _scales(self, samples: int) -> tuple[Tensor | None, Tensor | None]:
-        """s1 and s2: (K, D), or (S, K, D) where they are random."""
-        if self.method.scales == "optimised":
+        """s1 and s2, (K, D) if deterministic and (S, K, D) if random."""
+        if self.method.scales == "optimized":
             return self.s1, self.s2
         pairs = ((self.s1, self.s1_log_std), (self.s2, self.s2_log_std))
         s1, s2 = (None if s is None else _draw(s, log_std, samples) for s, log_std in pairs)
@@ -205,11 +204,11 @@ class HadamardPosterior(Posterior):
 
     def weight(self, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: BayesianLayer) -> Tensor:
         """Weights (S, *weight_shape) of g (S, K or 1, D) and scales (K, D) or (S, K, D), linear in each of the three."""
-        samples, wanted = g.shape[0], self.rows * self.columns
-        rows, columns = (-(-wanted // self.size), self.size) if self.square else (min(self.size, self.rows), self.columns)
-        blocks = hadamard_blocks(g * math.sqrt(self.method.prior_variance), s1, s2, self.method.structure, rows, columns)
+        samples, numel = g.shape[0], self.rows * self.columns
+        rows, columns = (-(-numel // self.size), self.size) if self.square else (min(self.size, self.rows), self.columns)
+        blocks = hadamard_blocks(g * self.method.prior_std, s1, s2, self.method.structure, rows, columns)
         stack = blocks.expand(samples, self.count, rows, columns).reshape(samples, -1)
-        return stack[:, :wanted].reshape(samples, *layer.weight_shape)
+        return stack[:, :numel].reshape(samples, *layer.weight_shape)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         (s1, s2), (g, _) = self._scales(samples), self.g.draw(samples)
@@ -231,14 +230,14 @@ class HadamardPosterior(Posterior):
         return (y.unflatten(0, (len(bias), -1)) + bias.reshape(len(bias), *[1] * (y.dim() - 1), -1)).flatten(0, 1)
 
     def _reshaped(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: BayesianLayer) -> Tensor:
-        """A vector as weight, written out per example; x (R, ..., I), scales (K, D) or (R, K, D)."""
+        """W x with W materialized per example, for vectors; x (R, ..., I), scales (K, D) or (R, K, D)."""
         rows = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
         return torch.bmm(rows, self.weight(s1, g, s2, layer).mT).reshape(*x.shape[:-1], self.rows)
 
     def _stacked(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None) -> Tensor:
         """W x by fast transforms; x (R, ..., I), scales (K, D) or (R, K, D)."""
-        positions, unit = (1,) * (x.dim() - 2), math.sqrt(self.method.prior_variance)
-        # lambda goes where it takes the fewest products
+        positions, unit = (1,) * (x.dim() - 2), self.method.prior_std
+        # scale by lambda where it takes the fewest products
         s1, g = (None, g * unit) if s1 is None else (_over(s1 * unit, positions), g)
         s2 = None if s2 is None else _over(s2, positions)
         x = F.pad(x, (0, self.size - self.columns)) if self.size > self.columns else x
@@ -255,27 +254,27 @@ class HadamardPosterior(Posterior):
             return total
         assert self.bias_log_std is not None
         mean, log_std = at_least_float32(layer.bias), at_least_float32(self.bias_log_std)
-        return total + gaussian_kl_sum(mean, log_std, 0.0, math.sqrt(self.method.bias_prior_variance))
+        return total + gaussian_kl_sum(mean, log_std, 0.0, self.method.bias_prior_std)
 
     def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
-        """Exact but for flows, where it is the average of 2 x 8,192 fixed draws."""
+        """The posterior mean: exact without flows, otherwise an average of 2 x 8,192 fixed draws."""
         return self.weight(self.s1, self.g.average().unsqueeze(0), self.s2, layer)[0], layer.bias
 
     def second_moments(self) -> tuple[Tensor, Tensor]:
-        """Marginal second moments of rows and columns of every square block before it is cut: `hadamard_second_moments`.
+        """Marginal second moments of rows and columns of every square block, before it is cut: `hadamard_second_moments`.
 
         Returns:
             U and V, (K, D, D).
 
         Raises:
-            ValueError: another structure, or a q(g) with flows, whose covariance has no closed form.
+            ConfigurationError: no closed form for this structure, scales or flows.
         """
-        if self.method.structure != "S1HGHS2" or self.method.flows or self.method.scales != "optimised":
-            raise ValueError(f'second moments need structure="S1HGHS2", optimised scales and no flows, got {self.method}')
+        if self.method.structure != "S1HGHS2" or self.method.flows or self.method.scales != "optimized":
+            raise ConfigurationError(f'second moments require structure="S1HGHS2", optimized scales, no flows, got {self.method}')
         assert self.s1 is not None
         assert self.s2 is not None
         factor = self.g.factor()
-        return hadamard_second_moments(self.s1, self.s2, self.method.prior_variance * factor @ factor.mT)
+        return hadamard_second_moments(self.s1, self.s2, self.method.prior_std**2 * factor @ factor.mT)
 
 
 def _draw(mean: Tensor, log_std: Tensor | None, samples: int) -> Tensor:
@@ -285,10 +284,10 @@ def _draw(mean: Tensor, log_std: Tensor | None, samples: int) -> Tensor:
 
 
 def _over(v: Tensor, positions: tuple[int, ...]) -> Tensor:
-    """One per example, the same at all positions: (R, K, D) to (R, 1..., K, D)."""
+    """Insert dimensions for positions, (R, K, D) to (R, 1..., K, D); (K, D) is unchanged."""
     return v if v.dim() == 2 else v.reshape(v.shape[0], *positions, *v.shape[1:])
 
 
 def _power_of_two(n: int) -> int:
-    """The smallest that is not below n."""
+    """The smallest power of two of at least n."""
     return 1 << (n - 1).bit_length()

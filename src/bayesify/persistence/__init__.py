@@ -1,10 +1,10 @@
-"""Model directories: a fitted estimator as plain files, written in one piece or not at all; loading executes nothing.
+"""Model directories: fitted estimators as files, written atomically and loaded without executing code.
 
-A directory holds `config.json` (everything one can read, with checksums of itself and of the other files), `weights.safetensors`
-and `preprocessing.skops`, and possibly companions such as a report, which loading ignores.
+A directory contains `config.json` (settings, with checksums of itself and of the other files), `weights.safetensors`,
+`preprocessing.skops`, and possibly companions such as a report, which loading ignores.
 """
 
-from bayesify.persistence.directory import CHECKPOINT, ModelError, check_destination, load_config
+from bayesify.persistence.directory import CHECKPOINT, check_destination, load_config
 from bayesify.persistence.model import load_model, save_model
 
-__all__ = ["CHECKPOINT", "ModelError", "check_destination", "load_config", "load_model", "save_model"]
+__all__ = ["CHECKPOINT", "check_destination", "load_config", "load_model", "save_model"]

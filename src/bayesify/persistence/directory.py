@@ -1,4 +1,4 @@
-"""Model directories as files: what belongs to one, writing it in one piece or not at all, reading it with every check."""
+"""Files of a model directory: atomic writing and verified reading."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+from bayesify.errors import ConfigurationError, ModelFileError
+from bayesify.files import write_atomically
 
 __all__ = [
     "CHECKPOINT",
@@ -17,7 +21,6 @@ __all__ = [
     "FORMAT",
     "PREPROCESSING",
     "WEIGHTS",
-    "ModelError",
     "check_destination",
     "load_config",
     "read_verified",
@@ -26,132 +29,132 @@ __all__ = [
 
 FORMAT = 1
 KIND = "bayesify-model"
-CHECKPOINT = "training.ckpt"  # a run's state may lie in the directory of the model it is going to become
+CHECKPOINT = "training.ckpt"  # of the training run whose model will be saved in the directory
 CONFIG, WEIGHTS, PREPROCESSING = "config.json", "weights.safetensors", "preprocessing.skops"
-_PASSING = (CHECKPOINT, f"{CHECKPOINT}.tmp")
-
-
-class ModelError(ValueError):
-    """A directory that is not a bayesify model, a damaged one, or a model that cannot be saved; the message says what is wrong."""
 
 
 def check_destination(directory: str | os.PathLike[str]) -> Path:
-    """The place a model can be saved to, links resolved; call it before training.
+    """Check that a model can be saved to a directory, and resolve its links; call this before training.
 
     Raises:
-        ModelError: a file, or a folder that holds something other than a model.
-        OSError: the parent folder does not exist or cannot be written to.
+        ConfigurationError: the path is a file, or a folder with files that are not a model.
+        OSError: the parent folder does not exist or is not writable.
     """
-    place = Path(directory).resolve()
-    if place.is_dir():
-        names = {path.name for path in place.iterdir()} - set(_PASSING)
-        if names and not _is_model(place):
-            raise ModelError(
-                f"{place} holds files that are not a bayesify model ({', '.join(sorted(names)[:5])}); choose a new or empty folder"
-            )
-    elif place.exists():
-        raise ModelError(f"{place} is a file; choose the name of a new folder")
-    if not place.parent.is_dir():
-        raise FileNotFoundError(f"the folder {place.parent} does not exist; create it first")
-    if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise PermissionError(f"the folder {place.parent} is not writable; choose another place")
-    return place
+    path = Path(directory).resolve()
+    if path.is_dir():
+        names = {entry.name for entry in path.iterdir() if not _is_transient(entry.name)}
+        if names and not _is_model(path):
+            examples = ", ".join(sorted(names)[:5])
+            raise ConfigurationError(f"{path} contains files that are not a bayesify model ({examples}); choose another folder")
+    elif path.exists():
+        raise ConfigurationError(f"{path} is a file; choose a new or empty folder")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {path.parent} does not exist; create it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"the folder {path.parent} is not writable; choose another one")
+    return path
 
 
 def write_directory(
     directory: str | os.PathLike[str], config: dict[str, Any], files: Mapping[str, bytes], companions: Mapping[str, bytes]
 ) -> None:
-    """Write a model directory in one piece: the configuration, with checksums added, the files it vouches for, and companions.
+    """Write a model directory atomically: the configuration with checksums, the files they belong to, and companions.
 
     Raises:
-        ModelError: a directory that holds something else, companions with names of bayesify's own.
+        ConfigurationError: an invalid directory (see `check_destination`) or an invalid companion name.
         OSError: no space or no permission; nothing has changed.
     """
-    if wrong := [name for name in companions if Path(name).name != name or name in (CONFIG, *files, *_PASSING)]:
-        raise ModelError(f"companions must be plain file names other than bayesify's own, got {', '.join(map(repr, wrong))}")
+    if invalid := [name for name in companions if Path(name).name != name or name in (CONFIG, *files) or _is_transient(name)]:
+        raise ConfigurationError(f"companions must be file names other than those of the model, got {invalid}")
     checksums = {name: _sha256(content) for name, content in files.items()}
     config = {"format": KIND, "format_version": FORMAT, **config, "companions": sorted(companions), "files": checksums}
     config["checksum"] = _checksum(config)
     text = json.dumps(config, indent=1, ensure_ascii=False, allow_nan=False)
 
-    place = check_destination(directory)
-    fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}.new")
+    path = check_destination(directory)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        fresh.mkdir()
+        draft.mkdir()
         for name, content in {**files, **companions, CONFIG: text.encode()}.items():
-            _write(fresh / name, content)
-        _swap(fresh, place)
+            write_atomically(draft / name, content)
+        _replace(path, draft)
     except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise OSError(f"the model could not be saved to {place}: {error}; what was there is as it was") from error
+        shutil.rmtree(draft, ignore_errors=True)
+        raise OSError(f"the model could not be saved to {path}: {error}; the directory is unchanged") from error
 
 
 def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The verified `config.json` of a model directory: task, target, columns, metrics and everything else but the weights.
+    """Load and verify the `config.json` of a model directory: task, target, columns, metrics and all settings.
 
     Raises:
-        ModelError: no model, or a damaged, edited or newer configuration.
+        ModelFileError: not a model directory, or a damaged, edited or newer configuration.
     """
-    place = Path(directory)
-    if not place.is_dir():
-        aside = sorted(place.absolute().parent.glob(f".{place.name}.*.old"))
-        hint = f"; an interrupted save left the earlier model in {aside[-1]}, rename it to get it back" if aside else ""
-        raise ModelError(f"{place} {'is not a folder' if place.exists() else 'does not exist'}{hint}")
-    if not (place / CONFIG).is_file():
-        raise ModelError(f"{place} is not a model directory: it has no {CONFIG}")
+    path = Path(directory)
+    if not path.is_dir():
+        backups = sorted(path.absolute().parent.glob(f".{path.name}.*.old"))
+        hint = f"; an interrupted save left the previous model in {backups[-1]}: rename it to restore it" if backups else ""
+        raise ModelFileError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}{hint}")
+    if not (path / CONFIG).is_file():
+        raise ModelFileError(f"{path} is not a model directory: it has no {CONFIG}")
+    content = _read(path / CONFIG)
     try:
-        config = json.loads(_read(place / CONFIG))
+        config = json.loads(content)
     except ValueError as error:
-        raise ModelError(f"{place / CONFIG} is damaged, it is no valid JSON ({error})") from None
+        raise ModelFileError(f"{path / CONFIG} is damaged: it is not valid JSON ({error})") from None
     if not isinstance(config, dict) or config.get("format") != KIND:
-        raise ModelError(f"{place} is not a model directory: its {CONFIG} is not bayesify's")
+        raise ModelFileError(f"{path} is not a model directory: its {CONFIG} was not written by bayesify")
     version = config.get("format_version")
     if isinstance(version, int) and version > FORMAT:
-        raise ModelError(
-            f"{place} was saved in format {version} by bayesify {config.get('bayesify')}, this version reads formats up to "
+        raise ModelFileError(
+            f"{path} was saved in format {version} by bayesify {config.get('bayesify')}; this version reads formats up to "
             f"{FORMAT}: pip install --upgrade bayesify"
         )
     if config.get("checksum") != _checksum(config):
-        raise ModelError(f"{place / CONFIG} was edited or damaged: its checksum does not fit its content")
+        raise ModelFileError(f"{path / CONFIG} was edited or damaged: its checksum does not match its content")
     return config
 
 
 def read_verified(directory: str | os.PathLike[str], config: Mapping[str, Any], name: str) -> bytes:
-    """The content of a file that the configuration vouches for.
+    """Read a file of a model directory and verify its checksum.
 
     Raises:
-        ModelError: the file is missing, or not the one that was saved.
+        ModelFileError: the file is missing, damaged or from another model.
     """
     content = _read(Path(directory) / name)
     if _sha256(content) != config["files"].get(name):
-        raise ModelError(f"{Path(directory) / name} is damaged or from another model: its checksum is not the one in {CONFIG}")
+        raise ModelFileError(f"{Path(directory) / name} is damaged or from another model: its checksum does not match {CONFIG}")
     return content
 
 
-def _swap(fresh: Path, place: Path) -> None:
-    """Put `fresh` in the place of `place`, and into it what is not bayesify's."""
-    if not place.exists():
-        os.replace(fresh, place)
+def _replace(directory: Path, draft: Path) -> None:
+    """Replace a directory with its draft, and keep its files that are not part of the model."""
+    if not directory.exists():
+        os.replace(draft, directory)
         return
-    ours = {CONFIG, WEIGHTS, PREPROCESSING, *_PASSING}
-    if _is_model(place):
-        ours.update(json.loads((place / CONFIG).read_bytes()).get("companions", []))
-    aside = fresh.with_suffix(".old")
-    os.replace(place, aside)
+    model_files = {CONFIG, WEIGHTS, PREPROCESSING}
+    if _is_model(directory):
+        model_files.update(json.loads((directory / CONFIG).read_bytes()).get("companions", []))
+    backup = draft.with_suffix(".old")
+    os.replace(directory, backup)
     try:
-        os.replace(fresh, place)
+        os.replace(draft, directory)
     except OSError:
-        os.replace(aside, place)
+        os.replace(backup, directory)
         raise
-    for path in aside.iterdir():
-        if path.name not in ours and not (place / path.name).exists():
-            os.replace(path, place / path.name)
-    shutil.rmtree(aside, ignore_errors=True)
+    for path in backup.iterdir():
+        if path.name not in model_files and not _is_transient(path.name) and not (directory / path.name).exists():
+            os.replace(path, directory / path.name)
+    shutil.rmtree(backup, ignore_errors=True)
 
 
-def _is_model(place: Path) -> bool:
+def _is_transient(name: str) -> bool:
+    """Whether a file is a training checkpoint, or a draft of one left by a crash."""
+    return name == CHECKPOINT or fnmatchcase(name, f".{CHECKPOINT}.*.tmp")
+
+
+def _is_model(directory: Path) -> bool:
     try:
-        config = json.loads((place / CONFIG).read_bytes())
+        config = json.loads((directory / CONFIG).read_bytes())
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and config.get("format") == KIND
@@ -161,16 +164,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise ModelError(f"{path.parent} is incomplete: {path.name} is missing") from None
+        raise ModelFileError(f"{path.parent} is incomplete: {path.name} is missing") from None
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        raise ModelFileError(f"{path} cannot be read: {error}") from error
 
 
 def _sha256(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Estimators to model directories and back: what is written, and how it is put together again."""
+"""Saving estimators as model directories, and loading them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from bayesify import __version__
 from bayesify.core.method import Method
 from bayesify.data import Column
+from bayesify.errors import ConfigurationError, MissingDependencyError, ModelFileError
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.likelihoods import Likelihood
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup
-from bayesify.persistence.directory import CONFIG, PREPROCESSING, WEIGHTS, ModelError, load_config, read_verified, write_directory
+from bayesify.persistence.directory import (
+    CONFIG,
+    PREPROCESSING,
+    WEIGHTS,
+    load_config,
+    read_verified,
+    write_directory,
+)
 from bayesify.train import History
 
 try:
@@ -23,11 +33,11 @@ try:
     import safetensors.torch
     import skops.io
 except ImportError as error:
-    raise ImportError('saving and loading models needs skops and safetensors: pip install "bayesify[tables]"') from error
+    raise MissingDependencyError("saving and loading models", "skops and safetensors", extra="tables") from error
 
 __all__ = ["load_model", "save_model"]
 
-_TRUSTED = ["bayesify.data.preprocessing.SoftClip", "numpy.dtype"]  # what skops does not trust by itself
+_TRUSTED = ["bayesify.data.encoding.SoftClip", "numpy.dtype"]  # in addition to the types that skops trusts
 _ESTIMATORS: dict[str, type[BayesianEstimator]] = {"regression": BayesianRegressor, "classification": BayesianClassifier}
 _SCHEDULES: dict[str, type[KLSchedule]] = {kind.__name__: kind for kind in (Constant, Cyclical, LinearWarmup)}
 
@@ -42,18 +52,18 @@ def save_model(
 ) -> None:
     """Save a fitted estimator as a directory.
 
-    The files are written to a folder beside it, which then takes its place; a model that was there before is replaced only now, and
-    files in it that are not bayesify's are kept. A checkpoint named `CHECKPOINT` goes.
+    The directory is replaced atomically. Its files that are not part of a model are kept, except a checkpoint named `CHECKPOINT`.
 
     Args:
         estimator: fitted, with the built-in network.
-        directory: a new one, an empty one or one that holds a model; its parent must exist.
-        target: the name of the target column.
-        metrics: results to keep with the model.
-        companions: more files, by name.
+        directory: a new or empty directory, or one with a model; its parent must exist.
+        target: name of the target column.
+        metrics: results to store with the model.
+        companions: contents of additional files, by name.
 
     Raises:
-        ModelError: an estimator that cannot be saved, a directory that holds something else.
+        TypeError: not a bayesify estimator.
+        ConfigurationError: an estimator that is not fitted or has a custom network, an invalid directory or companion name.
         OSError: no space or no permission; nothing has changed.
     """
     config, files = _describe(estimator, target, metrics)
@@ -61,49 +71,59 @@ def save_model(
 
 
 def load_model(directory: str | os.PathLike[str]) -> BayesianEstimator:
-    """Load what `save_model` saved; it predicts the same numbers.
+    """Load an estimator saved with `save_model`; its predictions are identical.
 
     Returns:
         A `BayesianRegressor` or `BayesianClassifier`.
 
     Raises:
-        ModelError: no model, a damaged, incomplete or edited one, or one from a newer version.
+        ModelFileError: not a model, or a damaged, incomplete, edited or newer one.
     """
     config = load_config(directory)
-    contents = {name: read_verified(directory, config, name) for name in (WEIGHTS, PREPROCESSING)}
-    with _explained(directory):
-        estimator = _ESTIMATORS[config["task"]](**_parameters(config))
-        estimator.seed_ = config["seed"]
-        estimator.columns_ = tuple(Column(**{**c, "categories": tuple(c["categories"])}) for c in config["columns"])
-        estimator.named_columns_ = config["named_columns"]
-        estimator.n_features_in_ = len(estimator.columns_)
-        estimator.likelihood_ = Likelihood.from_dict(config["likelihood"])
-        estimator.history_ = History(**config["history"])
-        if config["feature_names"]:
-            estimator.feature_names_in_ = np.array([column.name for column in estimator.columns_], dtype=object)
-        estimator.restore_target(config["target"])
-        estimator.build(config["network"]["in_features"], config["network"]["out_features"])
+    weights, preprocessing = (read_verified(directory, config, name) for name in (WEIGHTS, PREPROCESSING))
+    path = Path(directory)
+    with _model_file_errors(path / CONFIG, KeyError, TypeError, ValueError):
+        estimator = _restore_settings(config)
+        sizes = config["network"]["in_features"], config["network"]["out_features"]
+    with _model_file_errors(path / CONFIG, ConfigurationError):
+        estimator.build(*sizes)
         estimator.settle()
-        state = safetensors.torch.load(contents[WEIGHTS])
-        for part, module in (("bnn.", estimator.bnn_), ("likelihood.", estimator.likelihood_)):
-            module.load_state_dict({name.removeprefix(part): x for name, x in state.items() if name.startswith(part)})
-        # skops builds its own trusted scikit-learn types and these, and refuses every other.
-        estimator.preprocessing_ = skops.io.loads(contents[PREPROCESSING], trusted=_TRUSTED)
+    with _model_file_errors(path / WEIGHTS, safetensors.SafetensorError, RuntimeError):  # a damaged file, or another network
+        state = safetensors.torch.load(weights)
+        for prefix, module in (("bnn.", estimator.bnn_), ("likelihood.", estimator.likelihood_)):
+            module.load_state_dict({name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)})
+    with _model_file_errors(path / PREPROCESSING, Exception):  # skops reads untrusted bytes, and documents no error types for them
+        estimator.preprocessing_ = skops.io.loads(preprocessing, trusted=_TRUSTED)  # rejects all types but its own and these
+    return estimator
+
+
+def _restore_settings(config: dict[str, Any]) -> BayesianEstimator:
+    """Create the estimator without network and preprocessing."""
+    estimator = _ESTIMATORS[config["task"]](**_parameters(config))
+    estimator.seed_ = config["seed"]
+    estimator.columns_ = tuple(Column(**{**c, "categories": tuple(c["categories"])}) for c in config["columns"])
+    estimator.named_columns_ = config["named_columns"]
+    estimator.n_features_in_ = len(estimator.columns_)
+    estimator.likelihood_ = Likelihood.from_dict(config["likelihood"])
+    estimator.history_ = History(**config["history"])
+    if config["feature_names"]:
+        estimator.feature_names_in_ = np.array([column.name for column in estimator.columns_], dtype=object)
+    estimator.restore_target(config["target"])
     return estimator
 
 
 def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] | None) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The configuration without checksums, and the contents of the other files."""
+    """Return the configuration without checksums, and the contents of the other files."""
     task = next((task for task, kind in _ESTIMATORS.items() if type(estimator) is kind), None)
     if task is None:
         raise TypeError(f"estimator must be a BayesianRegressor or BayesianClassifier, got {type(estimator).__name__}")
     fitted = vars(estimator)
     if "history_" not in fitted:
-        raise ModelError(f"the {type(estimator).__name__} is not fitted yet: call fit(X, y) first")
+        raise ConfigurationError(f"the {type(estimator).__name__} is not fitted; call fit(X, y) first")
     if estimator.net is not None:
-        raise ModelError(
-            "a model with a net of its own cannot be saved, because loading would have to execute code: use hidden and activation, "
-            "or keep estimator.bnn_.state_dict() and build the net yourself"
+        raise ConfigurationError(
+            "a model with a custom net cannot be saved, because loading it would execute code; use hidden and activation, or save "
+            "estimator.bnn_.state_dict()"
         )
     params = estimator.get_params(deep=False)
     del params["net"]
@@ -112,9 +132,9 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
     if isinstance(estimator.beta, KLSchedule):
         params["beta"] = {"schedule": type(estimator.beta).__name__, **dataclasses.asdict(estimator.beta)}
     if isinstance(estimator.random_state, np.random.RandomState):
-        params["random_state"] = None  # the seed it gave is saved
+        params["random_state"] = None  # the seed drawn from it is saved
     config = {
-        "bayesify": _version(),
+        "bayesify": __version__,
         "task": task,
         "params": params,
         "network": {"in_features": estimator.in_features_, "out_features": estimator.out_features_},
@@ -130,7 +150,7 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
     parts = {"bnn": estimator.bnn_, "likelihood": estimator.likelihood_}
     state = {f"{part}.{name}": x.contiguous() for part, module in parts.items() for name, x in module.state_dict().items()}
     files = {WEIGHTS: safetensors.torch.save(state), PREPROCESSING: skops.io.dumps(estimator.preprocessing_)}
-    return _plain(config), files
+    return _json_value(config), files
 
 
 def _parameters(config: dict[str, Any]) -> dict[str, Any]:
@@ -143,33 +163,26 @@ def _parameters(config: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
-def _plain(value: Any) -> Any:
-    """As JSON knows it: NumPy's numbers are numbers, tuples lists, NaN and infinity nothing."""
+def _json_value(value: Any) -> Any:
+    """Convert NumPy scalars, tuples, and NaN and infinity (to None) to JSON types."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): _json_value(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_json_value(part) for part in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, str | int | float):
         return value
-    raise ModelError(f"a value of type {type(value).__name__} cannot be saved: {value!r}")
+    raise ConfigurationError(f"a value of type {type(value).__name__} cannot be saved: {value!r}")
 
 
 @contextlib.contextmanager
-def _explained(place: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever goes wrong in putting a verified model together is said as a ModelError."""
+def _model_file_errors(path: Path, *types: type[Exception]) -> Iterator[None]:
+    """Raise errors of these types as a `ModelFileError` about the file."""
     try:
         yield
-    except KeyError as error:
-        raise ModelError(f"{place} cannot be loaded: {error} is missing in {CONFIG}, or unknown to this version") from error
-    except Exception as error:  # readers of damaged files fail in many ways
-        raise ModelError(f"{place} cannot be loaded: {error}") from error
-
-
-def _version() -> str:
-    from bayesify import __version__  # the package is complete by the time a model is saved
-
-    return __version__
+    except types as error:
+        detail = f"{error} is missing, or unknown to this version" if isinstance(error, KeyError) else str(error)
+        raise ModelFileError(f"{path} cannot be loaded: {detail}") from error

@@ -1,8 +1,8 @@
-"""Figures: does the model know what it does not know? Each function draws on the given matplotlib Axes and returns them."""
+"""Figures of calibration, predictions and training; each function draws on matplotlib Axes and returns them."""
 
 from bayesify.plots.calibration import plot_coverage, plot_rejection, plot_reliability, plot_uncertainty_error
+from bayesify.plots.history import plot_kl, plot_training
 from bayesify.plots.predictions import plot_bands, plot_confusion, plot_feature, plot_predictions, plot_uncertainty
-from bayesify.plots.training import plot_kl, plot_training
 
 __all__ = [
     "plot_bands",

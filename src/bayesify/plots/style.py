@@ -1,18 +1,20 @@
-"""The look that all figures share: a palette colour-blind readers can tell apart, quiet axes, no global state."""
+"""Common style of all figures: a color-blind safe palette and plain axes, without global state."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bayesify.errors import MissingDependencyError
+
 try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise ImportError('figures need matplotlib: pip install "bayesify[plots]"') from error
+    raise MissingDependencyError("figures", "matplotlib", extra="plots") from error
 
-__all__ = ["BLUE", "GRID", "INK", "MUTED", "ORANGE", "THEME", "axes", "label", "legend", "shorten"]
+__all__ = ["BLUE", "GRID", "INK", "MUTED", "ORANGE", "REFERENCE", "THEME", "axes", "label", "legend", "shorten"]
 
-# Blue and vermilion of Okabe & Ito's palette; the report swaps each of these five for a CSS variable, so that it can go dark.
+# Blue and vermilion of the Okabe-Ito palette; the report replaces these five colors with CSS variables, for its dark mode.
 BLUE = "#0072b2"
 ORANGE = "#d55e00"
 INK = "#1f2933"
@@ -29,11 +31,14 @@ THEME: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "svg.fonttype": "none",
 }
-"""Settings for `matplotlib.rc_context`, used where whole files are written; the functions here do not need them."""
+"""Settings for `matplotlib.rc_context` when figures are written to files; the functions here do not need them."""
+
+REFERENCE: dict[str, Any] = {"color": MUTED, "linewidth": 1, "linestyle": (0, (4, 3))}
+"""Style of reference lines."""
 
 
 def axes(ax: Axes | None, size: tuple[float, float] = (4.6, 3.2)) -> Axes:
-    """The given Axes, or those of a new figure that belongs to nobody else, in the common look."""
+    """Apply the common style to the given Axes, or to those of a new figure."""
     if ax is None:
         ax = Figure(figsize=size, layout="constrained").subplots()
         ax.figure.patch.set_alpha(0)
@@ -47,18 +52,18 @@ def axes(ax: Axes | None, size: tuple[float, float] = (4.6, 3.2)) -> Axes:
 
 
 def label(ax: Axes, x: str, y: str) -> None:
-    """Name both axes; names from data are taken literally, dollar signs included."""
+    """Label both axes; mathtext is off, since labels may come from data."""
     ax.set_xlabel(shorten(x), color=INK, parse_math=False)
     ax.set_ylabel(shorten(y), color=INK, parse_math=False)
 
 
 def legend(ax: Axes, **kwargs: Any) -> None:
-    """A legend without a box."""
+    """Add a legend without a frame."""
     ax.legend(frameon=False, labelcolor=INK, **kwargs)
 
 
 def shorten(text: object, limit: int = 48) -> str:
-    """Text of at most `limit` characters, in one line.
+    """Shorten text to one line of at most `limit` characters.
 
     Example:
         >>> shorten("a very long name", limit=10)

@@ -1,7 +1,7 @@
-"""Predictive distributions: the equal-weight mixture of S draws for each of N rows, and what can be asked of it.
+"""Predictive distributions: equal-weight mixtures of S draws for each of N rows.
 
-`variance` of a number splits into aleatoric + epistemic in squared units of the target, `entropy` of a class into aleatoric +
-epistemic in nats.
+Aleatoric + epistemic uncertainty is the `variance` in regression, in squared units of the target, and the `entropy` in
+classification, in nats.
 """
 
 from bayesify.predictive.base import Predictive

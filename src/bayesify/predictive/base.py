@@ -1,4 +1,4 @@
-"""What every predictive distribution can be asked, and the shape rules its kinds share.
+"""Base class of predictive distributions, and their shape rules.
 
 Shapes: S draws, N rows, K classes, D outputs.
 """
@@ -11,15 +11,17 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayesify.errors import DataError
+
 __all__ = ["Predictive", "align_targets", "sum_from", "without_single"]
 
 
 class Predictive(ABC):
-    """What a model believes about N rows: an equal-weight mixture over S draws of its weights."""
+    """Predictive distribution of N rows: an equal-weight mixture over S draws of the weights."""
 
-    # What other kinds have and this one cannot, and the sentence that says what to use.
-    foreign: ClassVar[tuple[str, ...]] = ()
-    advice: ClassVar[str] = ""
+    # attributes of other subclasses that this one lacks, and a hint for the error message
+    missing: ClassVar[tuple[str, ...]] = ()
+    hint: ClassVar[str] = ""
 
     @property
     @abstractmethod
@@ -43,12 +45,12 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def aleatoric(self) -> Tensor:
-        """The uncertainty that every draw agrees on, noise in the data: squared units (numbers) or nats (classes)."""
+        """Uncertainty within draws, from noise in the data: squared units (regression) or nats (classification)."""
 
     @property
     @abstractmethod
     def epistemic(self) -> Tensor:
-        """The uncertainty from disagreement between draws, which more data would remove: squared units or nats."""
+        """Uncertainty between draws, which more data would reduce: squared units (regression) or nats (classification)."""
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
@@ -56,11 +58,11 @@ class Predictive(ABC):
 
     @abstractmethod
     def mix(self, *others: Any) -> Self:
-        """More draws of the same rows, from predictives of the same kind: every draw weighs the same."""
+        """Combine with more draws of the same rows, from predictives of the same type; all draws have equal weight."""
 
     @abstractmethod
     def cat(self, *others: Any) -> Self:
-        """More rows with the same number of draws, from predictives of the same kind."""
+        """Concatenate with more rows of equally many draws, from predictives of the same type."""
 
     def to(self, device: torch.device | str) -> Self:
         """A copy on that device."""
@@ -71,23 +73,23 @@ class Predictive(ABC):
         return f"{type(self).__name__}(mean={tuple(self.mean.shape)}, samples={self.samples})"
 
     def __getattr__(self, name: str) -> Any:
-        reason = f": {type(self).advice}" if name in type(self).foreign else ""
-        raise AttributeError(f"a {type(self).__name__} has no {name!r}{reason}")
+        hint = f": {type(self).hint}" if name in type(self).missing else ""
+        raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}")
 
     def _check_same(self, others: tuple[Any, ...], attribute: str) -> None:
         for other in others:
             if type(other) is not type(self):
                 raise TypeError(f"cannot combine a {type(self).__name__} with a {type(other).__name__}")
-            mine, its = (len(p) if attribute == "rows" else p.samples for p in (self, other))
-            if mine != its:
-                raise ValueError(f"the parts must have the same number of {attribute}, got {mine} and {its}")
+            ours, theirs = (len(p) if attribute == "rows" else p.samples for p in (self, other))
+            if ours != theirs:
+                raise DataError(f"predictives must have the same number of {attribute}, got {ours} and {theirs}")
 
 
 def align_targets(y: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """View y as `shape`; the two may differ in one trailing dimension of size 1, and nothing is ever broadcast.
+    """View y as `shape`; they may differ by one trailing dimension of size 1. Nothing is broadcast.
 
     Raises:
-        ValueError: other shapes.
+        DataError: another shape.
 
     Example:
         >>> align_targets(torch.zeros(5), (5, 1)).shape
@@ -99,17 +101,17 @@ def align_targets(y: Tensor, shape: tuple[int, ...]) -> Tensor:
         return y.unsqueeze(-1)
     if tuple(y.shape) == (*shape, 1):
         return y.squeeze(-1)
-    raise ValueError(
-        f"y has shape {tuple(y.shape)} but the outputs ask for {tuple(shape)}: one target per row and output (or "
-        "token, where classes are the last dimension of the outputs); reshape y or the outputs"
+    raise DataError(
+        f"y has shape {tuple(y.shape)} but the outputs require {tuple(shape)}: one target per row and output, or per row and token "
+        "where classes are last; reshape y or the outputs"
     )
 
 
 def sum_from(x: Tensor, dim: int) -> Tensor:
-    """Sum over dimension `dim` and all that follow; `x` itself where there are none."""
+    """Sum over dimension `dim` and all that follow; `x` itself if there are none."""
     return x.flatten(dim).sum(-1) if x.dim() > dim else x
 
 
 def without_single(x: Tensor) -> Tensor:
-    """Draws (S, N, 1) as (S, N), all others as they are."""
+    """Squeeze draws (S, N, 1) to (S, N); others are unchanged."""
     return x.squeeze(-1) if x.dim() == 3 and x.shape[-1] == 1 else x

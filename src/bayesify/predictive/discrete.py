@@ -1,4 +1,4 @@
-"""Predictive distributions of classes: categorical and Bernoulli. The memory they take does not depend on the number of draws.
+"""Predictive distributions for classification: categorical and Bernoulli. Their memory does not depend on the number of draws.
 
 Shapes: S draws, N rows, K classes, D labels.
 """
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.errors import DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from, without_single
 
@@ -23,14 +24,14 @@ __all__ = ["BernoulliPredictive", "CategoricalPredictive", "check_binary", "chec
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Discrete(Predictive):
-    """Classes: what is kept does not grow with S."""
+    """Base of both: mean probabilities and mean entropy over draws."""
 
-    log_probs: Tensor  # (N, ..., K), the log of the mean probabilities
-    expected_entropy: Tensor  # (N, ...), the mean over draws of the entropy, nats
+    log_probs: Tensor  # log of the mean probabilities, (N, ..., K)
+    expected_entropy: Tensor  # mean over draws of the entropy, (N, ...) nats
     draws: int  # S
 
-    foreign: ClassVar[tuple[str, ...]] = ("std", "quantile", "interval", "cdf", "crps", "rescale", "sample", "means", "stds")
-    advice: ClassVar[str] = "it is about classes, not numbers; use probs, prediction, entropy or mutual_information"
+    missing: ClassVar[tuple[str, ...]] = ("std", "quantile", "interval", "cdf", "crps", "rescale", "sample", "means", "stds")
+    hint: ClassVar[str] = "it is for classification; use probs, prediction, entropy or mutual_information"
 
     @property
     def samples(self) -> int:
@@ -61,7 +62,7 @@ class _Discrete(Predictive):
 
     @property
     def mutual_information(self) -> Tensor:
-        """Between class and weights, the entropy of the mean minus the mean entropy, at least 0: (N, ...) nats."""
+        """Mutual information of class and weights: entropy of the mean minus mean entropy, at least 0, (N, ...) nats."""
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
     @property
@@ -106,7 +107,7 @@ class CategoricalPredictive(_Discrete):
 
     $$p_k = \frac1S\sum_s \mathrm{softmax}(f_s)_k$$
 
-    Probabilities are kept as the log of their mean, so that the tails stay exact. Tokens count as separate predictions: their
+    Stores the log of the mean probabilities, which is exact in the tails. Tokens are treated as independent predictions, as their
     joint distribution would need every draw.
 
     Example:
@@ -119,7 +120,7 @@ class CategoricalPredictive(_Discrete):
 
     @classmethod
     def from_logits(cls, logits: Tensor, ignore_index: int = -100) -> Self:
-        """From one batch of draws, logits (S, N, ..., K)."""
+        """Build it from logits (S, N, ..., K)."""
         return cls._of_draws(F.log_softmax(at_least_float32(logits), -1), ignore_index=ignore_index)
 
     @property
@@ -130,16 +131,16 @@ class CategoricalPredictive(_Discrete):
     def log_prob(self, y: Tensor) -> Tensor:
         """Log of the mean probability of the labels y (N, ...): (N,) nats, summed over tokens except those of `ignore_index`."""
         y = align_targets(y, tuple(self.log_probs.shape[:-1]))
-        kept = y != self.ignore_index
-        check_labels(y[kept], self.log_probs.shape[-1])
-        return sum_from(torch.where(kept, self._log_prob(torch.where(kept, y, 0).long()), 0), 1)
+        valid = y != self.ignore_index
+        check_labels(y[valid], self.log_probs.shape[-1])
+        return sum_from(torch.where(valid, self._log_prob(torch.where(valid, y, 0).long()), 0), 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BernoulliPredictive(_Discrete):
-    r"""Yes or no, once per row or once per label: $p = \frac1S\sum_s \mathrm{sigmoid}(f_s)$.
+    r"""Binary targets, one per row or one per label: $p = \frac1S\sum_s \mathrm{sigmoid}(f_s)$.
 
-    `log_probs` holds no and yes in its last dimension. Labels count as separate predictions, as tokens do.
+    The last dimension of `log_probs` is y = 0 and y = 1. Labels are treated as independent predictions.
 
     Example:
         >>> BernoulliPredictive.from_logits(torch.tensor([[0.0, 9.0], [0.0, 9.0]])).prediction
@@ -148,7 +149,7 @@ class BernoulliPredictive(_Discrete):
 
     @classmethod
     def from_logits(cls, logits: Tensor) -> Self:
-        """From one batch of draws, logits (S, N), (S, N, 1) or (S, N, D)."""
+        """Build it from logits (S, N), (S, N, 1) or (S, N, D)."""
         logits = at_least_float32(without_single(logits))
         return cls._of_draws(torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], -1))
 
@@ -165,22 +166,22 @@ class BernoulliPredictive(_Discrete):
 
 
 def check_labels(y: Tensor, classes: int | None = None) -> None:
-    """Raise unless y holds class labels: integers from 0 to `classes` - 1."""
+    """Raise TypeError or DataError unless y has class labels: integers from 0 to `classes` - 1."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise TypeError(f"y must hold integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
-    wrong = (y < 0) if classes is None else (y < 0) | (y >= classes)
-    if wrong.any():
-        least = "of at least 0" if classes is None else f"from 0 to {classes - 1}, as the outputs have {classes} classes"
-        raise ValueError(f"y must hold class labels {least}, got {y[wrong][0].item()} ({int(wrong.sum())} such labels)")
+        raise TypeError(f"y must have integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
+    invalid = (y < 0) if classes is None else (y < 0) | (y >= classes)
+    if invalid.any():
+        allowed = "of at least 0" if classes is None else f"from 0 to {classes - 1}, as the outputs have {classes} classes"
+        raise DataError(f"y must have class labels {allowed}, got {y[invalid][0].item()} ({int(invalid.sum())} such labels)")
 
 
 def check_binary(y: Tensor) -> None:
-    """Raise unless y holds zeros and ones only."""
-    wrong = (y != 0) & (y != 1)
-    if wrong.any():
-        raise ValueError(f"y must hold zeros and ones only, got {y[wrong][0].item()} ({int(wrong.sum())} such values)")
+    """Raise DataError unless y has zeros and ones only."""
+    invalid = (y != 0) & (y != 1)
+    if invalid.any():
+        raise DataError(f"y must have zeros and ones only, got {y[invalid][0].item()} ({int(invalid.sum())} such values)")
 
 
 def _entropy(log_probs: Tensor) -> Tensor:
-    # The clamp turns the 0 * -inf of an impossible class into the 0 it stands for.
+    # clamped, as 0 * -inf of an impossible class is 0 here
     return -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)

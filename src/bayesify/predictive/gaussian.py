@@ -1,4 +1,4 @@
-"""Predictive distributions of numbers: a mixture of normal distributions per row and output.
+"""Predictive distribution for regression: a mixture of normal distributions per row and output.
 
 Shapes: S draws, N rows, D outputs.
 """
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesify.core.checks import check_fraction
+from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from
 
@@ -23,17 +24,17 @@ __all__ = ["GaussianPredictive", "normal_log_density"]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GaussianPredictive(Predictive):
-    r"""Numbers: an equal-weight mixture of S normal distributions per row and output.
+    r"""Equal-weight mixture of S normal distributions per row and output.
 
     $$\mathrm{Var}\,y = \underbrace{\tfrac1S\sum_s \sigma_s^2}_{\text{aleatoric}} +
     \underbrace{\tfrac1S\sum_s (\mu_s - \bar\mu)^2}_{\text{epistemic}}$$
 
-    The epistemic part divides by S, not S - 1: it is the variance of this very mixture. Cumulative probabilities, quantiles and
-    scores are those of the mixture, not of a normal distribution with its moments.
+    The epistemic part divides by S, not S - 1: it is the variance of this mixture. Cumulative probabilities, quantiles and scores
+    are those of the mixture, not of a normal distribution with its moments.
 
     Args:
         means: (S, N) or (S, N, D).
-        stds: standard deviations of the noise, above 0, broadcastable to `means` (a fixed one is never copied).
+        stds: standard deviations of the noise, above 0, broadcastable to `means` without copies.
 
     Example:
         >>> p = GaussianPredictive(torch.tensor([[-1.0], [1.0]]), torch.tensor(2.0))
@@ -44,14 +45,21 @@ class GaussianPredictive(Predictive):
     means: Tensor
     stds: Tensor
 
-    foreign: ClassVar[tuple[str, ...]] = ("probs", "entropy", "expected_entropy", "mutual_information", "prediction", "log_probs")
-    advice: ClassVar[str] = "it is about numbers, not classes; use mean, std, interval(0.95), aleatoric or epistemic"
+    missing: ClassVar[tuple[str, ...]] = (
+        "probs",
+        "entropy",
+        "expected_entropy",
+        "mutual_information",
+        "prediction",
+        "log_probs",
+    )
+    hint: ClassVar[str] = "it is for regression; use mean, std, interval(0.95), aleatoric or epistemic"
 
     def __post_init__(self) -> None:
         means, stds = at_least_float32(self.means), at_least_float32(self.stds)
         stds = stds.reshape((1,) * (means.dim() - stds.dim()) + stds.shape)
-        if means.dim() < 2 or any(have not in (1, want) for have, want in zip(stds.shape, means.shape, strict=True)):
-            raise ValueError(f"stds {tuple(self.stds.shape)} must broadcast to means (S, N, ...), got {tuple(means.shape)}")
+        if means.dim() < 2 or any(size not in (1, full) for size, full in zip(stds.shape, means.shape, strict=True)):
+            raise DataError(f"stds {tuple(self.stds.shape)} must broadcast to means (S, N, ...), got {tuple(means.shape)}")
         object.__setattr__(self, "means", means)
         object.__setattr__(self, "stds", stds)
 
@@ -95,18 +103,18 @@ class GaussianPredictive(Predictive):
     def quantile(self, q: float) -> Tensor:
         """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`, to the precision of its dtype."""
         if not 0 < q < 1:
-            raise ValueError(f"q must be a number in (0, 1), got {q!r}")
-        # The upper half is the mirror image of the lower one, where a tail probability keeps its digits.
+            raise ConfigurationError(f"q must be a number in (0, 1), got {q!r}")
+        # mirror the upper half, as small tail probabilities keep their digits
         sign = 1 if q <= 0.5 else -1
         return torch.cat([sign * _quantile(sign * p.means, p.stds, min(q, 1 - q)) for p, _ in self._blocks()])
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The central interval that holds y with probability `level`: lower and upper, each shaped like `mean`."""
+        """Central interval that contains y with probability `level`: lower and upper, each shaped like `mean`."""
         check_fraction("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def crps(self, y: Tensor) -> Tensor:
-        r"""The continuous ranked probability score of y per output, in the unit of y, shaped like `mean`; smaller is better.
+        r"""Continuous ranked probability score of y per output, in the unit of y, shaped like `mean`; smaller is better.
 
         $$\mathrm{E}|Y - y| - \tfrac12 \mathrm{E}|Y - Y'| = \frac1S\sum_s A(y - \mu_s, \sigma_s^2) -
         \frac1{2S^2}\sum_{s,t} A(\mu_s - \mu_t, \sigma_s^2 + \sigma_t^2)$$
@@ -117,12 +125,12 @@ class GaussianPredictive(Predictive):
         return torch.cat([_crps(y[rows], p.means, p.stds.expand_as(p.means)) for p, rows in self._blocks()])
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianPredictive:
-        """The predictive of mean + std * y: numbers or one per output (D,); undoes a standardisation of the targets."""
+        """Predictive distribution of mean + std * y, to undo a standardization; mean and std are numbers or one per output (D,)."""
         shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
         allowed = ((), (1,), tuple(self.means.shape[2:])[-1:])
         if shift.shape not in allowed or scale.shape not in allowed or not (scale > 0).all():
-            raise ValueError(f"mean and std must be numbers or one per output, std above 0, got {mean} and {std}")
+            raise ConfigurationError(f"mean and std must be numbers or one per output, std above 0, got {mean} and {std}")
         return GaussianPredictive(shift + scale * self.means, scale * self.stds)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
@@ -146,7 +154,7 @@ class GaussianPredictive(Predictive):
         return dataclasses.replace(self, means=torch.cat([p.means for p in parts], dim), stds=stds)
 
     def _blocks(self) -> Iterator[tuple[GaussianPredictive, slice]]:
-        """Some rows at a time, so that temporaries stay in the cache."""
+        """Blocks of rows, small enough that temporaries stay in the cache."""
         size = max(1, 2**17 * len(self) // max(1, self.means.numel()))
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
@@ -159,18 +167,18 @@ def normal_log_density(y: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def _normal_cdf(z: Tensor) -> Tensor:
-    # torch.special.ndtr is built on 1 + erf, which has no digits left in the lower tail.
+    # torch.special.ndtr uses 1 + erf, which has no digits left in the lower tail
     return 0.5 * torch.erfc(-math.sqrt(0.5) * z)
 
 
 def _quantile(means: Tensor, stds: Tensor, q: float) -> Tensor:  # (S, N, ...) -> (N, ...)
-    # The mixture's quantile lies between the smallest and the largest of its components'. Newton steps inside that bracket,
-    # bisection where they would leave it or shrink too slowly: between two distant modes the density vanishes.
+    # The mixture's quantile is between the smallest and largest of its components'. Newton steps within this bracket; bisection
+    # where they leave it or shrink too slowly, as the density vanishes between two distant modes.
     ends = means + NormalDist().inv_cdf(q) * stds
     low, high = ends.amin(0), ends.amax(0)
     x, last = (low + high) / 2, high - low
     precision = 4 * torch.finfo(x.dtype).eps
-    found = torch.zeros_like(x, dtype=torch.bool)
+    converged = torch.zeros_like(x, dtype=torch.bool)
     for _ in range(200):
         u = (x - means) / stds
         excess = _normal_cdf(u).mean(0) - q
@@ -178,8 +186,8 @@ def _quantile(means: Tensor, stds: Tensor, q: float) -> Tensor:  # (S, N, ...) -
         low, high = torch.where(excess < 0, x, low), torch.where(excess < 0, high, x)
         newton = x - excess / density
         take = (newton > low) & (newton < high) & ((newton - x).abs() < 0.5 * last)
-        found = found | (excess.abs() <= precision * (q + density * x.abs()))  # no more than rounding of the level and of x
-        new = torch.where(found, x, torch.where(take, newton, (low + high) / 2))
+        converged = converged | (excess.abs() <= precision * (q + density * x.abs()))  # rounding of q and x
+        new = torch.where(converged, x, torch.where(take, newton, (low + high) / 2))
         x, last = new, (new - x).abs()
         if (last <= precision * x.abs()).all():
             break
@@ -188,7 +196,7 @@ def _quantile(means: Tensor, stds: Tensor, q: float) -> Tensor:  # (S, N, ...) -
 
 def _crps(y: Tensor, means: Tensor, stds: Tensor) -> Tensor:
     draws = means.shape[0]
-    # A draw paired with itself has A(0, 2 sigma^2) = 2 sigma / sqrt(pi); the others come in equal pairs.
+    # a draw paired with itself has A(0, 2 sigma^2) = 2 sigma / sqrt(pi); all other pairs occur twice
     pairs = stds.sum(0) / math.sqrt(math.pi)
     for s in range(draws - 1):
         spread = torch.hypot(stds[s], stds[s + 1 :])

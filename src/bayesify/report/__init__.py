@@ -1,6 +1,6 @@
-"""The report: one self-contained page that says how good a model is, how honest, and where it is unsure."""
+"""The report: one self-contained HTML page with a model's metrics, calibration and uncertainty."""
 
-from bayesify.report.environment import environment
-from bayesify.report.page import write_report
+from bayesify.report.assessment import Assessment, assess
+from bayesify.report.page import render, write_report
 
-__all__ = ["environment", "write_report"]
+__all__ = ["Assessment", "assess", "render", "write_report"]

@@ -1,21 +1,31 @@
-"""The contract every method fulfils, as a test suite: run `check_method` on your own method before you trust it."""
+"""The contract of methods as a test suite: `check_method` checks a method of your own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.core.method import Method
 from bayesify.errors import ContractError, NothingRandomError
+from bayesify.testing import folding_checks, layer_checks, pass_checks, usage_checks
 from bayesify.testing.cases import LAYERS, Case, References
-from bayesify.testing.checks import CHECKS, OF_ONE_LAYER
-from bayesify.testing.net_checks import NET_CHECKS
+from bayesify.testing.layer_checks import SINGLE_LAYER_CHECKS
 from bayesify.testing.require import NotApplicable, require
 
 __all__ = ["CHECKS", "LAYERS", "NET_CHECKS", "Case", "NotApplicable", "References", "check_method"]
+
+
+def _checks_in(*modules: ModuleType) -> tuple[Callable[[Any], None], ...]:
+    return tuple(check for module in modules for name, check in vars(module).items() if name.startswith("check_"))
+
+
+CHECKS: tuple[Callable[[Case], None], ...] = _checks_in(layer_checks)
+NET_CHECKS: tuple[Callable[[Method], None], ...] = _checks_in(folding_checks, usage_checks, pass_checks)
 
 
 def check_method(
@@ -25,19 +35,18 @@ def check_method(
     checks: Iterable[Callable[[Case], None]] | None = None,
     nets: Iterable[Callable[[Method], None]] | None = None,
 ) -> list[str]:
-    """Run the contract suite over a method: every layer type it supports, then small networks that use layers in unusual ways.
+    """Check a method on every layer type it supports, then on small networks that are easy to get wrong.
 
     Args:
         method: the method, with the hyperparameters to test.
-        layers: name to a function that returns a new layer and an input; default `LAYERS`, all supported types.
-        references: independent knowledge about the method, which makes more checks possible.
-        checks: which checks to run on every layer; default `CHECKS`, all of them. Of an ensemble's network, those about its one
-            random layer are left out.
-        nets: which checks of whole networks to run; default `NET_CHECKS`, all of them. Each raises `NotApplicable` where it has
-            no meaning for the method, and is then left out.
+        layers: from names to functions that return a new layer and an input; default `LAYERS`, all supported types.
+        references: independent references for the method, which enable more checks.
+        checks: checks to run on every layer; default `CHECKS`, all of them. Those of a single random layer are skipped for
+            ensembles.
+        nets: checks to run on whole networks; default `NET_CHECKS`, all of them. A check that raises `NotApplicable` is skipped.
 
     Returns:
-        The names of the layers the method supports, all of which passed.
+        The names of the supported layers, all of which passed.
 
     Raises:
         ContractError: a check failed; the message names the method, the layer and the check.
@@ -54,7 +63,7 @@ def check_method(
         except NothingRandomError:
             continue
         for check in CHECKS if checks is None else checks:
-            if not (ensemble and check in OF_ONE_LAYER):
+            if not (ensemble and check in SINGLE_LAYER_CHECKS):
                 _run(check.__name__, partial(check, case), f"{method} on {name}")
         supported.append(name)
     require(supported, f"{method} supports none of the layers")
@@ -64,7 +73,7 @@ def check_method(
 
 
 def _run(name: str, check: Callable[[], None], subject: str) -> None:
-    """Run one check, seeded; every error becomes a ContractError that says what failed."""
+    """Run one check with a fixed seed; any error of the method under test becomes a ContractError."""
     torch.manual_seed(11)
     try:
         check()

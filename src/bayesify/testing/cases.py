@@ -1,4 +1,4 @@
-"""What the contract suite runs on: one small instance of every supported layer, and what only a method's author knows."""
+"""Cases of the contract suite: one small instance of every supported layer, and independent references for a method."""
 
 from __future__ import annotations
 
@@ -10,27 +10,41 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.convert import bayesify
+from bayesify.core.generators import own_noise
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.outputs import Draws
 from bayesify.objectives import elbo
 
-__all__ = ["LAYERS", "Case", "References", "random_layers"]
+__all__ = ["LAYERS", "Case", "References"]
 
 
 def _trained_norm(norm: nn.Module, x: Tensor) -> nn.Module:
-    """Scales and shifts that differ, and running statistics of some data."""
+    """Give a normalization layer random scales and shifts, and running statistics of x."""
     for parameter in norm.parameters():
         nn.init.normal_(parameter, 1.0, 0.3)
     norm(x)
     return norm
 
 
+class _InputMajorLinear(nn.Module):
+    """A linear layer with a weight (I, O), as libraries of transformers have it; recognized by its values."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
 # One small instance of every supported layer, with an input of B = 3 examples.
 LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "Linear": lambda: (nn.Linear(4, 3), torch.randn(3, 4)),
     "Linear without bias, on sequences": lambda: (nn.Linear(4, 3, bias=False), torch.randn(3, 2, 4)),
+    "Linear with weight (I, O)": lambda: (_InputMajorLinear(4, 3), torch.randn(3, 2, 4)),
     "Conv1d": lambda: (nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular"), torch.randn(3, 2, 5)),
     "Conv2d": lambda: (nn.Conv2d(4, 4, (2, 3), stride=2, padding=1, groups=2), torch.randn(3, 4, 4, 5)),
     "Conv2d, reflected": lambda: (nn.Conv2d(2, 3, 3, padding="same", padding_mode="reflect", bias=False), torch.randn(3, 2, 4, 4)),
@@ -42,6 +56,7 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "BatchNorm2d": lambda: (_trained_norm(nn.BatchNorm2d(2), torch.randn(9, 2, 3, 3)), torch.randn(3, 2, 3, 3)),
     "BatchNorm3d": lambda: (_trained_norm(nn.BatchNorm3d(2), torch.randn(9, 2, 2, 2, 2)), torch.randn(3, 2, 2, 2, 2)),
     "LayerNorm": lambda: (_trained_norm(nn.LayerNorm([2, 3]), torch.randn(9, 2, 3)), torch.randn(3, 2, 2, 3)),
+    "RMSNorm": lambda: (_trained_norm(nn.RMSNorm(3), torch.randn(9, 3)), torch.randn(3, 2, 3)),
     "GroupNorm": lambda: (_trained_norm(nn.GroupNorm(2, 4), torch.randn(9, 4, 3)), torch.randn(3, 4, 3)),
     "Embedding": lambda: (nn.Embedding(5, 3, padding_idx=0), torch.tensor([[1, 4], [2, 2], [0, 3]])),
 }
@@ -49,14 +64,14 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class References:
-    """What only the author of a method knows, as independent references for `check_method`; each is optional.
+    """Independent references for `check_method`; each is optional.
 
     Attributes:
-        collapse: changes a layer's posterior in place so that its spread vanishes.
+        collapse: changes a layer's posterior in place so that its variance vanishes.
         to_prior: changes a layer's posterior in place so that it equals the prior.
-        log_ratio: (layer, weight (S, *), bias (S, *) or None) to log q - log p of each draw (S,), in nats, by other means than the
-            method's own (`torch.distributions`).
-        noisy_kl: the KL is itself estimated by sampling.
+        log_ratio: from (layer, weight (S, *), bias (S, *) or None) to log q - log p of each draw (S,), in nats, computed
+            independently of the method (`torch.distributions`).
+        noisy_kl: whether the KL is a Monte Carlo estimate.
     """
 
     collapse: Callable[[BayesianLayer], None] | None = None
@@ -65,13 +80,8 @@ class References:
     noisy_kl: bool = False
 
 
-def random_layers(net: nn.Module) -> list[tuple[str, BayesianLayer]]:
-    """Names and modules of all layers that were made random."""
-    return [(name, module) for name, module in net.named_modules() if isinstance(module, BayesianLayer)]
-
-
 class Case:
-    """A method on a layer: fresh networks, one input, and the references."""
+    """A method on a layer: new networks, one input, and the references."""
 
     def __init__(self, method: Method, make: Callable[[], tuple[nn.Module, Tensor]], references: References) -> None:
         torch.manual_seed(7)
@@ -82,16 +92,16 @@ class Case:
         self.x = x.double() if x.is_floating_point() else x
 
     def fresh(self) -> Bayesian:
-        """A new Bayesian network with the same weights, in eval mode; a method that starts at random starts the same every time."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
+        """A new Bayesian network in eval mode, with the same initial weights every time."""
+        with own_noise(()) as reseed:
+            reseed(7)
             return bayesify(copy.deepcopy(self.plain), self.method)
 
     def layer(self, bnn: Bayesian) -> BayesianLayer:
-        """Its one random layer."""
-        return next(layer for _, layer in random_layers(bnn.net))
+        """The random layer of a network of `fresh`."""
+        return next(layer for _, layer in bnn.random_layers())
 
     def loss(self, draws: Draws) -> Tensor:
-        """A loss that depends on every draw and on the KL."""
+        """A loss of every draw and the KL."""
         log_prob = -draws.outputs.square().flatten(2).sum(-1)
         return -elbo(draws, log_prob, n=100)

@@ -1,11 +1,11 @@
-"""Small networks that nobody would call exotic, and that a root which folds draws into the batch can get wrong.
+"""Small networks that are easy to get wrong when draws are folded into the batch.
 
 Shapes: B batch (nodes of a graph), T positions, D features.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +47,19 @@ class TwoLayers(nn.Module):
         return self.head(torch.tanh(self.layer(x)))
 
 
-class Graph(nn.Module):
-    """A graph network: x (B, 4) and edges (2, E) from row to row."""
+class _LayerAndHead(nn.Module):
+    """Linear `layer` and `head`."""
+
+    sizes: ClassVar[tuple[int, int, int]] = (4, 3, 2)
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+        inputs, hidden, outputs = self.sizes
+        self.layer, self.head = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
+
+
+class Graph(_LayerAndHead):
+    """A graph network: x (B, 4) and edges (2, E) from row to row."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         source, target = edge_index
@@ -61,24 +68,18 @@ class Graph(nn.Module):
         return self.head(torch.tanh(h + messages))
 
 
-class Mixer(nn.Module):
-    """x (B, T, D), whose batch is the second dimension while a layer works on it."""
+class Mixer(_LayerAndHead):
+    """x (B, T, D), transposed to (T, B, D) for a layer."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+    sizes = (3, 3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.layer(x.transpose(0, 1))).transpose(0, 1)
         return self.head(h.sum(1))
 
 
-class RowCoupling(nn.Module):
-    """Centers its features over the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+class RowCoupling(_LayerAndHead):
+    """Features centered over the batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer(x)
@@ -86,7 +87,7 @@ class RowCoupling(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of experts: which one sees a row depends on random features, and all share one weight."""
+    """A mixture of experts with one weight; random features route the rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class Normalized(nn.Module):
 
 
 class Positions(nn.Module):
-    """x (B, T) plus learned positions, which a layer is given without a batch: an embedding, or a linear layer of features."""
+    """x (B, T) plus learned positions, from a layer whose input has no batch: an embedding, or a linear layer of features."""
 
     features: Tensor
 
@@ -125,8 +126,8 @@ class Positions(nn.Module):
         self.register_buffer("features", torch.randn(positions, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device) if isinstance(self.layer, nn.Embedding) else self.features
-        return torch.tanh(x.unsqueeze(-1) + self.layer(places))
+        positions = torch.arange(x.shape[1], device=x.device) if isinstance(self.layer, nn.Embedding) else self.features
+        return torch.tanh(x.unsqueeze(-1) + self.layer(positions))
 
 
 class Attention(nn.Module):
@@ -143,7 +144,7 @@ class Attention(nn.Module):
 
 
 class Reader(nn.Module):
-    """Never calls its layer, but computes with its weight and bias."""
+    """Reads weight and bias of its layer instead of calling it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,11 +166,11 @@ class TiedReader(nn.Module):
 
 
 class Named(nn.Linear):
-    """A linear layer by another name: it does not override `forward`."""
+    """A subclass of nn.Linear that does not override `forward`."""
 
 
 class Scaled(nn.Linear):
-    """A linear layer followed by a factor of its own."""
+    """A linear layer with scaled outputs."""
 
     factor = 3.0
 
@@ -177,35 +178,29 @@ class Scaled(nn.Linear):
         return self.after(super().forward(input))
 
     def after(self, output: Tensor) -> Tensor:
-        """What follows the linear layer."""
+        """Scale the output of the linear layer."""
         return self.factor * output
 
 
-class SequenceFirst(nn.Module):
-    """(T, B, D) to (T, B, 2), positions coupled."""
+class SequenceFirst(_LayerAndHead):
+    """(T, B, D) to (T, B, 2), with coupled positions."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+    sizes = (3, 4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.layer(x))
         return self.head(h - h.mean(0))
 
 
-class Nested(nn.Module):
-    """Takes a dict of dicts and lists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+class Nested(_LayerAndHead):
+    """A nested dict and list as input."""
 
     def forward(self, inputs: dict[str, Any]) -> Tensor:
         return self.head(torch.tanh(self.layer(inputs["table"]["numbers"])) + inputs["more"][0])
 
 
 class OwnSamples(nn.Module):
-    """Has keywords of its own that the root would take for itself."""
+    """Inputs with the names of the root's keywords."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +211,7 @@ class OwnSamples(nn.Module):
 
 
 class LateDropout(nn.Module):
-    """Noise of its own before the random layer, with a switch that is not `training`."""
+    """Dropout before the random layer, with a switch other than `training`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +223,7 @@ class LateDropout(nn.Module):
 
 
 class Storing(nn.Module):
-    """Keeps its features, as nets that are inspected do."""
+    """Stores its features as an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +236,7 @@ class Storing(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Uses one layer twice, under activation checkpointing of either kind or (None) without."""
+    """One layer used twice, under reentrant or other activation checkpointing, or without (None)."""
 
     def __init__(self) -> None:
         super().__init__()

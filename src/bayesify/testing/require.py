@@ -1,4 +1,4 @@
-"""What a check raises: explicit errors, which `python -O` does not remove as it removes `assert`.
+"""Assertions of checks, which raise ContractError also under `python -O`.
 
 Shapes: n draws first.
 """
@@ -13,18 +13,18 @@ from bayesify.errors import ContractError
 __all__ = ["NotApplicable", "require", "require_close", "require_equal_means"]
 
 
-class NotApplicable(Exception):  # noqa: N818 - like unittest.SkipTest, it is no error
-    """A check has no meaning for a method; the message says why."""
+class NotApplicable(Exception):  # noqa: N818 - not an error, like unittest.SkipTest
+    """A check does not apply to a method; the message is the reason."""
 
 
 def require(condition: object, message: str) -> None:
-    """Raise a ContractError with the message unless the condition holds."""
+    """Raise ContractError unless the condition is true."""
     if not condition:
         raise ContractError(message)
 
 
 def require_close(actual: object, expected: object, what: str, rtol: float = 1e-7, atol: float = 1e-9) -> None:
-    """Raise a ContractError unless two tensors (or nested tensors) have equal shapes and, but for rounding, equal values."""
+    """Raise ContractError unless two tensors (or nested tensors) have equal shapes and values, up to rounding."""
     try:
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
     except AssertionError as error:
@@ -32,7 +32,7 @@ def require_close(actual: object, expected: object, what: str, rtol: float = 1e-
 
 
 def require_equal_means(a: Tensor, b: Tensor, what: str) -> None:
-    """Raise a ContractError unless means over dimension 0 agree within 6 standard errors in every element."""
+    """Raise ContractError unless means over dimension 0 agree within 6 standard errors in every element."""
     error = 6 * torch.sqrt(a.var(0) / a.shape[0] + b.var(0) / b.shape[0]) + 1e-9
     gap = (a.mean(0) - b.mean(0)).abs()
     worst = (gap - error).flatten().argmax()

@@ -1,4 +1,4 @@
-"""A method on a small network, and the truth about its draws without any folding: the plain network with explicit weights.
+"""A method on a small network, compared with the plain network and explicit weights.
 
 Shapes: S draws, B batch.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,22 +21,21 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.errors import BayesifyWarning, NothingRandomError
-from bayesify.testing.cases import random_layers
 from bayesify.testing.require import NotApplicable, require, require_close, require_equal_means
 
 __all__ = [
     "Trial",
     "captured_weights",
     "convert",
+    "fixed_inputs",
     "is_random",
-    "need_one_network",
-    "need_weights",
-    "numbers",
-    "quietly",
     "require_equal_moments",
+    "skip_ensembles",
+    "skip_unless_weights",
+    "warnings_ignored",
 ]
 
-_DRAWS = 800  # of a comparison of moments: a variance has a standard error of about 5 %
+_DRAWS = 800  # for moments: the standard error of a variance is about 5 %
 _DRAWS_PER_PASS = 4
 
 
@@ -44,15 +43,14 @@ class Trial:
     """A method on a network in float64.
 
     Args:
-        method: what makes the layers random; one that draws weights.
-        make: makes the plain network.
-        inputs: its positional inputs, the batch first unless `batch_dim` says otherwise.
+        method: a method that draws weights.
+        make: returns the plain network.
+        inputs: positional inputs of the network.
         layers: names of the layers to make random.
-        training: whether both are in training mode.
-        layout: as in `bayesify`.
+        layout: `batch_dim` and others, as in `bayesify`.
 
     Raises:
-        NotApplicable: the method leaves one of the layers as it is, or draws no weights.
+        NotApplicable: the method does not support one of the layers, or draws no weights.
     """
 
     def __init__(
@@ -61,67 +59,70 @@ class Trial:
         make: Callable[[], nn.Module],
         inputs: tuple[Any, ...],
         layers: tuple[str, ...] = ("layer", "head"),
-        training: bool = False,
         **layout: Any,
     ) -> None:
-        need_weights(method)
+        skip_unless_weights(method)
         self.inputs = inputs
         torch.manual_seed(7)
-        self.plain = make().double().train(training)
+        self.plain = make().double().eval()
         torch.manual_seed(8)
         self.bnn = convert(method, copy.deepcopy(self.plain), *layers, **layout)
 
-    def require_equal_weights(self, *, samples: int = _DRAWS_PER_PASS, coherent: bool) -> None:
-        """Require of a pass that each of its draws is what the plain network gives with the weights of that draw."""
-        with captured_weights(self.bnn) as weights, quietly():
-            outputs = self.bnn(*self.inputs, samples=samples, coherent=coherent).outputs
-        require(len(weights) >= samples, f"the net served {len(weights)} draws, not {samples}")
-        # The last ones: passes that the root makes to find out how the net may be used come before.
-        expected = torch.stack([self.plain_outputs(each) for each in weights[-samples:]])
-        mode = "coherent draws" if coherent else "draws"
-        require_close(outputs, expected, f"{mode} differ from the plain net with their weights", rtol=1e-6, atol=1e-8)
+    def require_equal_weights(self, coherent: Sequence[bool] = (False, True)) -> None:
+        """Require that every draw of a pass is the output of the plain network with the weights of that draw.
+
+        Args:
+            coherent: a pass is made for each of these values.
+        """
+        for mode in coherent:
+            with captured_weights(self.bnn) as weights, warnings_ignored():
+                outputs = self.bnn(*self.inputs, samples=_DRAWS_PER_PASS, coherent=mode).outputs
+            require(len(weights) >= _DRAWS_PER_PASS, f"the network made {len(weights)} draws, not {_DRAWS_PER_PASS}")
+            # the last ones: the root may make passes of its own before
+            expected = torch.stack([self.plain_outputs(each) for each in weights[-_DRAWS_PER_PASS:]])
+            name = "coherent draws" if mode else "draws"
+            require_close(outputs, expected, f"{name} differ from the plain network with their weights", rtol=1e-6, atol=1e-8)
 
     def require_equal_moments(self) -> None:
-        """Require the mean and variance of every output element that the plain network has with weights drawn one by one.
+        """Require that every output has the mean and variance of the plain network with weights drawn one by one.
 
-        Within 6 standard errors of 800 draws, which tells variances apart that differ by a factor of two.
+        The tolerance is 6 standard errors of 800 draws, which distinguishes variances that differ by a factor of two.
         """
-        with torch.no_grad(), quietly():
+        with torch.no_grad(), warnings_ignored():
             passes = [self.bnn(*self.inputs, samples=_DRAWS_PER_PASS).outputs for _ in range(_DRAWS // _DRAWS_PER_PASS)]
-            truth = self.drawn_outputs()
-        require_equal_moments(torch.cat(passes), truth)
+            reference = self.drawn_outputs()
+        require_equal_moments(torch.cat(passes), reference)
 
     def drawn_outputs(self) -> Tensor:
         """Outputs of the plain network for weights drawn by `Posterior.sample`."""
-        layers = random_layers(self.bnn.net)
-        drawn = {name: layer.posterior.sample(layer, _DRAWS) for name, layer in layers}
+        drawn = {name: layer.posterior.sample(layer, _DRAWS) for name, layer in self.bnn.random_layers()}
         return torch.stack([self.plain_outputs(_one_draw(drawn, s)) for s in range(_DRAWS)])
 
     def plain_outputs(self, weights: dict[str, Tensor]) -> Tensor:
-        """Outputs (B, ...) of the plain network with other weights."""
+        """Outputs (B, ...) of the plain network with these weights."""
         y: Tensor = functional_call(self.plain, weights, self.inputs)
         return y.movedim(self.bnn.batch_dim, 0)
 
 
-def require_equal_moments(outputs: Tensor, truth: Tensor) -> None:
+def require_equal_moments(outputs: Tensor, reference: Tensor) -> None:
     """Require equal means and variances of draws (n, B, ...) within 6 standard errors."""
-    require_equal_means(outputs, truth, "mean of the outputs")
-    squares, true_squares = ((y - y.mean(0)).square() for y in (outputs, truth))
-    require_equal_means(squares, true_squares, "variance of the outputs")
+    require_equal_means(outputs, reference, "mean of the outputs")
+    squares, reference_squares = ((y - y.mean(0)).square() for y in (outputs, reference))
+    require_equal_means(squares, reference_squares, "variance of the outputs")
 
 
 @contextmanager
 def captured_weights(bnn: Bayesian) -> Iterator[list[dict[str, Tensor]]]:
-    """The weights of the random layers in each draw of the passes inside, by parameter name."""
-    layers = random_layers(bnn.net)
+    """Yield a list that collects the weights of the random layers by parameter name, for each draw of the passes inside."""
+    layers = list(bnn.random_layers())
     weights: list[dict[str, Tensor]] = []
 
-    def look(module: nn.Module, args: object, output: object) -> None:
+    def record(module: nn.Module, args: object, output: object) -> None:
         drawn = {name: layer.draw() for name, layer in layers}
-        served = next(iter(drawn.values()))[0].shape[0]
-        weights.extend(_one_draw(drawn, s) for s in range(served))
+        draws = next(iter(drawn.values()))[0].shape[0]
+        weights.extend(_one_draw(drawn, s) for s in range(draws))
 
-    handle = bnn.net.register_forward_hook(look)
+    handle = bnn.net.register_forward_hook(record)
     try:
         yield weights
     finally:
@@ -129,7 +130,7 @@ def captured_weights(bnn: Bayesian) -> Iterator[list[dict[str, Tensor]]]:
 
 
 def _one_draw(drawn: dict[str, tuple[Tensor, Tensor | None]], s: int) -> dict[str, Tensor]:
-    """Draw s of the weights of all layers, by parameter name."""
+    """Draw s of all weights, by parameter name."""
     named = {
         f"{layer}.{name}": value for layer, pair in drawn.items() for name, value in zip(("weight", "bias"), pair, strict=True)
     }
@@ -137,34 +138,34 @@ def _one_draw(drawn: dict[str, tuple[Tensor, Tensor | None]], s: int) -> dict[st
 
 
 def convert(method: Method, net: nn.Module, *layers: str, **layout: Any) -> Bayesian:
-    """Make the named layers of a network random, or all of it if the method is an ensemble.
+    """Make the named layers of a network random, or the whole network if the method is an ensemble.
 
     Raises:
-        NotApplicable: the method leaves one of the layers as it is.
+        NotApplicable: the method does not support one of the layers.
     """
     ensemble = _is_ensemble(method)
     try:
         bnn = bayesify(net, method if ensemble else dict.fromkeys(layers, method), **layout)
     except NothingRandomError as error:
         raise NotApplicable(str(error)) from error
-    random = {name for name, _ in random_layers(bnn.net)}
+    random = {name for name, _ in bnn.random_layers()}
     if not ensemble and (missing := [name for name in layers if name not in random]):
-        raise NotApplicable(f"it leaves {', '.join(missing)} as it is")
+        raise NotApplicable(f"the method does not support {', '.join(missing)}")
     return bnn
 
 
-def need_weights(method: Method) -> None:
-    """Raise NotApplicable for methods whose draws are not explained by weights of one network."""
-    need_one_network(method)
+def skip_unless_weights(method: Method) -> None:
+    """Raise NotApplicable for ensembles, and for methods that draw outputs instead of weights."""
+    skip_ensembles(method)
     root = _probe(method)
     if root is not None and root.one_pass:
-        raise NotApplicable("it draws outputs, not weights")
+        raise NotApplicable("the method draws outputs, not weights")
 
 
-def need_one_network(method: Method) -> None:
+def skip_ensembles(method: Method) -> None:
     """Raise NotApplicable for ensembles."""
     if _is_ensemble(method):
-        raise NotApplicable("an ensemble: the method of its members is checked by itself")
+        raise NotApplicable("the method is an ensemble; check the method of its members")
 
 
 def is_random(layer: BayesianLayer) -> bool:
@@ -175,15 +176,15 @@ def is_random(layer: BayesianLayer) -> bool:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Without bayesify's warnings, which these networks are meant to cause."""
+def warnings_ignored() -> Iterator[None]:
+    """Ignore warnings of bayesify."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BayesifyWarning)
         yield
 
 
-def numbers(*shape: int) -> Tensor:
-    """Standard normal numbers in float64, always the same."""
+def fixed_inputs(*shape: int) -> Tensor:
+    """Standard normal inputs in float64, always the same."""
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
@@ -194,7 +195,7 @@ def _is_ensemble(method: Method) -> bool:
 
 @functools.cache
 def _probe(method: Method) -> Bayesian | None:
-    """The method's root around a small network; None if it leaves that as it is."""
+    """The method's root of a small network; None if the method supports none of its layers."""
     try:
         return bayesify(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), method)
     except NothingRandomError:

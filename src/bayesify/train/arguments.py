@@ -1,24 +1,102 @@
-"""What `fit` and `fit_many` check before any work."""
+"""Arguments of `fit` and `fit_many`, as dataclasses, and their checks."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.model import Bayesian
+from bayesify.errors import ConfigurationError
 from bayesify.objectives import KLSchedule
-from bayesify.train.training import Settings, Training
+from bayesify.train.auxiliary_inputs import AuxiliaryInputs
+from bayesify.train.data_loading import Data
 
-__all__ = ["check"]
+if TYPE_CHECKING:
+    from lightning.fabric.loggers.logger import Logger
+    from lightning.fabric.strategies.strategy import Strategy
+
+    from bayesify.likelihoods import Likelihood
+
+__all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments"]
 
 
-def check(training: Training, settings: Settings, **more_counts: int) -> None:
-    """Raise TypeError or ValueError unless everything but the data is as it should be; `more_counts` are positive integers too."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """One model with its data and settings; the arguments of `fit` of the same names."""
+
+    bnn: Bayesian
+    data: Data
+    likelihood: Likelihood
+    validation: Data | None = None
+    auxiliary: AuxiliaryInputs | None = None
+    seed: int = 0
+    beta: float | KLSchedule = 1.0
+    local_beta: float | None = None
+    learning_rate: float = 1e-3
+    n: int | None = None
+
+    @property
+    def local_weight(self) -> float:
+        """Weight of the per-example KL: `local_beta`, by default that of the method."""
+        return self.bnn.local_beta if self.local_beta is None else self.local_beta
+
+    def beta_at(self, progress: float) -> float:
+        """Return the weight of the KL after the fraction `progress` of all training steps."""
+        return self.beta(progress) if isinstance(self.beta, KLSchedule) else self.beta
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings that the models of one call share; the arguments of `fit` and `fit_many` of the same names."""
+
+    epochs: int
+    batch_size: int
+    samples: int
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None
+    scheduler: Callable[[Optimizer], LRScheduler] | None
+    clip_norm: float | None
+    validation_samples: int
+    patience: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SingleModelOptions:
+    """Settings of `fit` that `fit_many` lacks; the arguments of `fit` of the same names."""
+
+    checkpoint: Path | None = None
+    checkpoint_every: int = 1
+    resume: bool = True
+    accumulate: int = 1
+    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: int | list[int] = 1
+    strategy: str | Strategy = "auto"
+    loggers: tuple[Logger | Callable[[dict[str, float]], object], ...] = ()
+    progress: bool | None = None
+
+
+def check_arguments(training: Training, settings: Settings, **counts: int) -> None:
+    """Check everything except the data.
+
+    Args:
+        training, settings: to check.
+        counts: further arguments, by name, that must be positive integers.
+
+    Raises:
+        TypeError, ConfigurationError: an invalid argument.
+    """
     _check_model(training, settings.patience)
-    counts = {name: getattr(settings, name) for name in ("epochs", "batch_size", "samples", "validation_samples")}
-    for name, count in {**counts, **more_counts}.items():
+    for name in ("epochs", "batch_size", "samples", "validation_samples"):
+        check_integer(name, getattr(settings, name))
+    for name, count in counts.items():
         check_integer(name, count)
     if training.n is not None:
         check_integer("n", training.n)
@@ -31,18 +109,18 @@ def check(training: Training, settings: Settings, **more_counts: int) -> None:
 def _check_model(training: Training, patience: int | None) -> None:
     bnn = training.bnn
     if not isinstance(training.beta, KLSchedule):
-        _check_weight("beta", training.beta)
+        _check_kl_weight("beta", training.beta)
     if training.local_beta is not None:
-        _check_weight("local_beta", training.local_beta)
+        _check_kl_weight("local_beta", training.local_beta)
     if patience is not None:
         check_integer("patience", patience)
         if training.validation is None:
-            raise ValueError("patience needs validation data: pass validation=(inputs, y)")
+            raise ConfigurationError("patience needs validation data: pass validation=(inputs, y)")
     if not isinstance(bnn, nn.Module) or not any(isinstance(module, Bayesian) for module in bnn.modules()):
-        raise TypeError(f"bnn must be what bayesify returned, got {type(bnn).__name__}; use bnn = bayesify(net, MeanField())")
+        raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, MeanField())")
 
 
-def _check_weight(name: str, value: object) -> None:
+def _check_kl_weight(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        kinds = "a finite number of at least 0" + (" or a KLSchedule" if name == "beta" else "")
-        raise ValueError(f"{name} must be {kinds}, got {value!r}")
+        expected = "a finite number of at least 0" + (" or a KLSchedule" if name == "beta" else "")
+        raise ConfigurationError(f"{name} must be {expected}, got {value!r}")

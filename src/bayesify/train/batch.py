@@ -1,4 +1,4 @@
-"""One batch: what it is, how it reaches the device and the net, what is checked before it is used."""
+"""One batch: its rows, the move to the device, the call of the network, and the checks before use."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bayesify.core.modes import modes_kept
+from bayesify.core.modes import eval_mode
+from bayesify.errors import DataError
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
     from bayesify.core.outputs import Draws
     from bayesify.likelihoods import Likelihood
 
-__all__ = ["Batch", "Inputs", "Place", "apply", "as_batch", "call", "check_batch", "check_targets", "take"]
+__all__ = ["Batch", "Inputs", "ToDevice", "apply", "as_batch", "call", "check_batch", "check_output_shape", "select_rows"]
 
 T = TypeVar("T")
 Inputs = Tensor | tuple[Any, ...] | list[Any] | dict[str, Any]
 
 
 class Batch:
-    """Inputs and targets, opaque on purpose: Fabric rounds tensors in a model's arguments to half precision, targets included."""
+    """Inputs and targets; not a pytree, because Fabric would round tensors in a call's arguments, targets included, to half."""
 
     __slots__ = ("auxiliary", "inputs", "size", "y")
 
@@ -32,19 +33,19 @@ class Batch:
 
 
 def apply(function: Callable[..., T], inputs: Inputs, **kwargs: Any) -> T:
-    """A function of the net's inputs: a tuple of inputs is passed as positional arguments, a dict as keyword arguments."""
+    """Call a function with the network's inputs: a tuple or list as positional arguments, a dict as keyword arguments."""
     if isinstance(inputs, dict):
         return function(**inputs, **kwargs)
     return function(*inputs, **kwargs) if isinstance(inputs, tuple | list) else function(inputs, **kwargs)
 
 
 def call(bnn: Bayesian, inputs: Inputs, samples: int) -> Draws:
-    """The net's draws."""
+    """Return the network's draws."""
     return apply(bnn, inputs, samples=samples)
 
 
-def take(batch: Batch, index: Tensor, batch_dim: int, shared: tuple[str, ...]) -> Batch:
-    """The rows `index` of a batch; keyword inputs named in `shared` belong to every row."""
+def select_rows(batch: Batch, index: Tensor, batch_dim: int, unbatched: tuple[str, ...]) -> Batch:
+    """Return the rows `index` of a batch; keyword inputs named in `unbatched` are passed on."""
     y, inputs = batch.y.index_select(0, index), batch.inputs
     if isinstance(inputs, Tensor):
         return Batch(inputs.index_select(batch_dim, index), y)
@@ -53,19 +54,23 @@ def take(batch: Batch, index: Tensor, batch_dim: int, shared: tuple[str, ...]) -
         return tree_map(lambda leaf: leaf.index_select(batch_dim, index), x)
 
     if isinstance(inputs, dict):
-        return Batch({name: x if name in shared else rows(x) for name, x in inputs.items()}, y)
+        return Batch({name: x if name in unbatched else rows(x) for name, x in inputs.items()}, y)
     return Batch(tuple(rows(x) for x in inputs), y)
 
 
-class Place:
-    """Moves a batch to the device, floating point inputs in the net's dtype, targets in at least float32."""
+class ToDevice:
+    """Move batches to a device, floating point inputs in the network's dtype, targets in at least float32."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.target_dtype = torch.promote_types(dtype, torch.float32)
 
     def __call__(self, batch: Batch) -> Batch:
-        return Batch(tree_map(lambda x: self._move(x, self.dtype), batch.inputs), self._move(batch.y, self.target_dtype))
+        return Batch(self.inputs(batch.inputs), self._move(batch.y, self.target_dtype))
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        """Move inputs alone."""
+        return tree_map(lambda x: self._move(x, self.dtype), inputs)
 
     def _move(self, x: Any, dtype: torch.dtype) -> Any:
         if not isinstance(x, Tensor):
@@ -74,32 +79,40 @@ class Place:
 
 
 def as_batch(name: str, item: Any) -> Batch:
-    """The last element is y; one element before it is the inputs, several are a tuple of inputs."""
+    """Return the batch of `(inputs, y)` or `(input_1, ..., input_k, y)`; `name` is that of the data in errors.
+
+    Raises:
+        TypeError: another structure or type.
+    """
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError(f"{name} must be (inputs, y), got {type(item).__name__}")
-    *first, y = item
-    for x in tree_leaves((first, y)):
+    *inputs, y = item
+    for x in tree_leaves((inputs, y)):
         if not isinstance(x, Tensor) and type(x).__module__.partition(".")[0] in ("numpy", "pandas"):
-            raise TypeError(f"{name} holds a {type(x).__name__}; use torch.as_tensor(...)")
+            raise TypeError(f"{name} contains a {type(x).__name__}; use torch.as_tensor(...)")
     if not isinstance(y, Tensor) or y.dim() == 0:
         kind = "a single number" if isinstance(y, Tensor) else type(y).__name__
         raise TypeError(f"y of {name} must be a tensor with one row per example, got {kind}")
-    return Batch(first[0] if len(first) == 1 else tuple(first), y)
+    return Batch(inputs[0] if len(inputs) == 1 else tuple(inputs), y)
 
 
 def check_batch(
-    name: str, batch: Batch, likelihood: Likelihood, batch_dim: int | None = None, shared: tuple[str, ...] = ()
+    name: str, batch: Batch, likelihood: Likelihood, batch_dim: int | None = None, unbatched: tuple[str, ...] = ()
 ) -> None:
-    """Finite values, targets of the right kind and, where `batch_dim` is given, one row per example in every tensor."""
+    """Check that values are finite, that the likelihood takes the targets and, with `batch_dim`, the rows of every tensor.
+
+    Raises:
+        TypeError, DataError: a check fails.
+    """
     if batch.size == 0:
-        raise ValueError(f"{name} is empty: y has shape {tuple(batch.y.shape)}")
-    for path, x in _named(batch.inputs):
+        raise DataError(f"{name} is empty: y has shape {tuple(batch.y.shape)}")
+    for path, x in _named_leaves(batch.inputs):
         if not isinstance(x, Tensor):
-            if batch_dim is not None and path not in shared:
+            if batch_dim is not None and path not in unbatched:
                 raise TypeError(f"{path or 'inputs'} of {name} must be a tensor, got {type(x).__name__}")
             continue
-        if batch_dim is not None and path not in shared and (x.dim() <= batch_dim or x.shape[batch_dim] != batch.size):
-            raise ValueError(
+        if batch_dim is not None and path not in unbatched and (x.dim() <= batch_dim or x.shape[batch_dim] != batch.size):
+            raise DataError(
                 f"{path or 'inputs'} of {name} must have {batch.size} rows in dimension {batch_dim}, one per target in y "
                 f"{tuple(batch.y.shape)}, got shape {tuple(x.shape)}"
             )
@@ -108,7 +121,7 @@ def check_batch(
     likelihood.check_targets(batch.y)
 
 
-def _named(inputs: Inputs) -> Iterator[tuple[str, Any]]:
+def _named_leaves(inputs: Inputs) -> Iterator[tuple[str, Any]]:
     if isinstance(inputs, Tensor):
         yield "", inputs
         return
@@ -119,24 +132,23 @@ def _named(inputs: Inputs) -> Iterator[tuple[str, Any]]:
 
 def _check_finite(name: str, x: Tensor) -> None:
     if x.is_floating_point() and not bool(x.isfinite().all()):
-        wrong = (~x.isfinite()).flatten(1).any(1) if x.dim() > 1 else ~x.isfinite()
-        rows = wrong.nonzero().flatten()
-        raise ValueError(
-            f"{name} has NaN or infinity in {len(rows)} of {len(wrong)} rows, first in row {int(rows[0])}; drop or impute them"
+        nonfinite = (~x.isfinite()).flatten(1).any(1) if x.dim() > 1 else ~x.isfinite()
+        rows = nonfinite.nonzero().flatten()
+        raise DataError(
+            f"{name} has NaN or infinity in {len(rows)} of {len(nonfinite)} rows, first in row {int(rows[0])}; drop or impute them"
         )
 
 
-def check_targets(whole: Batch, bnn: Bayesian, likelihood: Likelihood) -> None:
-    """Send one example through the net: the shape of its outputs says which targets the likelihood can take.
+def check_output_shape(data: Batch, bnn: Bayesian, likelihood: Likelihood) -> None:
+    """Check the targets against the shape of the network's outputs, from a forward pass of the first example.
 
     Raises:
-        TypeError, ValueError: what the net or the likelihood has to say.
+        TypeError, DataError: of the network or the likelihood.
     """
     parameter = next(bnn.parameters())
-    first = torch.zeros(1, dtype=torch.int64, device=whole.y.device)
-    example = Place(parameter.device, parameter.dtype)(take(whole, first, bnn.batch_dim, bnn.shared))
-    with torch.no_grad(), modes_kept(bnn.modules()):
-        bnn.eval()
+    first = torch.zeros(1, dtype=torch.int64, device=data.y.device)
+    example = ToDevice(parameter.device, parameter.dtype)(select_rows(data, first, bnn.batch_dim, bnn.unbatched))
+    with torch.no_grad(), eval_mode(bnn):
         outputs = call(bnn, example.inputs, samples=1).outputs
     if isinstance(outputs, Tensor):
-        likelihood.check_targets(whole.y.to(outputs.device), outputs.expand(outputs.shape[0], whole.size, *outputs.shape[2:]))
+        likelihood.check_targets(data.y.to(outputs.device), outputs.expand(outputs.shape[0], data.size, *outputs.shape[2:]))

@@ -1,13 +1,11 @@
-"""Checkpoints: written in one piece or not at all, read without executing anything, refused where they do not belong.
+"""Checkpoints of a training run: written atomically, read without executing code, refused where they belong to another run.
 
-The file is a plain dict of tensors, numbers and strings in PyTorch's zip format. It is written beside its final place, flushed to
-the disk and moved there in one atomic step, so that a crash or a full disk leaves the previous checkpoint as it was.
+The file is a dict of tensors, numbers and strings in PyTorch's zip format.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,21 +17,24 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
-from bayesify.train.batches import Batches
+from bayesify.errors import CheckpointError
+from bayesify.files import atomic_file
+from bayesify.train.data_loading import Batches
 from bayesify.train.history import History
 
-__all__ = ["Run", "describe", "named", "read", "write"]
+__all__ = ["TrainingState", "data_identity", "object_identity", "read", "write"]
 
 FORMAT = 1
+_RESTART = "pass resume=False to start afresh and overwrite it"
 
 
 @dataclasses.dataclass
-class Run:
-    """Everything that changes while `fit` runs, between two epochs; randomness is a function of seed and epoch, so it is not here.
+class TrainingState:
+    """State of a training run between two epochs; random numbers depend on seed and epoch alone and need no state.
 
     Attributes:
         module: network and likelihood.
-        scaler: what keeps the gradient scale of "16-mixed", Fabric's precision plugin.
+        scaler: Fabric's precision plugin, which scales the gradients in "16-mixed".
         best: the state of `module` after the epoch with the lowest validation NLL.
     """
 
@@ -44,35 +45,35 @@ class Run:
     history: History = dataclasses.field(default_factory=History)
     best: dict[str, Tensor] | None = None
 
-    def begin(self, path: Path, settings: dict[str, Any], resume: bool, first: bool) -> None:
-        """Go on from the checkpoint, or write the first one.
+    def resume_or_start(self, path: Path, identity: dict[str, Any], resume: bool, is_writer: bool) -> None:
+        """Resume from a checkpoint, or write the first one.
 
-        It is written before the work begins, and read back, so that a folder without room or permission, or an optimiser whose
-        state is no plain data, is known now.
+        The first one is written and read back before training, so that an unwritable path, or an optimizer whose state is not
+        plain data, raises before any work is done.
 
         Args:
-            path: of the checkpoint.
-            settings: what has to be the same for a run to go on.
-            resume: whether to go on.
-            first: whether this process is the one that writes.
+            path: the checkpoint.
+            identity: the settings and data that a resumed run must have in common with the interrupted one.
+            resume: whether to resume.
+            is_writer: whether this process writes.
         """
         if resume:
-            self.load(path, settings)
-        elif first:
-            self.save(path, settings)
+            self.load(path, identity)
+        elif is_writer:
+            self.save(path, identity)
             try:
                 read(path)
-            except ValueError as error:
+            except CheckpointError as error:
                 path.unlink()
                 raise TypeError(
-                    f"the state of {type(self.optimizer).__name__} or {type(self.scheduler).__name__} is more than tensors, "
-                    "numbers and strings, and cannot be read back safely; train with checkpoint=None or give it a plain state_dict"
+                    f"the state of {type(self.optimizer).__name__} or {type(self.scheduler).__name__} contains more than tensors, "
+                    "numbers and strings and cannot be read back safely; pass checkpoint=None, or give it a plain state_dict"
                 ) from error
 
-    def save(self, path: Path, settings: dict[str, Any]) -> None:
-        """Write all of it; errors as in `write`."""
+    def save(self, path: Path, identity: dict[str, Any]) -> None:
+        """Write a checkpoint; errors as in `write`."""
         state = {
-            "settings": settings,
+            "settings": identity,
             "module": dict(self.module.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
@@ -82,10 +83,14 @@ class Run:
         }
         write(path, state)
 
-    def load(self, path: Path, settings: dict[str, Any]) -> None:
-        """Read all of it; errors as in `read`, and ValueError for a checkpoint of other settings."""
+    def load(self, path: Path, identity: dict[str, Any]) -> None:
+        """Restore the state from a checkpoint.
+
+        Raises:
+            CheckpointError: as `read`, or the checkpoint has another `identity`.
+        """
         state = read(path)
-        _check_settings(path, state["settings"], settings)
+        _check_identity(path, state["settings"], identity)
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -95,87 +100,71 @@ class Run:
         self.best = state["best"]
 
 
-def describe(name: str, batches: Batches | None) -> dict[str, object]:
-    """What has to be the same for a run to go on: the number of examples and, in memory, their values."""
+def data_identity(name: str, batches: Batches | None) -> dict[str, object]:
+    """Return the number of examples and batches and, of data in memory, a checksum."""
     if batches is None:
         return {f"examples of {name}": 0}
-    settings: dict[str, object] = {f"examples of {name}": batches.examples, f"batches of {name}": batches.steps}
+    identity: dict[str, object] = {f"examples of {name}": batches.examples, f"batches of {name}": batches.steps}
     if batches.tensors is not None:
-        settings[f"checksum of {name}"] = _fingerprint((batches.tensors.inputs, batches.tensors.y))
-    return settings
+        identity[f"checksum of {name}"] = _checksum((batches.tensors.inputs, batches.tensors.y))
+    return identity
 
 
-def named(thing: object, values: Mapping[str, Any]) -> str:
-    """The type with those of its settings that are numbers or words, to tell whether it is the same."""
-    words = [f"{name}={value!r}" for name, value in values.items() if isinstance(value, int | float | str)]
-    return f"{type(thing).__name__}({', '.join(words)})"
+def object_identity(instance: object, settings: Mapping[str, Any]) -> str:
+    """Return the type of an object with those of its settings that are numbers or strings."""
+    arguments = [f"{name}={value!r}" for name, value in settings.items() if isinstance(value, int | float | str)]
+    return f"{type(instance).__name__}({', '.join(arguments)})"
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint atomically.
 
     Raises:
-        OSError: no such folder, no permission, disk full; a checkpoint that was there before is left as it was.
+        OSError: no such folder, no permission, disk full; an existing checkpoint is left unchanged.
     """
-    beside = path.with_name(path.name + ".tmp")
     try:
-        with open(beside, "wb") as file:
+        with atomic_file(path) as file:
             torch.save({"format": FORMAT, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        if os.name == "posix":  # the new name, too, must survive a power cut
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
     except (OSError, RuntimeError) as error:  # torch.save turns some OS errors into RuntimeError
-        if beside.is_file():
-            beside.unlink()
         raise OSError(
-            f"the checkpoint {path} could not be written ({error}); an earlier one is left as it was. Make room or choose another "
-            "path, then call fit again: it goes on from the last checkpoint"
+            f"the checkpoint {path} could not be written ({error}); an existing one is left unchanged. Free disk space or choose "
+            "another path, then call fit again: it continues from the last checkpoint"
         ) from error
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU; nothing in it is executed.
+    """Read a checkpoint onto the CPU, without executing code.
 
     Raises:
-        ValueError: the file is damaged, or not a checkpoint of `fit`.
+        CheckpointError: the file is damaged, not a checkpoint of `fit`, or of another format version.
     """
-    way_out = "delete it, or pass resume=False to start afresh and overwrite it"
+    advice = f"delete it, or {_RESTART}"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file leads to; PyTorch's message would advise to read it less safely
-        raise ValueError(f"the checkpoint {path} is damaged or holds something else than plain data; {way_out}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of fit (format {FORMAT}); {way_out}")
+    except Exception as error:  # damaged bytes raise almost any type, and PyTorch's message advises weights_only=False
+        raise CheckpointError(path, "the file is damaged, or contains more than plain data", advice) from error
+    if not isinstance(state, dict) or "format" not in state:
+        raise CheckpointError(path, "the file is not a checkpoint of fit", advice)
+    if state["format"] != FORMAT:
+        raise CheckpointError(path, f"it has format version {state['format']}, and this version reads {FORMAT}", advice)
     return state
 
 
-def _check_settings(path: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another run.
-
-    Raises:
-        ValueError: settings that differ, with both values.
-    """
+def _check_identity(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raise a CheckpointError that lists the differences, with both values."""
     differences = [
-        f"{name} was {then.get(name, 'absent')!r} and is {now.get(name, 'absent')!r}"
-        for name in {**then, **now}
-        if then.get(name, "absent") != now.get(name, "absent")
+        f"{name} was {saved.get(name, 'absent')!r} and is {current.get(name, 'absent')!r}"
+        for name in {**saved, **current}
+        if saved.get(name, "absent") != current.get(name, "absent")
     ]
     if differences:
-        listing = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
-        raise ValueError(
-            f"the checkpoint {path} belongs to another run: {listing}. Use the same settings, another checkpoint path, or "
-            "resume=False to start afresh and overwrite it"
-        )
+        listing = ", ".join(differences[:5]) + (f", and {len(differences) - 5} more" if len(differences) > 5 else "")
+        advice = f"use the same settings and data or another path, or {_RESTART}"
+        raise CheckpointError(path, f"it belongs to another run ({listing})", advice)
 
 
-def _fingerprint(tensors: Any) -> int:
-    """A checksum of the values, so that a run is not continued on other data of the same shape (the next fold, say)."""
+def _checksum(tensors: Any) -> int:
+    """Return a CRC-32 of the values: the next fold of a cross-validation has the same shapes."""
     value = 0
     for tensor in tree_leaves(tensors):
         value = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, value)

@@ -1,4 +1,4 @@
-"""What is computed for one batch: the loss in training, the log predictive density in validation."""
+"""Loss of a batch in training, log predictive density of a batch in validation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Objective", "log_density"]
 
 
 class Objective(nn.Module):
-    """Network and likelihood as one module, so that data parallelism and precision see every parameter.
+    """Network and likelihood as one module, so that data parallelism and precision apply to all parameters.
 
     Args:
-        auxiliary: makes auxiliary inputs where the net is regularised at some and batches bring none.
+        auxiliary: draws auxiliary inputs, for a network that is regularized at some where batches have none.
     """
 
     def __init__(self, bnn: Bayesian, likelihood: Likelihood, auxiliary: nn.Module | None = None) -> None:
@@ -34,7 +34,7 @@ class Objective(nn.Module):
     def forward(
         self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, minus the ELBO per example; the negative log likelihood per example; the KL of the data set."""
+        r"""Return the loss, $-\mathrm{ELBO} / n$, the negative log likelihood per example, and the KL, all in nats."""
         draws, log_prob = self._expectation(batch) or self._draws(batch, samples)
         loss = -elbo(draws, log_prob, n, beta, local_beta)
         inputs = batch.auxiliary if self.auxiliary is None else self.auxiliary(batch.inputs)
@@ -43,7 +43,7 @@ class Objective(nn.Module):
         return loss, -log_prob.detach().mean(), draws.kl.detach()
 
     def log_prob(self, batch: Batch, samples: int) -> Tensor:
-        """The log likelihood (S, B) of a batch."""
+        """Return the log likelihood (S, B) of a batch."""
         return self._draws(batch, samples)[1]
 
     def _draws(self, batch: Batch, samples: int) -> tuple[Draws, Tensor]:
@@ -51,7 +51,7 @@ class Objective(nn.Module):
         return draws, self.likelihood.log_prob(draws.outputs, batch.y)
 
     def _expectation(self, batch: Batch) -> tuple[Draws, Tensor] | None:
-        """The expected log likelihood, as if of one draw, where outputs and likelihood make it a formula."""
+        """Return the expected log likelihood, as that of one draw, if it has a closed form; otherwise None."""
         outputs = apply(self.bnn.normal_outputs, batch.inputs) if self.likelihood.closed_form else None
         if outputs is None:
             return None
@@ -61,12 +61,12 @@ class Objective(nn.Module):
 
 
 def log_density(log_prob: Callable[[int], Tensor], size: int, samples: int, draws: int) -> Tensor:
-    r"""The log predictive density of a batch, $\log\frac1S\sum_s p(y_i \mid x_i, w_s)$, with bounded memory.
+    r"""Return the log predictive density of a batch, $\log\frac1S\sum_s p(y_i \mid x_i, w_s)$, with bounded memory.
 
     Args:
         log_prob: the log likelihood (..., s, B) of s draws.
         size: B.
-        samples: draws per example in training; at least so many are made at a time.
+        samples: draws per example in training; the minimum number of draws per call.
         draws: S.
 
     Returns:

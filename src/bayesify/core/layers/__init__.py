@@ -1,4 +1,4 @@
-"""Which layers can be made random, and how: one file per kind of layer, and the table that `register_layer` adds to."""
+"""Supported layers: one file per kind of layer, and the registry that `register_layer` extends."""
 
 from __future__ import annotations
 
@@ -9,66 +9,36 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers.convolution import (
-    BayesConv1d,
-    BayesConv2d,
-    BayesConv3d,
-    BayesConvTranspose1d,
-    BayesConvTranspose2d,
-    BayesConvTranspose3d,
-)
-from bayesify.core.layers.embedding import BayesEmbedding
-from bayesify.core.layers.linear import BayesLinear
-from bayesify.core.layers.normalization import (
-    BayesBatchNorm1d,
-    BayesBatchNorm2d,
-    BayesBatchNorm3d,
-    BayesGroupNorm,
-    BayesLayerNorm,
-)
+from bayesify.core.layers import convolution, embedding, linear, normalization
+from bayesify.core.layers.recognition import recognized
 
-__all__ = ["kind_of", "layer_type", "register_layer", "unsupported"]
+__all__ = ["kind_of", "layer_type", "recognize", "register_layer", "unrecognized", "unsupported"]
 
 _TYPES: dict[type[nn.Module], type[BayesianLayer]] = {
-    bayesian.original: bayesian
-    for bayesian in (
-        BayesLinear,
-        BayesConv1d,
-        BayesConv2d,
-        BayesConv3d,
-        BayesConvTranspose1d,
-        BayesConvTranspose2d,
-        BayesConvTranspose3d,
-        BayesBatchNorm1d,
-        BayesBatchNorm2d,
-        BayesBatchNorm3d,
-        BayesGroupNorm,
-        BayesLayerNorm,
-        BayesEmbedding,
-    )
+    layer.original: layer for module in (linear, convolution, normalization, embedding) for layer in module.LAYERS
 }
-_BEHAVIOR = ("forward", "_conv_forward")  # what a subclass must leave alone to count as its base
+_RECOGNIZED: dict[type[nn.Module], type[BayesianLayer]] = {}  # classes of other libraries, with the kind of layer that they are
+_BEHAVIOR = ("forward", "_conv_forward")  # a subclass that overrides none of these acts like its base
 
 
 def register_layer(
     cls: type[nn.Module], like: type[nn.Module], then: Callable[[Any, Tensor], Tensor] | None = None
 ) -> type[BayesianLayer]:
-    """Teach `bayesify` a layer type of your own.
+    """Register a layer type for `bayesify`.
 
-    Subclasses of supported layers that do not override `forward` need no registration. Pickled networks need the same registration
-    before they are loaded.
+    Subclasses of supported layers that do not override `forward` need no registration. To load a pickled network, register its
+    layer types first.
 
     Args:
         cls: the layer type.
-        like: the supported layer that acts on its input with `weight` and `bias` as `cls` does (`nn.BatchNorm2d`), or a
-            `BayesianLayer` that says how.
-        then: from the layer and what `like` returns to what `cls` returns (an activation of its own); None where they are equal.
+        like: a supported layer type that uses `weight` and `bias` as `cls` does (`nn.BatchNorm2d`), or a `BayesianLayer`.
+        then: a function from the layer and the output of `like` to the output of `cls` (an activation); None if they are equal.
 
     Returns:
-        The type that layers of this kind get when they become random.
+        The type of such layers after conversion.
 
     Raises:
-        TypeError: `cls` is no module type, `like` is not supported, or `then` is no function.
+        TypeError: `cls` is not a module type, `like` is not supported, or `then` is not callable.
 
     Example:
         >>> class LinearGELU(nn.Linear):
@@ -93,35 +63,59 @@ def register_layer(
 
 
 def layer_type(kind: type[nn.Module]) -> type[BayesianLayer] | None:
-    """What a layer of this type becomes, or None if it cannot be made random."""
+    """The type of such layers after conversion; None if they cannot be made random."""
     if kind in _TYPES:
         return _TYPES[kind]
-    base = next((known for known in kind.__mro__ if known in _TYPES), None)
-    if base is None or unsupported(kind) or any(getattr(kind, name, None) is not getattr(base, name, None) for name in _BEHAVIOR):
+    base = _supported_base(kind)
+    if base is None or unsupported(kind):
         return None
     _TYPES[kind] = _derived(kind, _TYPES[base], None)
     return _TYPES[kind]
 
 
 def unsupported(kind: type[nn.Module]) -> str:
-    """Why a layer of this type cannot be made random, or nothing."""
+    """Why layers of this type cannot be made random; empty if they can."""
     if issubclass(kind, NonDynamicallyQuantizableLinear):
-        return "nn.MultiheadAttention multiplies with its weight itself"
-    base = next((known for known in kind.__mro__ if known in _TYPES), None)
+        return "nn.MultiheadAttention reads its weight and does not call it"
+    base = _supported_base(kind)
     if base is None:
-        return "this type is not supported; register_layer teaches new ones"
-    if base is not kind and any(getattr(kind, name, None) is not getattr(base, name, None) for name in _BEHAVIOR):
-        return f"a subclass of {base.__name__} with a forward of its own; register_layer(..., like=..., then=...) teaches it"
+        return "this type is not supported; see register_layer"
+    if _overrides(kind, base):
+        return f"a subclass of {base.__name__} that overrides forward; see register_layer(..., like=..., then=...)"
     return ""
 
 
+def recognize(layer: nn.Module) -> None:
+    """Support the class of a layer that computes what a supported one does, such as the RMS normalization of a library."""
+    base = _supported_base(type(layer))
+    if type(layer) not in _TYPES and (base is None or base in _RECOGNIZED) and (kind := recognized(layer)) is not None:
+        _TYPES[type(layer)], _RECOGNIZED[type(layer)] = _derived(type(layer), kind, None), kind
+
+
+def unrecognized(layer: nn.Module) -> str:
+    """Why a layer of a recognized class cannot be made random: its own settings may differ; empty if it can."""
+    kind = _RECOGNIZED.get(type(layer))
+    if kind is None or recognized(layer) is kind:
+        return ""
+    return "it does not compute what other layers of its class do; see register_layer"
+
+
+def _supported_base(kind: type[nn.Module]) -> type[nn.Module] | None:
+    return next((base for base in kind.__mro__ if base in _TYPES), None)
+
+
+def _overrides(kind: type[nn.Module], base: type[nn.Module]) -> bool:
+    return any(getattr(kind, name, None) is not getattr(base, name, None) for name in _BEHAVIOR)
+
+
 def kind_of(layer: nn.Module) -> type[BayesianLayer]:
-    """What a layer, or the layer it is a subclass of, would be made; `BayesianLayer` itself for types that are not supported."""
-    return next((_TYPES[known] for known in type(layer).__mro__ if known in _TYPES), BayesianLayer)
+    """The type after conversion of a layer, or of its nearest supported base class; `BayesianLayer` if there is none."""
+    base = _supported_base(type(layer))
+    return BayesianLayer if base is None else _TYPES[base]
 
 
 def _derived(kind: type[nn.Module], base: type[BayesianLayer], then: Callable[[Any, Tensor], Tensor] | None) -> type[BayesianLayer]:
-    """`base` for layers of type `kind`."""
+    """Derive `base` for layers of type `kind`."""
     bases = (base,) if issubclass(base, kind) else (base, kind)
     fields = {
         "original": kind,
@@ -133,12 +127,14 @@ def _derived(kind: type[nn.Module], base: type[BayesianLayer], then: Callable[[A
 
 
 def _reduce(layer: BayesianLayer, protocol: Any) -> tuple[Any, ...]:
-    """Pickle by the original type: the derived one has no name that could be imported."""
+    """Pickle by the original type, because the derived type cannot be imported."""
     _, _, state, *rest = object.__reduce_ex__(layer, max(2, protocol))
-    return (_new, (layer.original,), state, *rest)
+    return (_new, (layer.original, _RECOGNIZED.get(layer.original)), state, *rest)
 
 
-def _new(original: type[nn.Module]) -> nn.Module:
+def _new(original: type[nn.Module], recognized_as: type[BayesianLayer] | None = None) -> nn.Module:
+    if recognized_as is not None and original not in _TYPES:
+        _TYPES[original], _RECOGNIZED[original] = _derived(original, recognized_as, None), recognized_as
     derived = layer_type(original)
     if derived is None:
         raise TypeError(f"{original.__name__} is not registered here; call register_layer as before the network was pickled")

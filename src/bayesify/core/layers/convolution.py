@@ -12,18 +12,11 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.core.layer import BayesianLayer
 
-__all__ = [
-    "BayesConv1d",
-    "BayesConv2d",
-    "BayesConv3d",
-    "BayesConvTranspose1d",
-    "BayesConvTranspose2d",
-    "BayesConvTranspose3d",
-]
+__all__ = ["LAYERS"]
 
 
 class _Convolution(BayesianLayer, _ConvNd):
-    """What Conv1d/2d/3d and their transposes share."""
+    """Base of Conv1d/2d/3d and their transposes."""
 
     contracts = True
 
@@ -31,8 +24,12 @@ class _Convolution(BayesianLayer, _ConvNd):
     def input_channels(self) -> int:
         return self.in_channels
 
+    @property
+    def output_channels(self) -> int:
+        return self.out_channels
+
     def prefers_weights(self, x: Tensor, rows: int) -> bool:
-        # A second convolution and a number per output cost more than a number per weight, unless there are many more weights.
+        # A second convolution and noise per output cost more than noise per weight, unless there are many more weights.
         strides = math.prod(self.stride)
         positions = math.prod(x.shape[2:]) * (strides if self.transposed else 1 / strides)
         return not torch.is_grad_enabled() and math.prod(self.weight_shape) < 4 * rows * self.out_channels * positions
@@ -46,7 +43,7 @@ class _Convolution(BayesianLayer, _ConvNd):
 
 class _ForwardConvolution(_Convolution):
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # Padding of every mode commutes with squaring and with channel noise, so it belongs to the convolution itself.
+        # Padding of every mode commutes with squaring and with channel noise.
         return cast(Any, self._conv_forward)(x, weight, bias)
 
     @property
@@ -78,7 +75,7 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         if output_size is None:
             return super().forward(input)
-        given, output_padding = self.output_padding, cast(Any, self._output_padding)
+        original, output_padding = self.output_padding, cast(Any, self._output_padding)
         dims = len(self.kernel_size)
         self.output_padding = tuple(
             output_padding(input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
@@ -86,14 +83,14 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
         try:
             return super().forward(input)
         finally:
-            self.output_padding = given
+            self.output_padding = original
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.conv(x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
 
     @property
     def fan_in(self) -> int:
-        # every output position sees at most C/G channels times the kernel, thinned by the stride
+        # at most C/G channels times the kernel, divided by the stride, reach an output position
         per_group = self.in_channels // self.groups
         return max(1, per_group * math.prod(self.kernel_size) // math.prod(self.stride))
 
@@ -114,3 +111,6 @@ class BayesConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
 class BayesConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
     original = nn.ConvTranspose3d
     conv = staticmethod(F.conv_transpose3d)
+
+
+LAYERS = (BayesConv1d, BayesConv2d, BayesConv3d, BayesConvTranspose1d, BayesConvTranspose2d, BayesConvTranspose3d)

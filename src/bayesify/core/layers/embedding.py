@@ -1,4 +1,4 @@
-"""Embeddings, which look up rows of their weight."""
+"""Embeddings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer
 
-__all__ = ["BayesEmbedding"]
+__all__ = ["LAYERS"]
 
 
 class BayesEmbedding(BayesianLayer, nn.Embedding):
@@ -15,8 +15,11 @@ class BayesEmbedding(BayesianLayer, nn.Embedding):
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = F.embedding(x, weight)
-        # the padding token stays the zero vector, without noise and without gradient
+        # the padding token is the zero vector, without noise or gradient
         return y if self.padding_idx is None else y.masked_fill((x == self.padding_idx).unsqueeze(-1), 0)
 
     def square(self, x: Tensor) -> Tensor:
-        return x  # an index stands for a one-hot row, which is its own square
+        return x  # an index represents a one-hot row, which equals its square
+
+
+LAYERS = (BayesEmbedding,)

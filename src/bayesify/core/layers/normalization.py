@@ -1,4 +1,4 @@
-"""Normalisation layers: a normalised input, then a scale and a shift per channel."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bayesify.core.layer import BayesianLayer
 from bayesify.functional import at_least_float32
 
-__all__ = [
-    "BayesBatchNorm1d",
-    "BayesBatchNorm2d",
-    "BayesBatchNorm3d",
-    "BayesGroupNorm",
-    "BayesLayerNorm",
-]
+__all__ = ["LAYERS", "RMSNormalization", "epsilon"]
 
 
 class _Normalization(BayesianLayer):
-    """What the normalisation layers share: a normalised input, then a scale and a shift per channel."""
+    """A normalized input, then a scale and a shift per channel."""
 
     normalizes = True
 
@@ -35,7 +29,7 @@ class _Normalization(BayesianLayer):
         return self.normalize(x, None, None)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """What the original layer computes, with this scale and shift."""
+        """Call the function of the plain layer with this scale and shift."""
         raise NotImplementedError
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -49,12 +43,12 @@ class _Normalization(BayesianLayer):
         return y.flatten(0, 1)
 
     def per_channel(self, v: Tensor, x: Tensor) -> Tensor:
-        """Shape v (..., C) to act on the channels of x (..., C, *positions)."""
+        """Reshape v (..., C) to act on the channels of x (..., C, *positions)."""
         return v.reshape(*v.shape, *[1] * (x.dim() - 2))
 
 
 class _BatchNormalization(_Normalization, _BatchNorm):
-    """Every draw is a pass of its own: it is normalised by its own batch, and moves the running statistics as it would alone."""
+    """Every draw is normalized by its own batch, and updates the running statistics as in a separate pass."""
 
     def prepared_op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if weight.dim() == 1 or weight.shape[0] == 1:
@@ -75,7 +69,7 @@ class _BatchNormalization(_Normalization, _BatchNorm):
 
     @property
     def _uses_batch(self) -> bool:
-        """Whether it normalises by the batch, and not by running statistics."""
+        """Whether it normalizes by the statistics of the batch instead of running ones."""
         return self.training or self.running_mean is None
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -109,13 +103,37 @@ class BayesGroupNorm(_Normalization, nn.GroupNorm):
         return F.group_norm(x, self.num_groups, weight, bias, self.eps)
 
 
-class BayesLayerNorm(_Normalization, nn.LayerNorm):
+class _LastDimensions(_Normalization):
+    """Normalization over the last dimensions, whose shape is that of the weight."""
+
+    def per_channel(self, v: Tensor, x: Tensor) -> Tensor:
+        # the last dimensions of x have the weight's shape; those between batch and weight are broadcast
+        lead = v.dim() - len(self.weight_shape)
+        return v.reshape(*v.shape[:lead], *[1] * (x.dim() - 1 - len(self.weight_shape)), *self.weight_shape) if lead else v
+
+
+class BayesLayerNorm(_LastDimensions, nn.LayerNorm):
     original = nn.LayerNorm
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
-    def per_channel(self, v: Tensor, x: Tensor) -> Tensor:
-        # the last dimensions of x carry the weight's shape, those between batch and weight are broadcast
-        lead = v.dim() - len(self.weight_shape)
-        return v.reshape(*v.shape[:lead], *[1] * (x.dim() - 1 - len(self.weight_shape)), *self.weight_shape) if lead else v
+
+class RMSNormalization(_LastDimensions):
+    """Root mean square normalization: x / sqrt(mean(x^2) + eps) * weight."""
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.rms_norm(x, self.weight_shape, weight, epsilon(self))
+
+
+class BayesRMSNorm(RMSNormalization, nn.RMSNorm):  # pyright: ignore[reportIncompatibleMethodOverride]
+    original = nn.RMSNorm
+
+
+def epsilon(layer: nn.Module) -> float | None:
+    """The eps of a normalization layer, under the names that libraries give it; None if there is none."""
+    values = (getattr(layer, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
+    return next((value for value in values if isinstance(value, float)), None)
+
+
+LAYERS = (BayesBatchNorm1d, BayesBatchNorm2d, BayesBatchNorm3d, BayesGroupNorm, BayesLayerNorm, BayesRMSNorm)

@@ -1,6 +1,16 @@
-"""Replay of what a net computes of one batch before its first random layer (README.md)."""
+"""Replay of the computation before the first random layer (README.md)."""
 
 from bayesify.core.replay.marks import mark, mark_of, tensors_in
-from bayesify.core.replay.prefix import MISFITS, Prefix, PrefixError, ReplayPass, leaves_stand_ins
+from bayesify.core.replay.prefix import MISFITS, Prefix, PrefixError, ReplayPass, has_prefix, leaves_stand_ins
 
-__all__ = ["MISFITS", "Prefix", "PrefixError", "ReplayPass", "leaves_stand_ins", "mark", "mark_of", "tensors_in"]
+__all__ = [
+    "MISFITS",
+    "Prefix",
+    "PrefixError",
+    "ReplayPass",
+    "has_prefix",
+    "leaves_stand_ins",
+    "mark",
+    "mark_of",
+    "tensors_in",
+]

@@ -1,4 +1,4 @@
-"""Marks on tensors that PyTorch's functions pass on: which results of a pass depend on its inputs, or on random layers."""
+"""Marks on tensors: whether they depend on the inputs of a pass only, or on random layers too."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["mark", "mark_of", "tensors_in"]
 
 
 def mark(x: Tensor, value: bool) -> Tensor:
-    """The tensor itself, marked."""
+    """Mark a tensor, and return it."""
     cast(Any, x).bayesify_mark = value
     return x
 
 
 def mark_of(x: Tensor) -> bool | None:
-    """The tensor's mark; None where it has none."""
+    """The mark of a tensor, or None."""
     return getattr(x, "bayesify_mark", None)
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """All tensors in nested arguments: `tree_leaves`, but quick."""
+    """All tensors in nested arguments; faster than `tree_leaves`."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, tuple | list):

@@ -1,4 +1,4 @@
-"""`Prefix`: what lies before the first random layer is computed once per batch, not once per draw (README.md).
+"""`Prefix`: the computation before the first random layer, done once per batch instead of once per draw (README.md).
 
 Shapes: S draws, B batch.
 """
@@ -14,25 +14,26 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from bayesify.core.forward_pass import ForwardPass, RandomLayer
-from bayesify.core.layer import BayesianLayer
+from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.replay.marks import mark, mark_of, tensors_in
+from bayesify.errors import PassError
 from bayesify.functional import local_reparameterization
 
-__all__ = ["MISFITS", "Prefix", "PrefixError", "ReplayPass", "leaves_stand_ins"]
+__all__ = ["MISFITS", "Prefix", "PrefixError", "ReplayPass", "has_prefix", "leaves_stand_ins"]
 
 
-class PrefixError(RuntimeError):
-    """The net did not do the same again, so what it did before cannot be replayed."""
+class PrefixError(PassError):
+    """The network called other functions than in its first pass, so the pass cannot be replayed."""
 
 
 MISFITS = (RuntimeError, ValueError, IndexError)
-"""What a net that replay cannot follow raises: a `PrefixError`, or what PyTorch raises for tensors of the wrong shape."""
+"""Errors of a network that cannot be replayed: a `PrefixError`, or PyTorch's errors for tensors of the wrong shape."""
 
 
 @dataclasses.dataclass
 class _Call:
-    """A certain result: the function it came from and its leaves, of which tensors are stand-ins until a random one needs them."""
+    """A deterministic result: its function and its leaves; tensors are stand-ins until a random function needs them."""
 
     function: object
     leaves: list[Any]
@@ -40,13 +41,13 @@ class _Call:
 
 
 class Prefix(TorchFunctionMode):
-    """What a net computes of one batch before its first random layer, for any number of passes.
+    """The part of a network before its first random layer, for any number of passes over one batch.
 
-    Tensors that depend on the inputs alone are marked True (certain), those that depend on random layers, too, False.
+    Tensors are marked True if they depend on the inputs only (deterministic), and False if they depend on random layers too.
 
     Args:
         batch: B.
-        fold: whether the draws of a pass share it as S*B rows; otherwise every draw has a pass of its own.
+        fold: whether the draws of a pass are folded into S*B rows; otherwise every draw takes a separate pass.
     """
 
     def __init__(self, batch: int, fold: bool) -> None:
@@ -54,23 +55,23 @@ class Prefix(TorchFunctionMode):
         self.batch, self.fold = batch, fold
         self.samples = 1
         self.calls: list[_Call] = []
-        self.place = self.passes = 0
-        self.idle = True  # nothing that could be handed out again
+        self.index = self.passes = 0
+        self.is_empty = True  # nothing to replay
 
     def begin(self, samples: int) -> None:
-        """A pass with so many draws starts."""
-        self.samples, self.place, self.passes = samples if self.fold else 1, 0, self.passes + 1
+        """Start a pass with this number of draws."""
+        self.samples, self.index, self.passes = samples if self.fold else 1, 0, self.passes + 1
 
-    def certain(self, x: Any) -> Any:
-        """An input of the net, as the net is to be given it."""
+    def mark_input(self, x: Any) -> Any:
+        """Mark an input of the network as deterministic, and return it."""
         return mark(x.view_as(x), True) if isinstance(x, Tensor) else x
 
     def end(self, outputs: Any) -> Any:
-        """The net's outputs with a row for every draw."""
+        """Expand the network's outputs to a row for every draw."""
         return tree_map_only(Tensor, lambda y: self._repeat(y) if mark_of(y) else y, outputs)
 
     def call(self, layer: BayesianLayer, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-        """The output of a random layer for an input that is certain, random or neither."""
+        """Output of a random layer for a deterministic, random or unmarked input."""
         with torch._C.DisableTorchFunction():
             posterior = layer.posterior
             if not forward_pass.has_rows(layer):
@@ -92,87 +93,104 @@ class Prefix(TorchFunctionMode):
         marks = {mark_of(x) for x in tensors_in((args, kwargs))}
         if False in marks:
             if True in marks:
-                changes = _changes_its_argument(func)
-                args = tree_map_only(Tensor, lambda x: self._met(x, changes), args)
-                kwargs = {name: tree_map_only(Tensor, lambda x: self._met(x, changes), value) for name, value in kwargs.items()}
+                in_place = _is_in_place(func)
+                args = tree_map_only(Tensor, lambda x: self._expanded(x, in_place), args)
+                kwargs = {name: tree_map_only(Tensor, lambda x: self._expanded(x, in_place), v) for name, v in kwargs.items()}
             return tree_map_only(Tensor, lambda y: mark(y, False), func(*args, **kwargs))
         if True in marks:
             return self._remember(func, lambda: func(*args, **kwargs))
         return func(*args, **kwargs)
 
     def _remember(self, function: object, compute: Callable[[], Any], needed: bool = False) -> Any:
-        """What is computed in the first pass, and handed out again in later ones."""
-        place, self.place = self.place, self.place + 1
+        """Compute in the first pass; return the same result in later passes."""
+        index, self.index = self.index, self.index + 1
         if self.passes > 1:
-            if place >= len(self.calls) or self.calls[place].function != function:
-                raise PrefixError("the net calls other functions of its inputs than before")
-            return tree_unflatten(self.calls[place].leaves, self.calls[place].spec)
+            if index >= len(self.calls) or self.calls[index].function != function:
+                raise PrefixError("the network calls other functions of its inputs than in the first pass")
+            return tree_unflatten(self.calls[index].leaves, self.calls[index].spec)
         result = compute()
         leaves, spec = tree_flatten(result)
         for number, y in enumerate(leaves):
             if isinstance(y, Tensor):
-                self.idle = False
+                self.is_empty = False
                 mark(y, True)
-                cast(Any, y).bayesify_place = (place, number)
-        # Nothing holds on to what only the pass under way needs, and no tensor to what holds it.
+                cast(Any, y).bayesify_origin_call = (index, number)
+        # Store no tensors that only the current pass needs.
         self.calls.append(_Call(function, leaves if needed else [_stand_in(y) for y in leaves], spec))
         return result
 
-    def _met(self, x: Tensor, changes: bool) -> Tensor:
-        """A tensor that meets random ones."""
+    def _expanded(self, x: Tensor, in_place: bool) -> Tensor:
+        """An argument of a function that also has random arguments."""
         if not mark_of(x):
             return x
         repeated = self._repeat(x)
-        return repeated.clone() if changes and repeated is x else repeated
+        return repeated.clone() if in_place and repeated is x else repeated
 
     def _repeat(self, x: Tensor) -> Tensor:
         """(B, ...) to (S*B, ...), all rows of draw 0 first; tensors without rows stay as they are."""
-        place: tuple[int, int] | None = getattr(x, "bayesify_place", _INPUT)
-        if place is None:
-            raise PrefixError("a random layer uses a part of the net that it did not use before")
-        if place != _INPUT:
-            self.calls[place[0]].leaves[place[1]] = x
+        origin: tuple[int, int] | None = getattr(x, "bayesify_origin_call", _INPUT)
+        if origin is None:
+            raise PrefixError("a random layer uses a result that was not needed in the first pass")
+        if origin != _INPUT:
+            self.calls[origin[0]].leaves[origin[1]] = x
         if self.samples == 1 or x.dim() == 0 or x.shape[0] != self.batch:
             return x
         return x.expand(self.samples, *x.shape).flatten(0, 1)
 
 
-def _changes_its_argument(function: Callable[..., Any]) -> bool:
-    """Whether it works in place, by PyTorch's convention for names (`add_`, `__iadd__`)."""
+def _is_in_place(function: Callable[..., Any]) -> bool:
+    """Whether a function works in place, by PyTorch's convention for names (`add_`, `__iadd__`)."""
     name = getattr(function, "__name__", "")
     return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
-_INPUT = (-1, -1)  # the place of what no call has returned
+_INPUT = (-1, -1)  # the origin of tensors that no call returned
 
 
 def _stand_in(x: Any) -> Any:
-    """For a tensor, a certain one of the same shape that holds a single number and is never computed with."""
+    """For a tensor, a deterministic one of the same shape with a single element in memory, which is never used."""
     if not isinstance(x, Tensor):
         return x
     empty = mark(torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape), True)
-    cast(Any, empty).bayesify_place = None
+    cast(Any, empty).bayesify_origin_call = None
     return empty
 
 
 class ReplayPass(ForwardPass):
-    """A pass whose layers are called by a `Prefix`."""
+    """A pass whose layers are called through a `Prefix`."""
 
     def __init__(self, prefix: Prefix, samples: int, coherent: bool, without_rows: Iterable[Any] = ()) -> None:
         super().__init__(samples, coherent=coherent, rows=samples * prefix.batch, without_rows=without_rows)
         self.prefix = prefix
         prefix.begin(samples)
 
-    def call(self, layer: RandomLayer, x: Tensor) -> Tensor:
-        self._depth += 1
-        try:
-            return self.prefix.call(cast(BayesianLayer, layer), x, self)
-        finally:
-            self._depth -= 1
+    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        return self.inside(self.prefix.call, layer, x, self)
+
+
+def has_prefix(net: nn.Module) -> bool:
+    """Whether a network may compute anything before its random layers, and no hook would get stand-ins."""
+    modules = [part for part in net.modules() if not isinstance(part, Posterior)]
+    if any(isinstance(part, BayesianLayer) and part.is_read for part in modules):
+        return False
+    hooked = any(part._forward_hooks or _has_foreign_hooks(part) for part in modules)
+    return not hooked and any(_shares_work(part) for part in modules)
+
+
+def _shares_work(part: nn.Module) -> bool:
+    """Whether a module, if it comes first, computes something that all draws share."""
+    if not isinstance(part, BayesianLayer):
+        return bool(part._parameters)
+    return not part.posterior.is_random or part.posterior.has_moments
+
+
+def _has_foreign_hooks(part: nn.Module) -> bool:
+    """Whether a module has forward pre-hooks other than those of this library."""
+    return any(not getattr(hook, "of_bayesify", False) for hook in part._forward_pre_hooks.values())
 
 
 def leaves_stand_ins(net: nn.Module) -> bool:
-    """Whether an attribute of the net holds a tensor of a replayed pass."""
+    """Whether an attribute of the network is a tensor of a replayed pass."""
     reserved = ("_parameters", "_buffers", "_modules", "passes")
     return any(
         isinstance(leaf, Tensor) and mark_of(leaf) is not None

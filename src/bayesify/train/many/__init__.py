@@ -1,14 +1,15 @@
-"""Many models trained at once: `fit_many`.
+"""Training of many models at once.
 
-- `api` sorts models into groups that can be stacked
-- `loop` trains a stack of models together, or models one after another
-- `stack` holds the stacked tensors
-- `trace` makes one function of the functions of all models, `graph` traces and tidies it
-- `streams` gives every model its own random numbers
-- `optimizers` moves the stacked weights
-- `alike` tells which models share a trace
+- `dispatch`: `fit_many`, groups models that can be stacked
+- `loop`: trains a stack of models together, or one model alone
+- `stack`: the stacked parameters, and training steps of all models at once
+- `vectorization`: one function of all models from the function of each, on the graphs of `graph`
+- `random_streams`: the random numbers of each model
+- `optimizers`: optimizers of stacked parameters
+- `ensemble`: one training per member of an ensemble
+- `module_comparison`: whether models share a function
 """
 
-from bayesify.train.many.api import fit_many
+from bayesify.train.many.dispatch import fit_many
 
 __all__ = ["fit_many"]

@@ -1,4 +1,4 @@
-"""The optimisers of stacked models: one for as many of them as can share it."""
+"""Optimizers of stacked models, which share one where possible."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 __all__ = ["Optimizers"]
 
-# They treat every weight by itself, so that one instance serves the stacked weights of many models.
+# They treat every weight separately, so one instance serves the stacked weights of many models.
 _ELEMENTWISE = (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 )  # fmt: skip
 
 
 @dataclasses.dataclass
-class _Lane:
-    """Models first..last - 1, whose weights one optimiser moves: views of the stacked tensors."""
+class _Group:
+    """Models first..last - 1, which share an optimizer of views of the stacked tensors."""
 
     first: int
     last: int
@@ -32,14 +32,14 @@ class _Lane:
 
 
 class Optimizers:
-    """What moves the stacked parameters (K, ...).
+    """Optimizers and schedulers of stacked parameters (K, ...).
 
     Args:
-        parameters: by name; they are changed in place.
-        learning_rates: of Adam, one per model; equal ones side by side share an optimiser.
-        optimizer: from a list of parameters to an optimiser, in place of Adam.
-        scheduler: from an optimiser to its learning rate scheduler.
-        clip_norm: the largest norm of the gradient of all parameters of one model.
+        parameters: by name; updated in place.
+        learning_rates: of Adam, one per model; adjacent models of equal rates share an optimizer.
+        optimizer: function from a list of parameters to an optimizer; None for Adam.
+        scheduler: function from an optimizer to its learning rate scheduler.
+        clip_norm: the maximum norm of the gradient of all parameters of one model.
     """
 
     def __init__(
@@ -52,53 +52,53 @@ class Optimizers:
     ) -> None:
         self.clip_norm = clip_norm
 
-        def lane(models: Sequence[int]) -> _Lane:
+        def make_group(models: Sequence[int]) -> _Group:
             first, last = models[0], models[-1] + 1
             views = {name: nn.Parameter(x[first:last]) for name, x in parameters.items()}
             make = optimizer or partial(torch.optim.Adam, lr=learning_rates[first], fused=True)
-            mover = make(list(views.values()))
-            return _Lane(first, last, views, mover, None if scheduler is None else scheduler(mover))
+            stacked = make(list(views.values()))
+            return _Group(first, last, views, stacked, None if scheduler is None else scheduler(stacked))
 
         models = range(len(learning_rates))
-        runs = [list(run) for _, run in groupby(models, key=learning_rates.__getitem__)] if optimizer is None else [list(models)]
-        self.lanes = [lane(run) for run in runs]
-        if any(_of_one_model(lane) for lane in self.lanes):
-            self.lanes = [lane([model]) for model in models]
+        shared = [list(run) for _, run in groupby(models, key=learning_rates.__getitem__)] if optimizer is None else [list(models)]
+        self.groups = [make_group(run) for run in shared]
+        if any(_mixes_models(group) for group in self.groups):
+            self.groups = [make_group([model]) for model in models]
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """Move all weights by gradients (K, ...); a parameter that is not named has none."""
+        """Update all weights by gradients (K, ...); unnamed parameters have none."""
         if self.clip_norm is not None:
             gradients = _clipped(gradients, self.clip_norm)
-        for lane in self.lanes:
+        for group in self.groups:
             for name, gradient in gradients.items():
-                lane.views[name].grad = gradient[lane.first : lane.last]
-            lane.optimizer.step()
+                group.views[name].grad = gradient[group.first : group.last]
+            group.optimizer.step()
 
     def learning_rate(self, model: int) -> float:
-        """The learning rate of a model's first group of parameters."""
-        return float(self._lane(model).optimizer.param_groups[0]["lr"])
+        """Return the learning rate of a model's first parameter group."""
+        return float(self._group(model).optimizer.param_groups[0]["lr"])
 
     def end_epoch(self, values: Sequence[float]) -> None:
-        """Step the schedulers; those that wait for a plateau see their model's value."""
-        for lane in self.lanes:
-            if isinstance(lane.scheduler, ReduceLROnPlateau):
-                lane.scheduler.step(values[lane.first])
-            elif lane.scheduler is not None:
-                lane.scheduler.step()
+        """Step the schedulers; a `ReduceLROnPlateau` monitors its model's value."""
+        for group in self.groups:
+            if isinstance(group.scheduler, ReduceLROnPlateau):
+                group.scheduler.step(values[group.first])
+            elif group.scheduler is not None:
+                group.scheduler.step()
 
-    def _lane(self, model: int) -> _Lane:
-        return next(lane for lane in self.lanes if lane.first <= model < lane.last)
+    def _group(self, model: int) -> _Group:
+        return next(group for group in self.groups if group.first <= model < group.last)
 
 
-def _of_one_model(lane: _Lane) -> bool:
-    """Whether optimiser or scheduler mix what belongs to different models."""
-    kind = type(lane.optimizer)
+def _mixes_models(group: _Group) -> bool:
+    """Return whether optimizer or scheduler would mix values of different models."""
+    kind = type(group.optimizer)
     elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
-    return not elementwise or isinstance(lane.scheduler, ReduceLROnPlateau)
+    return not elementwise or isinstance(group.scheduler, ReduceLROnPlateau)
 
 
 def _clipped(gradients: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
-    """As `torch.nn.utils.clip_grad_norm_`, for every model by itself."""
+    """Clip as `torch.nn.utils.clip_grad_norm_`, for every model separately."""
     norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
     factors = (clip_norm / (norms + 1e-6)).clamp(max=1.0)
     return {name: g * factors.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}

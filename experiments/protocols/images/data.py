@@ -1,0 +1,107 @@
+"""Parts of image sets: training, validation and test rows, out-of-distribution images.
+
+Shapes: N rows, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesify.datasets import load_images
+from bayesify.errors import DataError
+from experiments.protocols.images.corruption import SEVERITIES, corrupt
+from experiments.protocols.images.settings import Setup
+
+__all__ = ["Part", "Scaling", "TestParts", "TrainParts", "corrupted", "load_test", "load_train"]
+
+Part = tuple[Tensor, Tensor]
+"""Scaled pixels (N, C, H, W) and labels (N,)."""
+
+
+class Scaling(NamedTuple):
+    """Scales pixels in [0, 1]: color images are standardized with mean and standard deviation of training images (C, 1, 1)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return pixels if len(self.mean) == 1 else (pixels - self.mean) / self.std
+
+
+class TrainParts(NamedTuple):
+    """Training and validation data."""
+
+    train: Part
+    validation: Part
+    scaling: Scaling
+    classes: int
+    note: str
+
+
+class TestParts(NamedTuple):
+    """Test data, and out-of-distribution images by set."""
+
+    __test__ = False  # pytest takes it for a test
+
+    test: Part
+    ood: dict[str, Tensor]
+    note: str
+
+
+def load_train(setup: Setup, data_dir: Path | None) -> TrainParts:
+    """The published training set, its last rows for validation. Test images are not read.
+
+    Raises:
+        DataError: too few rows for training and validation.
+    """
+    images = load_images(setup.dataset, "train", data_dir)
+    rows = len(images.y) - setup.validation
+    count = rows if setup.train_rows is None else setup.train_rows
+    if not 0 < count <= rows:
+        required = f"{setup.validation} rows for validation and {count if setup.train_rows else 'some'} to train on"
+        raise DataError(f"{setup.dataset} has {len(images.y)} training images, too few for {required}")
+    pixels = images.scaled()
+    scaling = _scaling(pixels[:count])
+    x = scaling(pixels)
+    return TrainParts((x[:count], images.y[:count]), (x[rows:], images.y[rows:]), scaling, len(images.classes), images.note)
+
+
+def load_test(setup: Setup, scaling: Scaling, data_dir: Path | None) -> TestParts:
+    """The test part and the sets of `setup.ood`, scaled as the training images.
+
+    Raises:
+        DataError: out-of-distribution images of another shape.
+    """
+    test = load_images(setup.dataset, "test", data_dir)
+    others = {name: load_images(name, "test", data_dir) for name in setup.ood}
+    for name, images in others.items():
+        if images.X.shape[1:] != test.X.shape[1:]:
+            shapes = f"{tuple(images.X.shape[1:])}, those of {setup.dataset} {tuple(test.X.shape[1:])}"
+            raise DataError(f"ood must name sets with images of the same shape, but those of {name} have {shapes}")
+    ood = {name: scaling(images.scaled()[: setup.ood_rows]) for name, images in others.items()}
+    return TestParts((scaling(test.scaled()), test.y), ood, test.note)
+
+
+def corrupted(setup: Setup, scaling: Scaling, data_dir: Path | None) -> Iterator[tuple[str, Tensor]]:
+    """The first `setup.subset` test images in every corruption, scaled as the training images, as "CORRUPTION/SEVERITY"."""
+    images = load_images(setup.dataset, "test", data_dir)
+    for name in setup.corruptions:
+        for severity in SEVERITIES:
+            changed = dataclasses.replace(images, X=corrupt(images.X[: setup.subset], name, severity))
+            yield f"{name}/{severity}", scaling(changed.scaled())
+
+
+def _scaling(pixels: Tensor) -> Scaling:
+    """Channel by channel in double precision: a mean over millions of pixels in single precision drifts."""
+    per_channel = [pixels[:, channel].flatten() for channel in range(pixels.shape[1])]
+    means = [float(values.mean(dtype=torch.float64)) for values in per_channel]
+    squares = [float((values - mean).square().mean(dtype=torch.float64)) for values, mean in zip(per_channel, means, strict=True)]
+    stds = [math.sqrt(square) or 1.0 for square in squares]  # a channel of one color stays at 0
+    return Scaling(torch.tensor(means)[:, None, None], torch.tensor(stds)[:, None, None])

@@ -1,0 +1,1 @@
+"""Code of the protocols for tables and for images: configuration, published numbers, figures."""

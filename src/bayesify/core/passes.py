@@ -1,0 +1,116 @@
+"""`Passes`: the pass a network is in.
+
+A layer is called in a pass of its root, in a backward pass that recomputes it (activation checkpointing), or on its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from bayesify.core.forward_pass import ForwardPass
+from bayesify.errors import PassError
+
+if TYPE_CHECKING:
+    from bayesify.core.layer import BayesianLayer
+
+__all__ = ["Passes"]
+
+
+@dataclasses.dataclass(eq=False)
+class Passes:
+    """The current pass of a network; one object, shared by the root and all its random layers."""
+
+    current: ForwardPass | None = None
+    held: ForwardPass | None = None  # the pass that calls of layers outside a pass belong to (`Bayesian.drawn`)
+    select: Callable[[Any], Any] | None = None  # from the output of the network to that of a pass
+    _backward: weakref.ref[ForwardPass] | None = None  # the pass whose backward pass began last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "current": None, "held": None, "_backward": None}  # a copy is in no pass
+
+    def run(self, forward_pass: ForwardPass, net: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the network in this pass and return its outputs.
+
+        Raises:
+            PassError: another pass through the network is running.
+        """
+        self.check_free()
+        self.current = forward_pass
+        try:
+            outputs = net(*args, **kwargs)
+            if self.select is not None:
+                outputs = self.select(outputs)
+        finally:
+            self.current = None
+            forward_pass.end()
+        self.watch_backward(forward_pass, outputs)
+        return outputs
+
+    @contextmanager
+    def hold(self, forward_pass: ForwardPass) -> Iterator[None]:
+        """Make calls of the network itself, without its root, belong to this pass.
+
+        Raises:
+            PassError: another pass is running or held.
+        """
+        self.check_free()
+        self.held = forward_pass
+        try:
+            yield
+        finally:
+            self.held = None
+
+    def check_free(self) -> None:
+        """Raise a `PassError` if another pass is running."""
+        if self.held is not None:
+            raise PassError("a draw of this network is held: leave `with bnn.drawn(...)` before other passes, or use a copy")
+        if self.current is not None:
+            raise PassError(
+                "another pass through this network is running: threads cannot share a network, and its hooks cannot call it; give "
+                "each a copy (copy.deepcopy)"
+            )
+
+    def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        """Output of a layer that is called outside a pass of the root: with a held draw, alone, or in a backward pass."""
+        self.current = self._recomputed() or self.held or ForwardPass()
+        try:
+            return self.current.call(layer, x)
+        finally:
+            self.current = None
+
+    def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
+        """A layer's weight or bias outside a pass: the mean, the held draw, or the draw that a backward pass recomputes."""
+        forward_pass = self._recomputed() or self.held
+        if forward_pass is None:
+            return layer.posterior_mean(name)
+        self.current = forward_pass
+        try:
+            return forward_pass.read(layer, name)
+        finally:
+            self.current = None
+
+    def _recomputed(self) -> ForwardPass | None:
+        """The pass of which a backward pass recomputes a part."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1 or self._backward is None:
+            return None
+        return self._backward()
+
+    def watch_backward(self, forward_pass: ForwardPass, outputs: Any) -> None:
+        """Let the backward pass through these outputs find its forward pass, if it will recompute layers."""
+        if not forward_pass.checkpointed or torch.compiler.is_compiling():
+            return
+
+        def begin(gradient: Tensor) -> None:
+            self._backward = weakref.ref(forward_pass)
+
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(begin)

@@ -1,0 +1,42 @@
+"""Plain layers in place of random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.fast_paths import restore_fast_paths
+from bayesify.core.layer import BayesianLayer
+
+__all__ = ["restore", "revert"]
+
+
+def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tensor | None]]) -> None:
+    """Make a converted network a plain one, in place.
+
+    Args:
+        net: the network.
+        values: from a random layer to its weight and bias.
+    """
+    for layer in [module for module in net.modules() if isinstance(module, BayesianLayer)]:
+        with torch.no_grad():
+            weight_and_bias = values(layer)
+        for name, value, trained in zip(("weight", "bias"), weight_and_bias, layer.requires_grads, strict=True):
+            if value is not None and value is not layer._parameters[name]:
+                layer._parameters[name] = nn.Parameter(value.detach().clone(), requires_grad=trained)
+        revert(layer)
+    restore_fast_paths(net)
+
+
+def revert(layer: nn.Module) -> None:
+    """Undo the conversion of a layer; no effect on other layers."""
+    if isinstance(layer, BayesianLayer):
+        layer._modules.pop("posterior", None)
+        if layer.lacks_bias:
+            layer._parameters.pop("bias", None)
+        for name in ("passes", "weight_shape", "bias_shape", "requires_grads", "is_read", "is_used", "lacks_bias"):
+            layer.__dict__.pop(name, None)
+        cast(nn.Module, layer).__class__ = layer.original

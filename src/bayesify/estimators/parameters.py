@@ -1,0 +1,151 @@
+"""Parameters of the estimators, and the method and KL weight that follow from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+from bayesify.core.checks import check_fraction, check_integer, check_positive
+from bayesify.core.method import Method
+from bayesify.errors import ConfigurationError, MissingDependencyError
+from bayesify.estimators.recipes import Recipe
+from bayesify.methods import DeepEnsemble
+from bayesify.objectives import KLSchedule, LinearWarmup
+
+try:
+    import numpy as np
+    from sklearn.base import BaseEstimator
+except ImportError as error:
+    raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
+
+__all__ = ["EstimatorParameters"]
+
+
+class EstimatorParameters(BaseEstimator):
+    """Parameters that both estimators have; the fields of the method are nested parameters, such as `method__prior_std`."""
+
+    default_method: ClassVar[str] = "MeanField"
+    default_beta: ClassVar[float]
+    """Final weight of the KL, for methods without a recipe."""
+    recipes: ClassVar[Mapping[type[Method], Recipe]]
+
+    def __init__(
+        self,
+        *,
+        method: Method | str | None = None,
+        hidden: Sequence[int] = (64, 64),
+        activation: str = "relu",
+        net: Callable[[int, int], nn.Module] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 1e-2,
+        beta: float | KLSchedule | None = None,
+        train_samples: int = 1,
+        samples: int = 100,
+        validation_fraction: float = 0.0,
+        patience: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        accelerator: str = "cpu",
+        progress: bool | None = None,
+    ) -> None:
+        self.method = method
+        self.hidden = hidden
+        self.activation = activation
+        self.net = net
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.beta = beta
+        self.train_samples = train_samples
+        self.samples = samples
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.random_state = random_state
+        self.accelerator = accelerator
+        self.progress = progress
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters; with `deep` also the fields of the method, and of an ensemble's base method."""
+        params = super().get_params(deep)
+        if deep and isinstance(self.method, Method):
+            params.update(_fields_of(self.method, "method__"))
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters and fields of the method (by default of the default method), such as `method__prior_std=0.5`."""
+        fields = {name.removeprefix("method__"): value for name, value in params.items() if name.startswith("method__")}
+        super().set_params(**{name: value for name, value in params.items() if not name.startswith("method__")})
+        if fields:
+            self.method = _with_fields(self.method_in_use(), fields)
+        return self
+
+    @classmethod
+    def recipe(cls, method: str) -> Recipe:
+        """Return method and KL weight for the name of a method.
+
+        Raises:
+            ConfigurationError: no such method.
+        """
+        kind = Method.named(method)
+        return cls.recipes[kind] if kind in cls.recipes else Recipe(kind(), cls.default_beta)
+
+    def method_in_use(self) -> Method:
+        """Return `method`; if it is a name or None, the method of the recipe."""
+        if isinstance(self.method, Method):
+            return self.method
+        return self.recipe(self.default_method if self.method is None else self.method).method
+
+    def beta_in_use(self) -> float | KLSchedule:
+        """Return `beta`; if None, a schedule that rises over half of training to the weight of the recipe."""
+        if self.beta is not None:
+            return self.beta
+        method = self.method_in_use()
+        if isinstance(method, DeepEnsemble) and method.base is not None:
+            method = method.base
+        recipe = self.recipes.get(type(method))
+        return LinearWarmup(beta=self.default_beta if recipe is None else recipe.beta, fraction=0.5)
+
+    def _check_parameters(self) -> None:
+        if not isinstance(self.method, Method | str | None):
+            raise TypeError(f"method must be a Method such as MeanField(), the name of one, or None, got {self.method!r}")
+        self.method_in_use()
+        for name in ("epochs", "batch_size", "patience"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name))
+        for name in ("train_samples", "samples"):
+            check_integer(name, getattr(self, name))
+        check_positive("learning_rate", self.learning_rate)
+        check_fraction("validation_fraction", self.validation_fraction)
+        if self.patience is not None and not self.validation_fraction:
+            raise ConfigurationError("patience needs a validation_fraction above 0, such as 0.1")
+
+
+def _fields_of(method: Method, prefix: str) -> dict[str, Any]:
+    """Return the fields of a method, and recursively of methods in them, by their names in `set_params`."""
+    params: dict[str, Any] = {}
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        params[prefix + field.name] = value
+        if isinstance(value, Method):
+            params.update(_fields_of(value, f"{prefix}{field.name}__"))
+    return params
+
+
+def _with_fields(method: Method, fields: Mapping[str, Any]) -> Method:
+    """Return a copy with changed fields; `base__eta` is the field `eta` of the method in the field `base`.
+
+    Raises:
+        ConfigurationError: no such field.
+    """
+    changes = {name: value for name, value in fields.items() if "__" not in name}
+    for name in dict.fromkeys(name.partition("__")[0] for name in fields if "__" in name):
+        part = changes.get(name, getattr(method, name, None))
+        if not isinstance(part, Method):
+            raise ConfigurationError(f"{type(method).__name__} has no method in a field {name!r}")
+        inner = {field.removeprefix(f"{name}__"): value for field, value in fields.items() if field.startswith(f"{name}__")}
+        changes[name] = _with_fields(part, inner)
+    method.check_fields(changes)
+    return method.replace(**changes)

@@ -1,0 +1,78 @@
+"""Numbers, percentages, counts and durations as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+__all__ = ["MINUS", "duration", "listing", "looks_numeric", "number", "percent", "plural"]
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Format with at most `digits` significant digits and a separator for thousands.
+
+    Example:
+        >>> number(12345.678), number(0.00001234), number(3.0)
+        ('12,346', '1.234e-05', '3')
+    """
+    value = float(value)
+    if not math.isfinite(value) or value == 0:
+        return {math.inf: "∞", -math.inf: f"{MINUS}∞"}.get(value, "0" if value == 0 else "not a number")
+    size = math.floor(math.log10(abs(value)))
+    if not -4 <= size < 15:
+        return ("" if value > 0 else MINUS) + f"{abs(value):.{digits - 1}e}"
+    text = f"{value:,.{max(0, digits - 1 - size)}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", MINUS)
+
+
+def percent(share: float) -> str:
+    """Format a share in percent with at most one decimal.
+
+    Example:
+        >>> percent(0.941), percent(1.0)
+        ('94.1%', '100%')
+    """
+    text = f"{100 * share:.1f}"
+    return f"{text.removesuffix('.0')}%"
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a count with its noun.
+
+    Example:
+        >>> plural(1, "row"), plural(1234, "row")
+        ('1 row', '1,234 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listing(items: Iterable[str], separator: str = ", ", most: int = 10) -> str:
+    """The first items, and the number of the others.
+
+    Example:
+        >>> listing("abcde", most=3)
+        'a, b, c, ... and 2 more'
+    """
+    items = list(items)
+    rest = [f"... and {len(items) - most:,} more"] if len(items) > most else []
+    return separator.join([*items[:most], *rest])
+
+
+def duration(seconds: float) -> str:
+    """Format seconds.
+
+    Example:
+        >>> duration(4.21), duration(75), duration(7300)
+        ('4.2 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def looks_numeric(text: str) -> bool:
+    """Return whether the text is a single number, possibly with a unit."""
+    return text.removeprefix(MINUS)[:1].isdigit() and " to " not in text

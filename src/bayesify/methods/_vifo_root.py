@@ -1,0 +1,208 @@
+"""The root module of `VIFO`: runs the network in passes whose last layer returns moments, and draws the outputs.
+
+Shapes: S draws, B batch, K outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from bayesify.core.checks import check_integer
+from bayesify.core.drawn_function import DrawnFunction
+from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.generators import noise_of_rank, own_noise
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.model import Bayesian
+from bayesify.core.modes import can_compare, eval_mode, modes_kept
+from bayesify.core.noise_free import NoiseFree
+from bayesify.core.outputs import Draws, NormalOutputs
+from bayesify.errors import ConfigurationError
+from bayesify.functional import at_least_float32
+
+if TYPE_CHECKING:
+    from bayesify.methods.vifo import VIFO
+
+__all__ = [
+    "MomentsPass",
+    "RandomOutputs",
+]
+
+
+class MomentsPass(ForwardPass):
+    """A pass whose last layer returns means followed by raw standard deviations, or `factor` times its means."""
+
+    def __init__(self, batch_dim: int, factor: float | None = None) -> None:
+        super().__init__()
+        self.batch_dim, self.factor = batch_dim, factor
+
+
+class RandomOutputs(Bayesian):
+    r"""Root of a network with normal outputs: any number of draws takes one pass.
+
+    With `coherent=True` a draw has the same noise for every example and position: $z_s(x) = \mu(x) + s(x) \epsilon_s$.
+
+    Attributes:
+        averages: (3, K), running averages over the training data of mean, mean ** 2 and std ** 2; None for regularizers without.
+    """
+
+    one_pass = True
+    averages: Tensor | None
+    batches: Tensor
+
+    def __init__(self, net: nn.Module, method: VIFO) -> None:
+        super().__init__(net)
+        self.method = method
+        self.head_is_last = False
+        self.local_beta, self.auxiliary_beta = method.eta, method.eta_aux
+        self.second: nn.Module | None = None
+        layers = [layer for _, layer in self.random_layers()]
+        if len(layers) != 1:
+            raise ConfigurationError(
+                f"VIFO must be the only method of a network and makes its last layer random, got {len(layers)} random layers"
+            )
+        if method.separate_std:
+            self.second = copy.deepcopy(net, {id(layers[0].passes): layers[0].passes})
+            last = next(module for module in self.second.modules() if isinstance(module, BayesianLayer))
+            with torch.no_grad():
+                last.weight.zero_()
+                last.bias = nn.Parameter(last.weight.new_full((last.output_channels,), method.initial_bias()))
+        averages = batches = None
+        if method.regularizer.endswith("-all"):
+            averages = at_least_float32(layers[0].weight.new_zeros(3, layers[0].output_channels))
+            batches = averages.new_zeros(())
+        self.register_buffer("averages", averages)
+        self.register_buffer("batches", batches)
+
+    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
+        check_integer("samples", samples)
+        with noise_of_rank(self.net, self.training):
+            mean, std = self._moments(inputs, kwargs)
+            shape = (*[1] * (mean.dim() - 1), _outputs(mean)) if coherent else mean.shape
+            noise = torch.randn((samples, *shape), dtype=mean.dtype, device=mean.device)
+            outputs = mean + std.to(mean.dtype) * noise
+            return Draws(outputs, self.kl_of_pass({}), self._penalty(mean, std), local_beta=self.local_beta)
+
+    def normal_outputs(self, *inputs: Any, **kwargs: Any) -> NormalOutputs:
+        mean, std = self._moments(inputs, kwargs)
+        return NormalOutputs(at_least_float32(mean), std, self.kl(), self._penalty(mean, std), self.local_beta)
+
+    def function(self, seed: int) -> Callable[..., Any]:
+        check_integer("seed", seed, least=0)
+
+        def apply(*inputs: Any, **kwargs: Any) -> Tensor:
+            mean, std = self._moments(inputs, kwargs)
+            # not a PyTorch generator: torch.func.vmap would have to split it
+            generator = random.Random(seed)
+            noise = [generator.gauss(0.0, 1.0) for _ in range(_outputs(mean))]
+            return mean + std.to(mean.dtype) * torch.tensor(noise, dtype=mean.dtype, device=mean.device)
+
+        return DrawnFunction(self, apply)
+
+    def regularizer(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        with _running_statistics_kept(self):
+            mean, std = self._moments(inputs, kwargs)
+        return self.method.penalty(mean, std, self.averages)
+
+    def _moments(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the outputs, (B, ...) each."""
+        self._check_head(inputs, kwargs)
+        if self.second is not None:
+            mean, raw = (self._pass(net, inputs, kwargs) for net in (self.net, self.second))
+            return mean, self.method.std(raw)
+        both = self._pass(self.net, inputs, kwargs)
+        batch = self.inputs_of(inputs, kwargs).batch
+        if both.shape[0] != 2 * batch:
+            raise ConfigurationError(
+                f"the network's output has {both.shape[0]} rows in dimension {self.batch_dim} for {batch} examples; it must keep "
+                f"the {2 * batch} rows of its last layer, means followed by standard deviations. Otherwise use "
+                "VIFO(separate_std=True), which computes standard deviations with a second network"
+            )
+        mean, raw = both.unflatten(0, (2, batch)).unbind(0)
+        return mean, self.method.std(raw)
+
+    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], factor: float | None = None) -> Tensor:
+        y = self.passes.run(MomentsPass(self.batch_dim, factor), net, inputs, kwargs)
+        if not isinstance(y, Tensor) or y.dim() <= self.batch_dim:
+            got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+            raise TypeError(f"VIFO needs a network that returns one tensor with the batch in dimension {self.batch_dim}, got {got}")
+        return y.movedim(self.batch_dim, 0)
+
+    def _check_head(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check once that the output is proportional to the last layer's, so that what follows it applies to both moments.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        if self.head_is_last or not can_compare(self.net):
+            return
+        self.passes.check_free()
+        call = self.inputs_of(inputs, kwargs)
+        rows = min(call.batch, 3) if call.can_be_cut else call.batch
+        args, rest = call.map(lambda x: x.narrow(self.batch_dim, 0, rows))
+        with torch.no_grad(), own_noise(self.net.parameters()), eval_mode(self.net), NoiseFree(), _shifted(self.net):
+            one, two = (self._pass(self.net, args, rest, factor) for factor in (1.0, 2.0))
+        error, scale = float((two - 2 * one).abs().max()), float(two.abs().max())
+        if error > 0.02 * scale:
+            raise ConfigurationError(
+                "something follows the last layer that does more than reshape or average (softmax, normalization, a skip "
+                "connection), but VIFO's random outputs are those of the last layer; let the network return its logits, or name "
+                "the layer that makes the output, VIFO(head=...)"
+            )
+        self.head_is_last = True
+
+    def _penalty(self, mean: Tensor, std: Tensor) -> Tensor:
+        if self.averages is not None and self.training:
+            self._observe(mean.detach(), std.detach())
+        return self.method.penalty(mean, std, self.averages)
+
+    def _observe(self, mean: Tensor, std: Tensor) -> None:
+        """Update the running averages: plain averages over the first batches, exponential ones afterwards."""
+        assert self.averages is not None
+        if mean.shape[-1] != self.averages.shape[1]:
+            raise ConfigurationError(
+                f"{self.method.regularizer!r} averages over the {self.averages.shape[1]} outputs of the last layer, which must be "
+                f"the last dimension of the network's output, got {tuple(mean.shape)}; choose another regularizer"
+            )
+        mean, std = (at_least_float32(x).reshape(-1, x.shape[-1]) for x in (mean, std))
+        batch = torch.stack([mean.mean(0), mean.square().mean(0), std.square().mean(0)]).to(self.averages.dtype)
+        self.batches.add_(1)
+        self.averages.add_((batch - self.averages) * self.batches.reciprocal().clamp_min(self.method.momentum))
+
+
+def _outputs(mean: Tensor) -> int:
+    """K of moments (B, ..., K), 1 of moments (B,)."""
+    return mean.shape[-1] if mean.dim() > 1 else 1
+
+
+@contextmanager
+def _shifted(net: nn.Module) -> Iterator[None]:
+    """Shift running means by three standard deviations, so that batch normalization is not the identity before training."""
+    norms = [norm for norm in net.modules() if isinstance(norm, _NormBase) and norm.running_mean is not None]
+    means = [norm._buffers["running_mean"] for norm in norms]
+    for norm in norms:
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm._buffers["running_mean"] = norm.running_mean - 3 * norm.running_var.sqrt()
+    try:
+        yield
+    finally:
+        for norm, mean in zip(norms, means, strict=True):
+            norm._buffers["running_mean"] = mean
+
+
+@contextmanager
+def _running_statistics_kept(module: nn.Module) -> Iterator[None]:
+    """Normalize with running statistics instead of updating them."""
+    norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.training and part.track_running_stats]
+    with modes_kept(norms):
+        for norm in norms:
+            norm.training = False
+        yield

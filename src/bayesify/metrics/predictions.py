@@ -1,0 +1,111 @@
+"""Scores of class probabilities, predictive means and intervals, each a mean over rows.
+
+Shapes: N rows, K classes. `probs` are (N, K), or (N,) as the probability of class 1 of two; labels y are (N,).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesify.errors import DataError
+from bayesify.predictive import GaussianPredictive
+from bayesify.predictive.base import align_targets
+from bayesify.predictive.discrete import check_labels
+
+__all__ = ["accuracy", "brier", "coverage", "crps", "interval_width", "nll", "rmse", "top_class"]
+
+
+def nll(probs: Tensor, y: Tensor) -> Tensor:
+    """Negative log probability of the labels, in nats; unlike `predictive.log_prob` infinite where probabilities round to 0.
+
+    Example:
+        >>> nll(torch.tensor([[0.5, 0.5], [0.1, 0.9]]), torch.tensor([0, 1]))
+        tensor(0.3993)
+    """
+    probs, y = _class_probs(probs, y)
+    return -probs.gather(1, y.unsqueeze(1)).log().mean()
+
+
+def brier(probs: Tensor, y: Tensor) -> Tensor:
+    r"""Brier score, $\sum_k (p_k - 1[y = k])^2$ in [0, 2]; for two classes twice the one-class form.
+
+    Source: Brier, *Verification of forecasts expressed in terms of probability* (1950), equation (2).
+
+    Example:
+        >>> brier(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))
+        tensor(0.2500)
+    """
+    probs, y = _class_probs(probs, y)
+    return (probs - torch.nn.functional.one_hot(y, probs.shape[1])).square().sum(1).mean()
+
+
+def accuracy(probs: Tensor, y: Tensor) -> Tensor:
+    """Share of rows whose most probable class is correct.
+
+    Example:
+        >>> accuracy(torch.tensor([0.9, 0.9]), torch.tensor([0, 1]))
+        tensor(0.5000)
+    """
+    return top_class(probs, y)[1].mean()
+
+
+def rmse(mean: Tensor, y: Tensor) -> Tensor:
+    """Root of the mean squared error of the predictive mean, over rows and outputs, in the unit of y.
+
+    Example:
+        >>> rmse(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 3.0]))
+        tensor(1.4142)
+    """
+    return (mean - align_targets(y, mean.shape)).square().mean().sqrt()
+
+
+def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
+    """Share of targets inside their interval, ends included; 0.95 is ideal for 95 % intervals.
+
+    Example:
+        >>> coverage(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 1.5]))
+        tensor(0.5000)
+    """
+    y = align_targets(y, lower.shape)
+    return ((lower <= y) & (y <= upper)).to(lower.dtype).mean()
+
+
+def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
+    """Mean width of the intervals, in the unit of y; at equal coverage, narrower is better.
+
+    Example:
+        >>> interval_width(torch.zeros(2), torch.tensor([1.0, 2.0]))
+        tensor(1.5000)
+    """
+    return (upper - lower).mean()
+
+
+def crps(predictive: GaussianPredictive, y: Tensor) -> Tensor:
+    """Continuous ranked probability score in the unit of y: the mean of `GaussianPredictive.crps` over rows and outputs.
+
+    Example:
+        >>> from bayesify.predictive import GaussianPredictive
+        >>> crps(GaussianPredictive(torch.zeros(1, 1), torch.tensor(1.0)), torch.zeros(1))
+        tensor(0.2337)
+    """
+    return predictive.crps(y).mean()
+
+
+def _class_probs(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (N, K) and labels (N,), checked."""
+    probs = torch.stack([1 - probs, probs], 1) if probs.dim() == 1 else probs
+    if probs.dim() != 2 or y.shape != probs.shape[:1] or len(y) == 0:
+        raise DataError(f"probs must be (N, K) or (N,) and y (N,), N at least 1, got {tuple(probs.shape)} and {tuple(y.shape)}")
+    if not ((probs >= 0) & (probs <= 1 + 1e-4)).all():
+        raise DataError("probs must be in [0, 1]; apply softmax(-1) or sigmoid() to logits and average over draws first")
+    y = y.long() if y.dtype == torch.bool else y
+    check_labels(y, probs.shape[1])
+    return probs, y.long()
+
+
+def top_class(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Probability of the predicted class, at most 1, and whether that class is correct (1 or 0), each (N,)."""
+    probs, y = _class_probs(probs, y)
+    highest, predicted = probs.max(1)
+    return highest.clamp_max(1), (predicted == y).to(probs.dtype)

@@ -1,0 +1,95 @@
+"""Inputs of `predict`: batches, checked, and the numbers of rows and draws per call of the network."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bayesify.core.model import Bayesian
+from bayesify.errors import DataError
+
+__all__ = ["arguments_of", "batches_of", "draws_per_call"]
+
+_ROWS_PER_CALL = 2048
+_BYTES_PER_CALL = 1_600_000  # of inputs on a CPU: features of convolutions then fit its caches
+
+
+def batches_of(inputs: Any, batch_size: int | None, dim: int, device: torch.device | None) -> tuple[Iterable[Any], int | None]:
+    """Checked batches and their number, None if unknown."""
+    if isinstance(inputs, Tensor | tuple | Mapping):
+        x = _checked(inputs, dim, "inputs")
+        sizes = {leaf.shape[dim] for leaf in tree_leaves(x)}
+        if len(sizes) > 1:
+            raise DataError(
+                f"inputs must all have the same number of rows, got {sorted(sizes)}; with an input that all rows share, give an "
+                "iterable of batches: predict(bnn, [((x, table),)], ...)"
+            )
+        (rows,) = sizes
+        if batch_size is None:
+            batch_size = min(1024, _rows_per_call(x, dim, device))
+        starts = range(0, rows, batch_size)
+        return (tree_map(lambda t, i=i: t.narrow(dim, i, min(batch_size, rows - i)), x) for i in starts), len(starts)
+    if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes):
+        raise TypeError(
+            f"inputs must be a tensor, a tuple or mapping of tensors or an iterable of batches, got {type(inputs).__name__}"
+        )
+    return (_checked(_without_targets(b, i), dim, f"batch {i}") for i, b in enumerate(inputs)), operator.length_hint(inputs) or None
+
+
+def _without_targets(batch: Any, index: int) -> Any:
+    if not isinstance(batch, list | tuple):
+        return batch
+    if len(batch) not in (1, 2):
+        raise DataError(
+            f"batch {index} must be (x,) or (x, y), got {len(batch)} elements; write several inputs as ((a, b), y) or as a mapping "
+            "of names to tensors"
+        )
+    return batch[0]
+
+
+def _checked(x: Any, dim: int, name: str) -> Any:
+    """`x` as a tensor, tuple or dict, checked: every leaf is a tensor with rows and finite values."""
+    x = dict(x) if isinstance(x, Mapping) else tuple(x) if isinstance(x, list | tuple) else x
+    leaves = tree_leaves(x)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"{name} must be a tensor or consist of tensors, got {type(leaf).__name__}; use torch.as_tensor(...)")
+        if leaf.dim() <= dim or leaf.shape[dim] == 0:
+            raise DataError(f"{name} must have at least one row in dimension {dim}, got shape {tuple(leaf.shape)}")
+        if leaf.is_floating_point() and not (finite := leaf.isfinite()).all():
+            raise DataError(
+                f"{name} must be finite, got {int((~finite).sum())} NaN or infinite values in shape {tuple(leaf.shape)}; impute "
+                "or drop them first"
+            )
+    if not leaves:
+        raise DataError(f"{name} must have at least one tensor, got {x!r}")
+    return x
+
+
+def arguments_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the network, from a checked batch."""
+    if isinstance(x, dict):
+        return (), x
+    return (x if isinstance(x, tuple) else (x,)), {}
+
+
+def draws_per_call(root: Bayesian | None, batch: Any, dim: int, device: torch.device | None, samples: int) -> int:
+    """Default number of draws per call of the network."""
+    # what precedes a single random layer, often the last, is replayed: the cost of a draw does not depend on the inputs' size
+    single = root is not None and sum(layer.posterior.is_random for _, layer in root.random_layers()) == 1
+    per_call = _ROWS_PER_CALL if single else _rows_per_call(batch, dim, device)
+    rows = tree_leaves(batch)[0].shape[dim]
+    return samples if root is not None and root.one_pass else max(1, per_call // rows)
+
+
+def _rows_per_call(x: Any, dim: int, device: torch.device | None) -> int:
+    """Rows per call of the network, from the size of these rows and the device."""
+    if device is not None and device.type != "cpu":
+        return _ROWS_PER_CALL
+    size = sum(leaf.nbytes / leaf.shape[dim] for leaf in tree_leaves(x))
+    return max(64, min(_ROWS_PER_CALL, int(_BYTES_PER_CALL / max(1, size))))

@@ -1,0 +1,221 @@
+"""Training of one model: epochs of steps, validation, checkpoints, early stopping."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
+from bayesify.objectives import Constant, KLSchedule
+from bayesify.progress import ProgressBar
+from bayesify.train.arguments import Settings, SingleModelOptions, Training
+from bayesify.train.batch import Batch
+from bayesify.train.checkpoint import TrainingState, data_identity, object_identity
+from bayesify.train.data_loading import Batches
+from bayesify.train.dataset_size import warn_if_more_examples
+from bayesify.train.fabric import broadcast_buffers, log, make_fabric, reduce
+from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
+from bayesify.train.model_data import load_model_data
+from bayesify.train.objective import Objective, log_density
+from bayesify.train.process_state import preserved_state, seed_noise
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+__all__ = ["fit_single_model"]
+
+
+def fit_single_model(training: Training, settings: Settings, options: SingleModelOptions) -> History:
+    """Train one model, in place, with checked arguments of `fit`; returns and raises as `fit`."""
+    model = nn.ModuleList([training.bnn, training.likelihood])
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigurationError("bnn has no parameter with requires_grad=True, there is nothing to train")
+    fabric = make_fabric(training.bnn, options.accelerator, options.devices, options.strategy, options.precision)
+    show = options.progress if fabric.is_global_zero else False
+    with preserved_state(model, fabric.device), ProgressBar("training", show) as bar:
+        loop = _Loop(training, settings, options, fabric, parameters, bar)
+        loop.resume_or_start()
+        loop.state.history.n = loop.data.n
+        loop.run_epochs()
+        if loop.state.best is not None:
+            loop.state.module.load_state_dict(loop.state.best)
+    return loop.state.history
+
+
+class _Loop:
+    """Training loop of one model."""
+
+    def __init__(
+        self,
+        training: Training,
+        settings: Settings,
+        options: SingleModelOptions,
+        fabric: Fabric,
+        parameters: list[nn.Parameter],
+        bar: ProgressBar,
+    ) -> None:
+        self.training, self.settings, self.options = training, settings, options
+        self.fabric, self.parameters, self.bar = fabric, parameters, bar
+        self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
+        self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
+        # Fused Adam unscales gradients itself, which is incompatible with clipping under a gradient scaler.
+        adam = partial(torch.optim.Adam, lr=training.learning_rate, fused=options.precision != "16-mixed")
+        optimizer = (settings.optimizer or adam)(parameters)
+        scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
+        self.model, self.optimizer = fabric.setup(self.objective, optimizer)
+        self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
+        self.identity = self._identity() if options.checkpoint is not None else {}
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a resumed run must have in common with the interrupted one."""
+        training, settings, state = self.training, self.settings, self.state
+        constant = isinstance(training.beta, Constant) or not isinstance(training.beta, KLSchedule)
+        return {
+            "epochs": "any" if settings.scheduler is None and constant else settings.epochs,
+            "batch_size": settings.batch_size, "samples": settings.samples, "accumulate": self.options.accumulate,
+            "validation_samples": settings.validation_samples, "seed": training.seed, "beta": repr(training.beta),
+            "local_beta": training.local_weight, "learning_rate": training.learning_rate, "clip_norm": settings.clip_norm,
+            "optimizer": object_identity(state.optimizer, state.optimizer.defaults),
+            "scheduler": object_identity(state.scheduler, state.scheduler.state_dict() if state.scheduler else {}),
+            "patience": settings.patience, "precision": self.options.precision, "processes": self.fabric.world_size,
+            **data_identity("data", self.data.train), "examples of data": self.data.n,
+            **data_identity("validation", self.data.validation),
+            **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in self.objective.state_dict().items()},
+        }  # fmt: skip
+
+    def resume_or_start(self) -> None:
+        """Resume from the checkpoint, or write the first one."""
+        path, epochs = self.options.checkpoint, self.settings.epochs
+        if path is None:
+            return
+        self.state.resume_or_start(path, self.identity, self.options.resume and path.exists(), self.fabric.is_global_zero)
+        done = len(self.state.history)
+        if done > epochs:
+            raise CheckpointError(path, f"it has {done} epochs, more than epochs={epochs}", "raise epochs, or pass resume=False")
+        self.fabric.barrier()
+
+    def run_epochs(self) -> None:
+        """Train the remaining epochs."""
+        state, epochs, steps = self.state, self.settings.epochs, self.data.train.steps
+        if steps is not None:
+            self.bar.total, self.bar.done = epochs * steps, len(state.history) * steps
+        for epoch in range(len(state.history) + 1, epochs + 1):
+            if state.history.stopped_early:
+                break
+            record = self._run_epoch(epoch)
+            state.history.append(record, self.settings.patience)
+            if state.history.improved:
+                state.best = {name: x.clone() for name, x in self.objective.state_dict().items()}
+            self._report(epoch, record)
+
+    def _run_epoch(self, epoch: int) -> dict[str, float]:
+        """Train one epoch, validate, and return the record."""
+        start = time.perf_counter()
+        seed_noise(self.fabric.device, self.training.seed, "noise", epoch, self.fabric.global_rank)
+        self.model.train()
+        record = self._train(epoch)
+        if self.data.validation is not None:
+            seed_noise(self.fabric.device, self.training.seed, "validation", self.fabric.global_rank)
+            record["validation_nll"] = self._validate(self.data.validation)
+        scheduler = self.state.scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(record.get("validation_nll", record["loss"]))
+        elif scheduler is not None:
+            scheduler.step()
+        record["seconds"] = time.perf_counter() - start
+        return record
+
+    def _train(self, epoch: int) -> dict[str, float]:
+        """Take one step per `accumulate` batches."""
+        terms: list[Tensor] = []
+        sizes: list[int] = []
+        betas: list[float] = []
+        for number, (batch, group, is_last) in enumerate(_grouped(self.data.train, epoch, self.options.accumulate)):
+            betas.append(self.training.beta_at(self._progress(epoch, number)))
+            terms.append(self._step(batch, betas[-1], group, is_last))
+            sizes.append(batch.size)
+            self.bar.advance()
+        if epoch == 1 and self.data.train.examples is None:
+            warn_if_more_examples(self.data.n, sum(sizes))
+        broadcast_buffers(self.objective, self.fabric)
+        table = reduce(self.fabric, torch.stack(terms), "mean").double().cpu()
+        learning_rate = float(self.state.optimizer.param_groups[0]["lr"])
+        finite = bool(torch.stack([p.detach().isfinite().all() for p in self.parameters]).all())
+        if failure := divergence(table[:, 0], finite, epoch, learning_rate):
+            raise self._divergence_error(failure)
+        return epoch_record(table, sizes, betas, learning_rate)
+
+    def _divergence_error(self, failure: str) -> DivergenceError:
+        path = self.options.checkpoint
+        return DivergenceError(failure if path is None else f"{failure} The checkpoint {path} was written before.")
+
+    def _progress(self, epoch: int, number: int) -> float:
+        """Return the fraction of all steps done before batch `number` of an epoch, for KL schedules; 0 if unknown."""
+        steps = self.data.train.steps
+        return 0.0 if steps is None else min(1.0, ((epoch - 1) * steps + number) / (self.settings.epochs * steps))
+
+    def _step(self, batch: Batch, beta: float, group: int, is_last: bool) -> Tensor:
+        """Accumulate the gradients of a batch, one of `group`, update the weights after the last; return loss, NLL and KL."""
+        with self.fabric.no_backward_sync(self.model, enabled=not is_last):
+            loss, nll, kl = self.model(batch, self.settings.samples, self.data.n, beta, self.training.local_beta)
+            self.fabric.backward(loss if group == 1 else loss / group)
+        if is_last:
+            if self.settings.clip_norm is not None:
+                self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.settings.clip_norm, error_if_nonfinite=False)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return torch.stack((loss.detach(), nll, kl))  # on the device: reading it would wait for the GPU
+
+    @torch.no_grad()
+    def _validate(self, batches: Batches) -> float:
+        """Return the mean negative log predictive density, in nats per example."""
+        fabric, objective = self.fabric, self.objective
+        objective.eval()
+        total = torch.zeros(2, dtype=torch.float64, device=fabric.device)
+        for number, batch in enumerate(batches.epoch(0)):
+            if number % fabric.world_size != fabric.global_rank:
+                continue
+            with fabric.autocast():
+                log_prob = partial(objective.log_prob, batch)
+                density = log_density(log_prob, batch.size, self.settings.samples, self.settings.validation_samples)
+            total += torch.stack((density.double().sum(), total.new_tensor(batch.size)))
+        log_prob, examples = reduce(fabric, total, "sum").tolist()
+        if math.isnan(log_prob):
+            raise self._divergence_error(NAN_VALIDATION)
+        return -log_prob / examples
+
+    def _report(self, epoch: int, record: dict[str, float]) -> None:
+        """Write a checkpoint if one is due, then update the progress bar and call the loggers."""
+        options, is_writer = self.options, self.fabric.is_global_zero
+        due = epoch % options.checkpoint_every == 0 or epoch == self.settings.epochs or self.state.history.stopped_early
+        if options.checkpoint is not None and is_writer and due:
+            self.state.save(options.checkpoint, self.identity)
+        labels = {"loss": "loss", "kl": "KL", "validation_nll": "validation"}
+        values = (f"{labels[name]} {value:.4g}" for name, value in record.items() if name in labels)
+        self.bar.text = " · ".join([f"epoch {epoch}", *values])
+        for logger in options.loggers if is_writer else ():
+            log(logger, epoch, record)
+
+
+def _grouped(batches: Batches, epoch: int, accumulate: int) -> Iterator[tuple[Batch, int, bool]]:
+    """Yield the batches of an epoch, each with the size of its group, one step, and whether it is the last of the group.
+
+    The last group of an epoch may be smaller.
+    """
+    if batches.exact and batches.steps is not None:
+        for number, batch in enumerate(batches.epoch(epoch)):
+            group = min(accumulate, batches.steps - number // accumulate * accumulate)
+            yield batch, group, number % accumulate == group - 1
+        return
+    source = batches.epoch(epoch)
+    while group := list(islice(source, accumulate)):
+        yield from ((batch, len(group), number == len(group)) for number, batch in enumerate(group, start=1))

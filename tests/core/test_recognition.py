@@ -1,0 +1,135 @@
+"""Layers of other libraries: which are recognized, that they keep their function, and that look-alikes are refused."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bayesify import MCDropout, MeanField, bayesify, unbayesify
+from bayesify.core import layers
+
+F64 = torch.float64
+
+
+class RMSNorm(nn.Module):
+    """As in Llama and T5, with settings of its look-alikes."""
+
+    def __init__(self, size, eps=1e-6, offset=0.0, eps_outside=False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(size) + 0.5)
+        self.variance_epsilon, self.offset, self.eps_outside = eps, offset, eps_outside
+
+    def forward(self, hidden_states):
+        mean = hidden_states.pow(2).mean(-1, keepdim=True)
+        if self.eps_outside:
+            return (self.offset + self.weight) * hidden_states / (mean.sqrt() + self.variance_epsilon)
+        return (self.offset + self.weight) * hidden_states * torch.rsqrt(mean + self.variance_epsilon)
+
+
+class Conv1D(nn.Module):
+    """As in GPT-2."""
+
+    def __init__(self, outputs, inputs):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.size()[:-1], -1)
+
+
+class OutputMajor(Conv1D):
+    """A weight of the same shape where inputs and outputs are equally many, used the other way round."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class Scaled(Conv1D):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class WithMask(RMSNorm):
+    def forward(self, hidden_states, mask):
+        return super().forward(hidden_states) * mask
+
+
+class Net(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(layers), nn.Linear(8, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    "layer", [RMSNorm(8), nn.RMSNorm(8), nn.RMSNorm(8, eps=0.1), Conv1D(8, 8)], ids=["foreign", "plain", "eps", "Conv1D"]
+)
+def test_recognized_layers_keep_their_function(layer):
+    net, x = Net(copy.deepcopy(layer)).double(), torch.randn(4, 5, 8, dtype=F64)
+    names, expected = [name for name, _ in net.named_parameters()], net(x)
+    bnn = bayesify(net, MeanField(initial_std=1e-9))
+    assert [name for name, _ in bnn.random_layers()] == ["layers.0", "head"]
+    for kwargs in ({"samples": 1}, {"samples": 3}, {"samples": 3, "coherent": True}):
+        torch.testing.assert_close(bnn(x, **kwargs).outputs[-1], expected, rtol=1e-6, atol=1e-6)
+    bnn.load_state_dict(pickle.loads(pickle.dumps(bnn)).state_dict())
+    torch.testing.assert_close(copy.deepcopy(bnn)(x).outputs[0], expected, rtol=1e-6, atol=1e-6)
+    plain = unbayesify(bnn)
+    assert type(plain.layers[0]) is type(layer)
+    assert [name for name, _ in plain.named_parameters()] == names
+    assert vars(plain.layers[0]).keys() == vars(layer).keys()
+    assert plain.layers[0]._parameters.keys() == layer._parameters.keys()
+    torch.testing.assert_close(plain(x), expected, rtol=0, atol=0)
+
+
+def test_dropout_of_inputs_follows_the_orientation_of_the_weight():
+    """With a single input left, an output is that row of the weight, scaled."""
+    torch.manual_seed(0)
+    layer = Conv1D(6, 8).double()
+    bnn = bayesify(copy.deepcopy(layer), MCDropout(p=0.5))
+    outputs = bnn(torch.eye(8, dtype=F64), samples=200).outputs - layer.bias
+    kept = outputs.abs().amax(-1) > 1e-12  # (S, 8)
+    assert 0.4 < kept.double().mean() < 0.6  # standard error 0.0125
+    torch.testing.assert_close(outputs[kept], (2 * layer.weight).expand(200, 8, 6)[kept])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [RMSNorm(8, offset=1.0), RMSNorm(8, eps_outside=True), OutputMajor(8, 8), Scaled(8, 8)],
+    ids=["offset", "eps outside", "output major", "scaled"],
+)
+def test_layers_with_another_function_are_not(layer):
+    bnn = bayesify(Net(layer), MeanField())
+    assert [name for name, _ in bnn.random_layers()] == ["head"]
+    assert "register_layer" in bnn.report[0].reason
+
+
+def test_layers_with_further_inputs_are_not_recognized():
+    class Masked(nn.Sequential):
+        def forward(self, x):
+            return self[1](self[0](x, torch.ones(())))
+
+    bnn = bayesify(Masked(WithMask(8), nn.Linear(8, 2)), MeanField())
+    assert [name for name, _ in bnn.random_layers()] == ["1"]
+
+
+def test_every_layer_of_a_class_is_verified():
+    """Settings differ between layers of a class."""
+    bnn = bayesify(Net(RMSNorm(8), RMSNorm(8, offset=1.0)), MeanField())
+    assert [name for name, _ in bnn.random_layers()] == ["layers.0", "head"]
+    assert "does not compute what other layers of its class do" in bnn.report[1].reason
+
+
+def test_pickles_are_loaded_where_nothing_has_been_recognized(monkeypatch):
+    pickled = pickle.dumps(bayesify(Net(RMSNorm(8)), MeanField()))
+    for table in (layers._TYPES, layers._RECOGNIZED):
+        monkeypatch.delitem(table, RMSNorm)
+    bnn = pickle.loads(pickled)
+    assert bnn(torch.ones(2, 8)).outputs.shape == (1, 2, 3)
+    assert type(unbayesify(bnn).layers[0]) is RMSNorm

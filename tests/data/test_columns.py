@@ -1,0 +1,109 @@
+"""Column kinds, and tables that are conformed to them."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bayesify.data import Column, conform, describe_columns
+from bayesify.errors import DataError
+
+
+def kinds(table):
+    return {column.name: column.kind for column in describe_columns(table)}
+
+
+class TestColumns:
+    def test_kinds(self, mixed):
+        expected = {"size": "number", "rooms": "number", "city": "category", "garden": "boolean", "sold": "datetime"}
+        assert kinds(mixed) == {**expected, "same": "dropped"}
+
+    @pytest.mark.parametrize(
+        ("values", "kind"),
+        [
+            ([1, None, 2.5], "number"),
+            (pd.array([1, None, 2], dtype="Int64"), "number"),
+            (pd.to_timedelta([1, 2], unit="h"), "number"),
+            (pd.Series([1, 2], dtype=object), "number"),
+            (pd.Series([True, None, False], dtype=object), "boolean"),
+            (pd.Categorical([1, 2, 1]), "category"),
+            (["2020-01-01", "2021-05-01T12:00", None], "datetime"),
+            ([datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)], "datetime"),
+            (["2020", "2021"], "category"),
+            ([None, np.nan], "dropped"),
+            ([None, 1.0], "number"),  # constant, but missing values may be informative
+        ],
+    )
+    def test_kind(self, values, kind):
+        table = pd.DataFrame({"c": values})
+        table["other"] = range(len(table))
+        assert kinds(table)["c"] == kind
+
+    def test_ranges_and_categories(self, mixed):
+        columns = {column.name: column for column in describe_columns(mixed)}
+        assert columns["size"] == Column(name="size", kind="number", minimum=1.0, maximum=6.0, missing=round(1 / 6, 6))
+        assert set(columns["city"].categories) == {"Bonn", "Ulm", "Köln"}
+        assert columns["sold"].minimum == 18262.0  # days from 1970-01-01 to 2020-01-01
+        assert columns["same"].reason == "it is 3 in every row"
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ([1, "a"], "column 'c' has values of several kinds: category \\('a'\\), number \\(1\\)"),
+            ([1.0, np.inf], "column 'c' is infinite in 1 of 2 rows"),
+            ([1.0, 1e200], "column 'c' is beyond 1e\\+100 in 1 of 2 rows"),
+            ([1j, 2j], "complex"),
+            ([[1], [2]], "type list"),
+            ([10**400, 1], "column 'c' is infinite in 1 of 2 rows"),
+            ([5, 5], "X has no usable column"),
+        ],
+    )
+    def test_rejects_columns(self, values, message):
+        with pytest.raises(DataError, match=message):
+            describe_columns(pd.DataFrame({"c": values}))
+
+    def test_rejects_duplicate_names(self):
+        with pytest.raises(DataError, match="duplicate column names: 'a'"):
+            describe_columns(pd.DataFrame([[1, 2], [3, 4]], columns=["a", "a"]))
+
+    def test_identifiers_are_dropped_with_a_warning(self):
+        table = pd.DataFrame({"id": [f"row {i}" for i in range(40)], "x": range(40)})
+        with pytest.warns(UserWarning, match="column 'id' is not used: nearly all of its 40 values are distinct"):
+            assert kinds(table) == {"id": "dropped", "x": "number"}
+
+
+class TestConform:
+    def test_order_and_extra_columns(self, mixed):
+        columns = describe_columns(mixed)
+        expected = conform(mixed, columns, new=False)
+        with pytest.warns(UserWarning, match="not in the training table; they are ignored: 'new'"):
+            table = conform(mixed[mixed.columns[::-1]].assign(new=1), columns)
+        pd.testing.assert_frame_equal(table, expected)
+        assert expected["garden"].tolist() == [1, 0, 1, 1, 0, 0]
+
+    def test_missing_columns(self, mixed):
+        with pytest.raises(DataError, match="lacks columns the model was trained on: 'rooms', 'city'; it has 'size'"):
+            conform(mixed[["size", "garden", "sold"]], describe_columns(mixed))
+        conform(mixed.drop(columns="same"), describe_columns(mixed))  # dropped columns are not required
+
+    @pytest.mark.parametrize(
+        ("name", "values", "message"),
+        [
+            ("size", ["1", "2", "x", "4", "y", "6"], "column 'size' must be of kind 'number', got 'x' in row 2 \\(2 such rows\\)"),
+            ("rooms", [np.inf] * 6, "infinite in 6 of 6"),
+            ("garden", [0, 1, 2, 0, 1, 0], "column 'garden' must be of kind 'boolean', got 2 in row 2"),
+            ("sold", [1, 2, 3, 4, 5, 6], "column 'sold' must be of kind 'datetime'"),
+            ("size", pd.to_datetime(["2020-01-01"] * 6), "column 'size' must be of kind 'number'"),
+        ],
+    )
+    def test_rejects_values_of_another_kind(self, mixed, name, values, message):
+        with pytest.raises(DataError, match=message):
+            conform(mixed.assign(**{name: values}), describe_columns(mixed))
+
+    def test_numbers_as_text_and_integers_as_floats(self):
+        table = pd.DataFrame({"n": [1.0, 2.0], "c": pd.Categorical([1, 2])})
+        other = pd.DataFrame({"n": ["1", "2.5"], "c": [1.0, np.nan]})
+        result = conform(other, describe_columns(table))
+        assert result["n"].tolist() == [1.0, 2.5]
+        assert result["c"].tolist()[0] == "1"

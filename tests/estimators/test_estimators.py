@@ -1,0 +1,379 @@
+"""The scikit-learn estimators: its own checks, units, seeds, tables with mixed columns, real data."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from bayesify import VSD, DeepEnsemble, Deterministic, LinearWarmup, MCDropout, MeanField
+from bayesify.estimators import BayesianClassifier, BayesianRegressor
+from bayesify.estimators.network import mlp
+
+FAST = {"epochs": 3, "samples": 5, "hidden": (8,), "random_state": 0}
+rng = np.random.default_rng(0)
+X = rng.normal(size=(80, 3))
+y = X @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=80)
+labels = np.where(y > 0, "high", "low")
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    return BayesianRegressor(**FAST).fit(X, y)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return BayesianClassifier(**FAST).fit(X, labels)
+
+
+@parametrize_with_checks([BayesianRegressor(epochs=30, random_state=0), BayesianClassifier(epochs=30, random_state=0)])
+def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+class TestRegressor:
+    def test_shapes(self, regressor):
+        mean, std = regressor.predict(X, return_std=True)
+        assert mean.shape == std.shape == (80,)
+        assert regressor.predict_interval(X, level=0.8).shape == (80, 2)
+        np.testing.assert_array_equal(mean, regressor.predict(X))
+
+    def test_units(self, regressor):
+        """Another unit of the target changes the unit of every result and nothing else."""
+        other = clone(regressor).fit(X, 1000 * y + 1e6)
+        (mean, std), (other_mean, other_std) = (m.predict(X, return_std=True) for m in (regressor, other))
+        np.testing.assert_allclose(other_mean - 1e6, 1000 * mean, rtol=1e-3, atol=1)
+        np.testing.assert_allclose(other_std, 1000 * std, rtol=1e-4)
+        np.testing.assert_allclose(other.predict_interval(X), 1000 * regressor.predict_interval(X) + 1e6, rtol=1e-7)
+        assert other.log_score(X, 1000 * y + 1e6) == pytest.approx(regressor.log_score(X, y) - np.log(1000), abs=1e-3)
+
+    def test_log_score_is_that_of_the_mixture(self, regressor):
+        p = regressor.predictive(X)
+        density = stats.norm.pdf(y, p.means.numpy(), p.stds.numpy()).mean(0)
+        assert regressor.log_score(X, y) == pytest.approx(np.log(density).mean(), rel=1e-9)
+
+    def test_a_large_offset_costs_no_digits(self, regressor):
+        other = clone(regressor).fit(X, y + 1e9)
+        np.testing.assert_allclose(other.predict(X) - 1e9, regressor.predict(X), atol=1e-3)
+
+    @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+    def test_several_outputs(self, likelihood):
+        several = np.stack([y, -y, 100 * y], 1)
+        model = BayesianRegressor(**FAST | {"likelihood": likelihood}).fit(X, several)
+        mean, std = model.predict(X, return_std=True)
+        assert mean.shape == std.shape == (80, 3)
+        assert model.predict_interval(X).shape == (80, 3, 2)
+        assert std[:, 2].mean() > 20 * std[:, 0].mean()
+        assert np.isfinite(model.log_score(X, several))
+
+    def test_a_column_in_a_column_out(self, regressor):
+        assert clone(regressor).fit(X, y[:, None]).predict(X).shape == (80, 1)
+
+    def test_heteroscedastic_noise_is_found(self):
+        x = rng.uniform(-1, 1, (600, 1))
+        noisy = np.where(x[:, 0] > 0, 1.0, 0.1) * rng.normal(size=600)
+        model = BayesianRegressor(likelihood="heteroscedastic", epochs=150, random_state=0).fit(x, noisy)
+        std = model.predict(np.array([[-0.5], [0.5]]), return_std=True)[1]
+        assert std[1] / std[0] == pytest.approx(10, rel=0.4)
+
+    def test_uncertainty_grows_away_from_the_data(self):
+        x = rng.uniform(-1, 1, (120, 1))
+        model = BayesianRegressor(epochs=200, random_state=0).fit(x, np.sin(3 * x[:, 0]) + 0.05 * rng.normal(size=120))
+        p = model.predictive(np.array([[-3.0], [-0.5], [0.5], [3.0]]))
+        assert p.epistemic[[0, 3]].min() > 4 * p.epistemic[[1, 2]].max()
+        np.testing.assert_allclose(p.aleatoric[0], p.aleatoric[1])
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_bad_targets(self, bad):
+        wrong = y.copy()
+        wrong[3] = bad
+        with pytest.raises(ValueError, match="Input y contains"):
+            BayesianRegressor().fit(X, wrong)
+        with pytest.raises(ValueError, match="same number in every row;"):
+            BayesianRegressor().fit(X, np.full(80, 0.1))
+        with pytest.raises(ValueError, match="same number in every row in column 1"):
+            BayesianRegressor().fit(X, np.stack([y, np.ones(80)], 1))
+
+
+class TestClassifier:
+    def test_probabilities(self, classifier):
+        probs = classifier.predict_proba(X)
+        np.testing.assert_allclose(probs.sum(1), 1, rtol=1e-12)
+        assert list(classifier.classes_) == ["high", "low"]
+        np.testing.assert_array_equal(classifier.predict(X), classifier.classes_[probs.argmax(1)])
+        assert classifier.log_score(X, labels) == pytest.approx(-log_loss(labels, probs, labels=["high", "low"]), rel=1e-9)
+
+    @pytest.mark.parametrize("y", [labels == "high", np.where(labels == "high", 7, -1), labels.astype(object), pd.Series(labels)])
+    def test_label_types(self, y):
+        model = BayesianClassifier(**FAST).fit(X, y)
+        assert set(model.predict(X)) <= set(np.asarray(y))
+        assert model.log_score(X, y) < 0
+
+    def test_bad_labels(self, classifier):
+        with pytest.raises(ValueError, match="one class only, 'a'"):
+            BayesianClassifier().fit(X, ["a"] * 80)
+        with pytest.raises(ValueError, match="1 of 80 labels are missing"):
+            BayesianClassifier().fit(X, [None, *labels[1:]])
+        with pytest.raises(ValueError, match="not in training: 'medium'"):
+            classifier.log_score(X, ["medium"] * 80)
+        with pytest.raises(ValueError, match="Unknown label type"):
+            BayesianClassifier().fit(X, y)
+
+
+class TestRandomness:
+    def test_same_call_same_numbers(self, regressor):
+        torch.manual_seed(1)
+        first = regressor.predict(X, return_std=True)
+        torch.manual_seed(2)
+        np.testing.assert_array_equal(first, regressor.predict(X, return_std=True))
+
+    def test_global_state_is_left_alone(self):
+        legacy = np.random.mtrand._rand  # what np.random.seed seeds
+        state, numpy_state = torch.get_rng_state(), legacy.get_state()[1].copy()
+        BayesianRegressor(**FAST).fit(X, y).predict(X)
+        assert torch.equal(state, torch.get_rng_state())
+        np.testing.assert_array_equal(numpy_state, legacy.get_state()[1])
+
+    def test_random_state(self, regressor):
+        torch.manual_seed(5)
+        np.testing.assert_array_equal(clone(regressor).fit(X, y).predict(X), regressor.predict(X))
+        other = clone(regressor).set_params(random_state=1).fit(X, y)
+        assert not np.allclose(other.predict(X), regressor.predict(X))
+        free = clone(regressor).set_params(random_state=None).fit(X, y)
+        np.testing.assert_array_equal(free.predict(X), free.predict(X))
+
+    def test_a_row_does_not_depend_on_its_company(self, regressor):
+        many = np.tile(X, (30, 1))  # more than one batch
+        whole = regressor.predict_interval(many)
+        np.testing.assert_allclose(whole[:1], regressor.predict_interval(X[:1]), rtol=1e-10)
+        np.testing.assert_allclose(whole[-80:], whole[:80], rtol=1e-10)
+
+    def test_pickle(self, regressor):
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(regressor)).predict(X), regressor.predict(X))
+
+
+class TestParameters:
+    def test_fields_of_the_method(self):
+        model = BayesianRegressor(method=MCDropout(p=0.2))
+        assert model.get_params()["method__p"] == 0.2
+        assert "method__p" not in model.get_params(deep=False)
+        assert model.set_params(method__p=0.3).method == MCDropout(p=0.3)
+        assert BayesianRegressor().set_params(method__prior_std=0.5).method == MeanField(prior_std=0.5)
+        assert model.set_params(method=MeanField(), method__prior_std=2.0, hidden=(3,)).method == MeanField(prior_std=2.0)
+        with pytest.raises(ValueError, match="MeanField has no field 'p'; its fields are noise"):
+            model.set_params(method__p=0.5)
+        with pytest.raises(ValueError, match="Invalid parameter 'nonsense'"):
+            model.set_params(nonsense=1)
+
+    def test_a_name_stands_for_what_suits_tables(self):
+        named, given = BayesianRegressor(method="vsd"), BayesianRegressor(method=VSD(transforms=1))
+        assert named.method_in_use() == BayesianRegressor.recipe("VSD").method != VSD()
+        assert given.method_in_use() == VSD(transforms=1)
+        assert clone(named).set_params(method__transforms=3).method == named.method_in_use().replace(transforms=3)
+
+    def test_the_weight_of_the_kl_suits_the_method(self):
+        vsd = BayesianRegressor.recipe("VSD").beta
+        assert vsd != BayesianRegressor.default_beta
+        for method in ("VSD", VSD(transforms=1), DeepEnsemble(base=VSD())):
+            schedule = BayesianRegressor(method=method).beta_in_use()
+            assert [schedule(share) for share in (0.0, 0.25, 0.5, 1.0)] == [0.0, vsd / 2, vsd, vsd]
+        for method in ("DropConnect", DeepEnsemble()):
+            assert BayesianRegressor(method=method).beta_in_use()(1.0) == BayesianRegressor.default_beta
+        assert BayesianRegressor(method="VSD", beta=0.7).beta_in_use() == 0.7
+
+    def test_grid_search_in_a_pipeline(self):
+        pipeline = make_pipeline(StandardScaler(), BayesianRegressor(**FAST))
+        grid = {"bayesianregressor__method__prior_std": [0.1, 1.0], "bayesianregressor__hidden": [(4,)]}
+        search = GridSearchCV(pipeline, grid, cv=2).fit(X, y)
+        assert search.best_estimator_[-1].hidden == (4,)
+        assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+    def test_cross_validation_with_probabilities(self):
+        scores = cross_val_score(BayesianClassifier(**FAST | {"epochs": 20}), X, labels, cv=2, scoring="neg_log_loss")
+        assert (scores > -0.69).all()
+
+    def test_a_net_of_ones_own(self):
+        class Net(nn.Module):
+            def __init__(self, i, o):
+                super().__init__()
+                self.body, self.skip = mlp(i, o, (4,)), nn.Linear(i, o)
+
+            def forward(self, x):
+                return self.body(x) + self.skip(x)
+
+        model = BayesianRegressor(net=Net, **FAST).fit(X, y)
+        assert isinstance(model.bnn_.net, Net)
+        assert model.predict(X).shape == (80,)
+
+    @pytest.mark.parametrize(
+        ("params", "error", "message"),
+        [
+            ({"method": 3}, TypeError, "method must be a Method such as MeanField\\(\\), the name of one, or None, got 3"),
+            ({"method": "SVD"}, ValueError, "unknown method 'SVD'; known methods: DeepEnsemble"),
+            ({"epochs": 0}, ValueError, "epochs must be a whole number"),
+            ({"batch_size": 1.5}, ValueError, "batch_size must be a whole number"),
+            ({"samples": 0}, ValueError, "samples must be"),
+            ({"train_samples": 0}, ValueError, "train_samples must be"),
+            ({"learning_rate": -1.0}, ValueError, "learning_rate must be"),
+            ({"validation_fraction": 1.0}, ValueError, "validation_fraction must be a number in \\[0, 1\\)"),
+            ({"validation_fraction": 0.999}, ValueError, "leaves no row of 80"),
+            ({"patience": 3}, ValueError, "patience needs a validation_fraction"),
+            ({"activation": "step"}, ValueError, "activation must be one of 'elu'"),
+            ({"hidden": (0,)}, ValueError, "hidden must be"),
+            ({"likelihood": "poisson"}, ValueError, "likelihood must be one of 'gaussian', 'heteroscedastic'"),
+            ({"beta": -1.0}, ValueError, "beta must be"),
+            ({"accelerator": "tpu"}, ValueError, "accelerator must be"),
+        ],
+    )
+    def test_bad_parameters(self, params, error, message):
+        with pytest.raises(error, match=message):
+            BayesianRegressor(**FAST | params).fit(X, y)
+
+    def test_training_options(self, tmp_path):
+        records = []
+        settings = {"validation_fraction": 0.2, "patience": 1, "beta": LinearWarmup(), "train_samples": 2, "batch_size": 10}
+        model = BayesianRegressor(**FAST | settings | {"epochs": 5})
+        model.fit(X, y, checkpoint=tmp_path / "run.ckpt", loggers=[records.append])
+        assert len(model.history_) == len(records) == len(model.history_.validation_nll)
+        assert (tmp_path / "run.ckpt").exists()
+        again = clone(model).fit(X, y, checkpoint=tmp_path / "run.ckpt")
+        np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+    def test_mlp(self):
+        assert [type(layer).__name__ for layer in mlp(3, 2, (5, 4), "silu")] == ["Linear", "SiLU", "Linear", "SiLU", "Linear"]
+        assert mlp(3, 2, ())(torch.zeros(7, 3)).shape == (7, 2)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return pd.DataFrame(
+        {
+            "size": np.where(np.arange(80) % 7 == 0, np.nan, X[:, 0]),
+            "city": np.where(X[:, 1] > 0, "Bonn", "Ulm"),
+            "garden": X[:, 2] > 0,
+            "sold": pd.Timestamp("2020-01-01") + pd.to_timedelta(np.arange(80), unit="D"),
+            "id": [f"row {i}" for i in range(80)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def model(table):
+    with pytest.warns(UserWarning, match="'id' is not used"):
+        return BayesianRegressor(**FAST).fit(table, pd.Series(y, name="price"))
+
+
+class TestTables:
+    def test_columns_are_found_by_name(self, model, table):
+        expected = model.predict(table)
+        assert list(model.feature_names_in_) == list(table)
+        np.testing.assert_array_equal(model.predict(table[table.columns[::-1]]), expected)
+        np.testing.assert_array_equal(model.predict(table.drop(columns="id")), expected)
+        with pytest.warns(UserWarning, match="ignored: 'price'"):
+            np.testing.assert_array_equal(model.predict(table.assign(price=1)), expected)
+
+    def test_bad_tables(self, model, table):
+        with pytest.raises(ValueError, match="lacks columns the model was trained on: 'city'"):
+            model.predict(table.drop(columns="city"))
+        with pytest.raises(ValueError, match="column 'size' must be of kind 'number', got 'big' in row 1"):
+            model.predict(table.assign(size=["1", "big"] * 40))
+        with pytest.raises(ValueError, match="X has 0 sample"):
+            model.predict(table.iloc[:0])
+
+    def test_new_categories_and_missing_values(self, model, table):
+        odd = table.head(3).assign(city=["Paris", None, "Bonn"], size=np.nan, garden=None)
+        assert np.isfinite(model.predict(odd)).all()
+
+    def test_integer_column_names(self):
+        frame = pd.DataFrame(X)
+        model = BayesianRegressor(**FAST).fit(frame, y)
+        np.testing.assert_array_equal(model.predict(frame[[2, 0, 1]]), model.predict(frame))
+
+    def test_huge_numbers(self):
+        spike = np.zeros((80, 1))
+        spike[5] = 1e300
+        with pytest.raises(ValueError, match="column 'x0' is beyond 1e\\+100 in 1 of 80 rows"):
+            BayesianRegressor(**FAST).fit(spike, y)
+        spike[5] = 1  # quartiles are equal, so that nothing is clipped
+        model = BayesianRegressor(**FAST).fit(spike, y)
+        with pytest.raises(ValueError, match="too far from those in training"):
+            model.predict([[1e99]])
+
+    def test_missing_in_arrays(self, regressor):
+        holes = np.where(rng.random(X.shape) < 0.2, np.nan, X)
+        assert np.isfinite(BayesianRegressor(**FAST).fit(holes, y).predict(holes)).all()
+        with pytest.raises(ValueError, match="infinity"):
+            regressor.predict(np.full((1, 3), np.inf))
+
+    @pytest.mark.parametrize("estimator", [BayesianRegressor(), BayesianClassifier()], ids=["regressor", "classifier"])
+    def test_not_fitted(self, estimator):
+        for name in ("predict", "predictive"):
+            with pytest.raises(NotFittedError):
+                getattr(estimator, name)(X)
+        with pytest.raises(NotFittedError):
+            estimator.log_score(X, y)
+
+
+class TestRealData:
+    """Good out of the box: the default must beat the linear model, with honest uncertainties."""
+
+    def test_diabetes(self):
+        data, target = load_diabetes(return_X_y=True)
+        train, test, y_train, y_test = train_test_split(data, target, random_state=0)
+        model = BayesianRegressor(random_state=0).fit(train, y_train)
+        linear = LinearRegression().fit(train, y_train)
+        residuals = y_train - linear.predict(train)
+        reference = stats.norm.logpdf(y_test, linear.predict(test), residuals.std()).mean()
+        trivial = stats.norm.logpdf(y_test, y_train.mean(), y_train.std()).mean()
+        assert model.log_score(test, y_test) - trivial > 0.5 * (reference - trivial) > 0.1
+        lower, upper = model.predict_interval(test, 0.9).T
+        assert 0.8 < ((lower <= y_test) & (y_test <= upper)).mean() < 0.98
+
+    @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer], ids=["iris", "wine", "breast-cancer"])
+    def test_classes(self, load):
+        data, target = load(return_X_y=True)
+        train, test, y_train, y_test = train_test_split(data, target, random_state=0, stratify=target)
+        model = BayesianClassifier(random_state=0).fit(train, y_train)
+        linear = make_pipeline(StandardScaler(), LogisticRegression()).fit(train, y_train)
+        assert model.score(test, y_test) > 0.9
+        assert -model.log_score(test, y_test) < log_loss(y_test, linear.predict_proba(test)) + 0.1
+
+    def test_deterministic_is_a_method_too(self):
+        data, target = load_iris(return_X_y=True)
+        model = BayesianClassifier(method=Deterministic(), random_state=0, epochs=30, samples=2).fit(data, target)
+        assert model.predictive(data).epistemic.max() < 1e-6
+
+    @pytest.mark.slow
+    @pytest.mark.skipif("BAYESIFY_DATA" not in os.environ, reason="set BAYESIFY_DATA to the folder of the benchmark data")
+    @pytest.mark.parametrize("folder", ["uci", "uci-class"])
+    def test_every_benchmark_set_trains_unattended(self, folder):
+        for path in sorted((Path(os.environ["BAYESIFY_DATA"]) / folder).glob("*.npz")):
+            data = np.load(path)
+            X, y = data["X"], data["y"]
+            order = np.random.RandomState(0).permutation(len(X))
+            train, test = np.split(order, [int(0.9 * len(order))])
+            if folder == "uci":
+                model, trivial = (
+                    BayesianRegressor(random_state=0),
+                    stats.norm.logpdf(y[test], y[train].mean(), y[train].std()).mean(),
+                )
+            else:
+                model, trivial = BayesianClassifier(random_state=0), -np.log(len(np.unique(y)))
+            model.fit(X[train], y[train])
+            assert model.log_score(X[test], y[test]) > trivial + 0.3, path.name
+            assert model.score(X[test], y[test]) > 0.5, path.name

@@ -1,0 +1,223 @@
+"""Likelihoods against torch.distributions and scipy, their gradients, their errors, compilation and saving."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import distributions as D
+
+from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+
+S, B, K = 3, 5, 4
+CASES = {
+    "categorical": (Categorical(), (S, B, K), torch.randint(0, K, (B,))),
+    "tokens": (Categorical(), (S, B, 7, K), torch.randint(0, K, (B, 7))),
+    "bernoulli": (Bernoulli(), (S, B, 1), torch.randint(0, 2, (B,))),
+    "labels": (Bernoulli(), (S, B, 6), torch.randint(0, 2, (B, 6))),
+    "gaussian": (Gaussian(std=0.3), (S, B), torch.randn(B)),
+    "gaussians": (Gaussian(std=[0.3, 2.0], learn=True), (S, B, 2), torch.randn(B, 2)),
+    "heteroscedastic": (HeteroscedasticGaussian(), (S, B, 4), torch.randn(B, 2)),
+}
+each = pytest.mark.parametrize("case", CASES)
+
+
+def test_categorical_matches_torch_distributions():
+    logits, y = torch.randn(S, B, K, dtype=torch.float64), torch.randint(0, K, (B,))
+    torch.testing.assert_close(Categorical().log_prob(logits, y), D.Categorical(logits=logits).log_prob(y))
+
+
+def test_tokens_are_summed_and_ignored_ones_count_for_nothing():
+    logits, y = torch.randn(S, B, 7, K, dtype=torch.float64), torch.randint(0, K, (B, 7))
+    y[:, 5:] = -100
+    expected = D.Categorical(logits=logits[:, :, :5]).log_prob(y[:, :5]).sum(-1)
+    torch.testing.assert_close(Categorical().log_prob(logits, y), expected)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"), [((S, B), (B,)), ((S, B, 1), (B,)), ((S, B, 1), (B, 1)), ((S, B), (B, 1)), ((S, B, 6), (B, 6))]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bool, torch.int64])
+def test_bernoulli_matches_scipy(outputs, targets, dtype):
+    logits, y = torch.randn(outputs, dtype=torch.float64), torch.randint(0, 2, targets).to(dtype)
+    p = torch.sigmoid(logits).reshape(S, B, -1).numpy()
+    expected = scipy.stats.bernoulli.logpmf(y.reshape(B, -1).numpy().astype(int), p).sum(-1)
+    np.testing.assert_allclose(Bernoulli().log_prob(logits, y), expected, rtol=1e-10)
+
+
+def test_bernoulli_is_exact_in_the_tails():
+    assert Bernoulli().log_prob(torch.tensor([[-200.0, 200.0]]), torch.tensor([1, 0])).tolist() == [[-200.0, -200.0]]
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [((S, B), (B,)), ((S, B, 1), (B,)), ((S, B, 1), (B, 1)), ((S, B, 3), (B, 3))])
+def test_gaussian_matches_scipy(outputs, targets):
+    means, y = torch.randn(outputs, dtype=torch.float64), torch.randn(targets, dtype=torch.float64)
+    log_prob = Gaussian(std=0.25).log_prob(means, y)  # a quarter is exact in float32, the dtype of the module's own state
+    expected = scipy.stats.norm.logpdf(y.reshape(B, -1).numpy(), means.reshape(S, B, -1).numpy(), 0.25).sum(-1)
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-6)
+
+
+def test_gaussian_with_one_std_per_output():
+    means, y, std = torch.randn(S, B, 2), torch.randn(B, 2), torch.tensor([0.5, 4.0])
+    torch.testing.assert_close(Gaussian(std=[0.5, 4.0]).log_prob(means, y), D.Normal(means, std).log_prob(y).sum(-1))
+    p = Gaussian(std=[0.5, 4.0]).predictive(means)
+    torch.testing.assert_close(p.aleatoric, std.square().expand(B, 2))
+
+
+def test_learned_noise_finds_the_maximum_likelihood_std():
+    y = 3 * torch.randn(400, dtype=torch.float64)
+    likelihood = Gaussian(std=1.0, learn=True).double()
+    optimizer = torch.optim.LBFGS(likelihood.parameters(), max_iter=50, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimizer.zero_grad()
+        value = -likelihood(torch.zeros(1, 400, dtype=torch.float64), y).mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    torch.testing.assert_close(likelihood.std, y.square().mean().sqrt(), rtol=1e-4, atol=0)
+
+
+def test_heteroscedastic_matches_scipy():
+    outputs, y = torch.randn(S, B, 4, dtype=torch.float64), torch.randn(B, 2, dtype=torch.float64)
+    expected = scipy.stats.norm.logpdf(y.numpy(), outputs[..., :2].numpy(), np.exp(outputs[..., 2:].numpy()) ** 0.5).sum(-1)
+    np.testing.assert_allclose(HeteroscedasticGaussian().log_prob(outputs, y), expected, rtol=1e-10)
+    aleatoric = HeteroscedasticGaussian().predictive(outputs).aleatoric
+    torch.testing.assert_close(aleatoric, outputs[..., 2:].exp().mean(0))
+
+
+@pytest.mark.parametrize(("log_variance", "residual", "std"), [(-200.0, 1.0, 1e-4), (200.0, 1.0, 1e4)])
+def test_heteroscedastic_bounds_keep_the_gradient_that_leads_back(log_variance, residual, std):
+    outputs = torch.tensor([[[0.0, log_variance]]], requires_grad=True)
+    log_prob = HeteroscedasticGaussian().log_prob(outputs, torch.tensor([residual]))
+    np.testing.assert_allclose(log_prob.item(), scipy.stats.norm.logpdf(residual, 0, std), rtol=1e-4)
+    (-log_prob.sum()).backward()
+    assert outputs.grad is not None
+    assert outputs.grad.isfinite().all()
+    assert outputs.grad[0, 0, 1] * log_variance > 0  # descent moves the log variance toward 0
+
+
+def test_heteroscedastic_bounds_drop_the_gradient_that_leads_further_out():
+    outputs = torch.tensor([[[0.0, -200.0]]], requires_grad=True)
+    (-HeteroscedasticGaussian().log_prob(outputs, torch.zeros(1))).sum().backward()  # an exact fit wants ever less noise
+    assert outputs.grad is not None
+    assert outputs.grad[0, 0, 1] == 0
+
+
+@each
+def test_gradients(case):
+    likelihood, shape, y = CASES[case]
+    likelihood = copy.deepcopy(likelihood).double()
+    outputs = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    target = y.double() if y.is_floating_point() else y
+    assert torch.autograd.gradcheck(lambda o: likelihood.log_prob(o, target), (outputs,))
+
+
+@each
+@pytest.mark.filterwarnings("ignore")
+def test_compiles_in_one_graph_with_gradients(case):
+    likelihood, shape, y = CASES[case]
+    outputs = torch.randn(shape, requires_grad=True)
+    compiled = torch.compile(likelihood.log_prob, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(outputs, y), likelihood.log_prob(outputs, y))
+    (gradient,) = torch.autograd.grad(compiled(outputs, y).sum(), outputs)
+    (expected,) = torch.autograd.grad(likelihood.log_prob(outputs, y).sum(), outputs)
+    torch.testing.assert_close(gradient, expected)
+
+
+@each
+def test_half_precision_outputs_are_computed_in_float32(case):
+    likelihood, shape, y = CASES[case]
+    outputs = torch.randn(shape).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        log_prob = likelihood.log_prob(outputs, y)
+    assert log_prob.shape == (S, B)
+    torch.testing.assert_close(log_prob, likelihood.log_prob(outputs.float(), y))
+    assert likelihood.predictive(outputs).mean.dtype == torch.float32
+
+
+@each
+def test_saves_and_loads(case):
+    likelihood, shape, y = CASES[case]
+    loaded = Likelihood.from_dict(likelihood.to_dict())
+    loaded.load_state_dict(likelihood.state_dict())
+    outputs = torch.randn(shape)
+    torch.testing.assert_close(loaded.log_prob(outputs, y), likelihood.log_prob(outputs, y))
+    assert repr(loaded) == repr(likelihood)
+
+
+@each
+def test_predictive_agrees_with_log_prob_for_one_draw(case):
+    likelihood, shape, y = CASES[case]
+    outputs = torch.randn(1, *shape[1:])
+    torch.testing.assert_close(likelihood.predictive(outputs).log_prob(y), likelihood.log_prob(outputs, y)[0])
+
+
+@each
+def test_check_targets_accepts_what_fits(case):
+    likelihood, shape, y = CASES[case]
+    likelihood.check_targets(y)
+    likelihood.check_targets(y, torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets"),
+    [
+        (Gaussian(), (S, B), (1,)),
+        (Gaussian(), (S, B, 1), (B, B)),
+        (Gaussian(), (S, B, 2), (B,)),
+        (Gaussian(), (S, B, 5), (5,)),
+        (Bernoulli(), (S, B, 1), (1, B)),
+        (HeteroscedasticGaussian(), (S, B, 4), (B,)),
+        (Categorical(), (S, B, K), (B, K)),
+        (Categorical(), (S, B, K, 7), (B, 7)),
+    ],
+)
+def test_nothing_is_broadcast(likelihood, outputs, targets):
+    with pytest.raises(ValueError, match=r"y has shape .* but the outputs require"):
+        likelihood.log_prob(torch.zeros(outputs), torch.zeros(targets, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (lambda: Categorical().check_targets(torch.tensor([0, 4]), torch.zeros(1, 2, 4)), ValueError, "from 0 to 3, .* got 4"),
+        (lambda: Categorical().check_targets(torch.tensor([0, -1])), ValueError, "of at least 0, got -1"),
+        (lambda: Categorical().check_targets(torch.tensor([0.0, 1.0])), TypeError, r"integer class labels.*y\.long\(\)"),
+        (lambda: Categorical().log_prob(torch.zeros(1, 2, 4), torch.zeros(2)), TypeError, "integer class labels"),
+        (lambda: Categorical().check_targets([0, 1]), TypeError, "torch.as_tensor"),
+        (lambda: Categorical().log_prob(torch.zeros(1, 2, 1), torch.tensor([0, 0])), ValueError, "Bernoulli"),
+        (lambda: Categorical().log_prob(torch.zeros(2, 3), torch.tensor([0, 0])), ValueError, r"draws \(S, B, K\)"),
+        (lambda: Bernoulli().check_targets(torch.tensor([0.0, 0.5])), ValueError, "zeros and ones only, got 0.5"),
+        (lambda: Bernoulli().check_targets(torch.tensor([math.nan])), ValueError, "zeros and ones only, got nan"),
+        (lambda: Gaussian().check_targets(torch.tensor([math.nan, 1.0])), ValueError, "finite, got 1 NaN or infinite of 2"),
+        (lambda: HeteroscedasticGaussian().check_targets(torch.tensor([math.inf])), ValueError, "finite"),
+        (lambda: Gaussian(std=0.0), ValueError, "std must be a finite number above 0, got 0.0"),
+        (lambda: Gaussian(std=[]), ValueError, "one per output"),
+        (lambda: Gaussian(std=[1.0, 2.0]).check_outputs(torch.zeros(S, 2)), ValueError, "std has 2 values"),
+        (lambda: HeteroscedasticGaussian(min_std=2.0, max_std=1.0), ValueError, "min_std must be below max_std"),
+        (lambda: HeteroscedasticGaussian().check_outputs(torch.zeros(1, 2, 3)), ValueError, "a mean and a log variance"),
+        (
+            lambda: Gaussian().predictive(torch.tensor([[math.nan, 0.0]])),
+            ValueError,
+            "NaN or infinity in 1 of 2 values, 1 of 1 draws",
+        ),
+        (lambda: Gaussian().predictive(torch.tensor([[-math.inf]])), ValueError, "NaN or infinity"),
+        (lambda: Categorical().predictive(torch.tensor([[[math.inf, 0.0]]])), ValueError, "NaN or infinity"),
+        (lambda: Likelihood.from_dict({"likelihood": "Poisson"}), ValueError, "unknown likelihood 'Poisson'; known .*Bernoulli"),
+        (lambda: Likelihood.from_dict({"likelihood": "Gaussian", "sd": 1}), ValueError, "no field 'sd'; .*std, learn"),
+    ],
+)
+def test_errors(act, error, message):
+    with pytest.raises(error, match=message):
+        act()
+
+
+def test_a_class_that_cannot_be_is_allowed():
+    p = Categorical().predictive(torch.tensor([[[0.0, -math.inf]], [[0.0, -math.inf]]]))
+    assert p.probs.tolist() == [[1.0, 0.0]]
+    assert p.entropy.tolist() == [0.0]
+    assert p.mix(p).probs.tolist() == [[1.0, 0.0]]
