@@ -64,6 +64,12 @@ def test_a_block_is_its_formula():
     torch.testing.assert_close(block(x), x + layer(layer(x, block.conv1.weight), block.conv2.weight))
 
 
+@pytest.mark.parametrize(("width", "channels_last"), [(4, False), (8, True)])
+def test_residual_nets_whose_gradients_crash_in_channels_last_are_contiguous(width, channels_last):
+    net = make_net({"kind": "preresnet", "depth": 8, "width": width}, (3, 32, 32), classes=10)
+    assert net.conv.weight.is_contiguous() is not channels_last
+
+
 @pytest.mark.parametrize("fields", [{"kind": "lenet"}, {"kind": "preresnet", "depth": 8, "width": 2}], ids=["lenet", "preresnet"])
 def test_every_net_can_be_made_random_by_layer_names(fields):
     last = "fc3" if fields["kind"] == "lenet" else "fc"

@@ -118,10 +118,8 @@ def _preresnet(shape: Shape, classes: int, depth: int, width: int) -> nn.Module:
     layers.update(norm=nn.BatchNorm2d(channels), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
     layers["fc"] = nn.Linear(channels, classes)
     net = nn.Sequential(layers)
-    for parameter in net.parameters():
-        if parameter.dim() == 4:  # a third faster on a CPU
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    return net
+    # A third faster on a CPU. With other widths, the gradient of a strided 1 x 1 convolution corrupts memory: oneDNN 3.12, AVX2.
+    return net.to(memory_format=torch.channels_last) if width % 8 == 0 else net
 
 
 class _PreActivationBlock(nn.Module):
