@@ -16,6 +16,7 @@ from torch.func import functional_call
 from bayesify import Bayesian, Gaussian, bayesify, predict, summary
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
+from bayesify.formatting import listing
 from bayesify.testing.trial import captured_weights, warnings_ignored
 
 __all__ = ["Scan", "scan"]
@@ -61,12 +62,6 @@ def scan(plain: nn.Module, x: Tensor, method: Method) -> Scan:
         ]
         folded = _calls(bnn, x) == 1
     return Scan(len(random), len(rows), folded, unused, time.perf_counter() - start, problems)
-
-
-def listing(names: list[str], most: int = 6) -> str:
-    """Names, the first few of them."""
-    more = f", ... and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 @torch.no_grad()

@@ -1,8 +1,11 @@
 """Argument checks: what passes, what does not, and that the message names argument and value."""
 
-import pytest
+import math
 
-from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
+import pytest
+import torch
+
+from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive, check_scale
 
 NUMBERS = [float("nan"), float("inf"), float("-inf"), True, False, "1", None, 1j, [1]]
 
@@ -16,6 +19,21 @@ def test_positive(value):
 def test_not_positive(value):
     with pytest.raises(ValueError, match="scale must be a finite number above 0, got ") as error:
         check_positive("scale", value)
+    assert str(error.value).endswith(repr(value))
+
+
+@pytest.mark.parametrize("value", [1e-15, 0.5, 1, 1e15])
+def test_scale(value):
+    check_scale("prior_std", value)
+    square = torch.tensor(value, dtype=torch.float32).square()
+    assert 0 < square < math.inf
+    assert 0 < 1 / square < math.inf
+
+
+@pytest.mark.parametrize("value", [1e-16, 2e15, 1e300])
+def test_no_scale(value):
+    with pytest.raises(ValueError, match=r"prior_std must be between 1e-15 and 1e\+15, got ") as error:
+        check_scale("prior_std", value)
     assert str(error.value).endswith(repr(value))
 
 

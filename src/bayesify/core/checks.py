@@ -4,13 +4,20 @@ from collections.abc import Collection
 
 from bayesify.errors import ConfigurationError
 
-__all__ = ["check_choice", "check_fraction", "check_integer", "check_positive"]
+__all__ = ["check_choice", "check_fraction", "check_integer", "check_positive", "check_scale"]
 
 
 def check_positive(name: str, value: float) -> None:
     """Raise a `ConfigurationError` unless `value` is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise ConfigurationError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+def check_scale(name: str, value: float) -> None:
+    """Raise a `ConfigurationError` unless `value` is between 1e-15 and 1e15: single precision holds its square and 1/square."""
+    check_positive(name, value)
+    if not 1e-15 <= value <= 1e15:
+        raise ConfigurationError(f"{name} must be between 1e-15 and 1e+15, got {value!r}")
 
 
 def check_fraction(name: str, value: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_positive
+from bayesify.core.checks import check_scale
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
@@ -42,7 +42,7 @@ class Gaussian(Likelihood):
         if not stds:
             raise ConfigurationError("std must be a number or one per output, got an empty sequence")
         for value in stds:
-            check_positive("std", value)
+            check_scale("std", value)
         super().__init__(std=std if scalar else stds, learn=learn)
         log_std = torch.tensor([math.log(value) for value in stds]).reshape(() if scalar else -1)
         if learn:
@@ -98,8 +98,8 @@ class HeteroscedasticGaussian(Likelihood):
     closed_form = True
 
     def __init__(self, min_std: float = 1e-4, max_std: float = 1e4) -> None:
-        check_positive("min_std", min_std)
-        check_positive("max_std", max_std)
+        check_scale("min_std", min_std)
+        check_scale("max_std", max_std)
         if min_std >= max_std:
             raise ConfigurationError(f"min_std must be below max_std, got {min_std!r} and {max_std!r}")
         super().__init__(min_std=min_std, max_std=max_std)

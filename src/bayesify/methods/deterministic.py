@@ -14,7 +14,7 @@ import dataclasses
 
 from torch import Tensor
 
-from bayesify.core.checks import check_positive
+from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.functional import dropout_kl
@@ -39,7 +39,7 @@ class Deterministic(Method):
 
     def __post_init__(self) -> None:
         if self.prior_std is not None:
-            check_positive("prior_std", self.prior_std)
+            check_scale("prior_std", self.prior_std)
 
     @property
     def is_random(self) -> bool:

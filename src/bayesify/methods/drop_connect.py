@@ -20,7 +20,7 @@ import math
 
 from torch import Tensor
 
-from bayesify.core.checks import check_fraction, check_positive
+from bayesify.core.checks import check_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.functional import bernoulli_mask, dropout_kl
@@ -48,7 +48,7 @@ class DropConnect(Method):
     def __post_init__(self) -> None:
         check_fraction("p", self.p)
         if self.prior_std is not None:
-            check_positive("prior_std", self.prior_std)
+            check_scale("prior_std", self.prior_std)
 
     @property
     def is_random(self) -> bool:

@@ -32,7 +32,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_integer, check_positive
+from bayesify.core.checks import check_choice, check_integer, check_positive, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
@@ -97,13 +97,13 @@ class EMP(Method):
         if not isinstance(self.where, str) or not all(self._terms()):
             raise ConfigurationError(f'where must be a string such as "bn+out" or "layer4.*", got {self.where!r}')
         if self.spread != 0:
-            check_positive("spread", self.spread)
+            check_scale("spread", self.spread)
         for name in ("prior_std", "bias_prior_std"):
             value = getattr(self, name)
             if value == math.inf:  # for TOML, which has no null
                 object.__setattr__(self, name, None)
             elif value is not None and (name, value) != ("bias_prior_std", "same"):
-                check_positive(name, value)
+                check_scale(name, value)
         if self.probabilities is not None:
             object.__setattr__(self, "probabilities", tuple(self.probabilities))
             for p in self.probabilities:

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_positive
+from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
@@ -63,7 +63,7 @@ class MeanField(Method):
         check_choice("prior", self.prior, ("normal", "scale-mixture"))
         check_choice("prior_mean", self.prior_mean, ("zero", "pretrained"))
         for name in ("prior_std", "mixture_std", "initial_std"):
-            check_positive(name, getattr(self, name))
+            check_scale(name, getattr(self, name))
         if not 0 < self.mixture_weight < 1:
             raise ConfigurationError(f"mixture_weight must be in (0, 1), got {self.mixture_weight!r}")
         if self.prior == "scale-mixture" and self.prior_mean == "pretrained":

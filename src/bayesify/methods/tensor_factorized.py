@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_integer, check_positive
+from bayesify.core.checks import check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization
@@ -55,8 +55,8 @@ class TensorFactorized(Method):
         for name in ("rank", "cores"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
-        check_positive("prior_std", self.prior_std)
-        check_positive("initial_std", self.initial_std)
+        check_scale("prior_std", self.prior_std)
+        check_scale("initial_std", self.initial_std)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         return FactorizedPosterior(self, layer) if layer.contracts else None

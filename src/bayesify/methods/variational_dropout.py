@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_positive
+from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
@@ -73,13 +73,13 @@ class VariationalDropout(Method):
         if not 0 < self.p < 1:
             raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for no noise use Deterministic()")
         if self.max_alpha is not None:
-            check_positive("max_alpha", self.max_alpha)
+            check_scale("max_alpha", self.max_alpha)
             if self.p / (1 - self.p) > self.max_alpha:
                 raise ConfigurationError(
                     f"p={self.p!r} is an initial alpha of {self.p / (1 - self.p):.3g}, above max_alpha={self.max_alpha!r}"
                 )
         if self.prior_std is not None:
-            check_positive("prior_std", self.prior_std)
+            check_scale("prior_std", self.prior_std)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         if not layer.contracts:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_fraction, check_positive
+from bayesify.core.checks import check_choice, check_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
@@ -109,7 +109,7 @@ class VIFO(Method):
                 raise ConfigurationError(f"{name} must be a finite number of at least 0, got {value!r}")
         for name in ("prior_std", "mean_prior_std", "a", "b", "delta", "initial_std", "momentum"):
             if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
+                check_scale(name, getattr(self, name))
         check_fraction("delta", self.delta)
         if self.momentum > 1:
             raise ConfigurationError(f"momentum must be in (0, 1], got {self.momentum!r}")

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from bayesify.core.checks import check_choice, check_integer, check_positive
+from bayesify.core.checks import check_choice, check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
@@ -103,9 +103,9 @@ class VSD(Method):
         check_choice("hyperprior", self.hyperprior, ("inverse-gamma", "gamma"))
         check_choice("conv_noise", self.conv_noise, ("kernel", "input"))
         for name in ("concentration", "rate", "initial_scale_std"):
-            check_positive(name, getattr(self, name))
+            check_scale(name, getattr(self, name))
         if self.prior_std is not None:
-            check_positive("prior_std", self.prior_std)
+            check_scale("prior_std", self.prior_std)
         if not 0 < self.p < 1:
             raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for no noise use Deterministic()")
 

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_integer, check_positive
+from bayesify.core.checks import check_choice, check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.vector_distribution import VectorDistribution
@@ -98,7 +98,7 @@ class WHVI(Method):
         check_choice("initial", self.initial, ("random", "pretrained"))
         check_integer("flows", self.flows, least=0)
         for name in ("prior_std", "initial_std", "bias_prior_std"):
-            check_positive(name, getattr(self, name))
+            check_scale(name, getattr(self, name))
         if self.initial == "pretrained" and (self.structure != "S1HGHS2" or self.flows):
             raise ConfigurationError(
                 f'initial="pretrained" requires structure="S1HGHS2" and flows=0, got structure={self.structure!r} and '
