@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import Bayesian, MCDropout, MeanField, NothingRandomError, bayesify, unbayesify
+from bayesify import EMP, VSD, Bayesian, MCDropout, MeanField, NothingRandomError, bayesify, unbayesify
 from bayesify.core.layers import layer_type
 
 
@@ -152,5 +152,18 @@ def test_frozen_layers_stay_unless_a_pattern_names_them():
 
 
 def test_a_net_that_is_frozen_as_a_whole_has_nothing_random():
-    with pytest.raises(NothingRandomError, match=r"0 \(Linear\): it is frozen; a pattern that names it makes it random"):
+    with pytest.raises(NothingRandomError, match=r"0 \(Linear\), 2 \(Linear\): it is frozen; a pattern that names it"):
         bayesify(_mlp().requires_grad_(False), MeanField())
+
+
+def test_reasons_with_a_remedy_come_first_and_are_said_once():
+    net = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(NothingRandomError) as error:
+        bayesify(net.requires_grad_(False), VSD())
+    assert str(error.value).endswith(
+        "became random: 0 (Embedding), 1 (Linear), 2 (Linear): it is frozen; a pattern that names it makes it random"
+    )
+    with pytest.raises(NothingRandomError) as error:
+        bayesify(net, {"1": EMP(components=1), "0": VSD()})
+    said = "1 (Linear): a point estimate; 2 (Linear): its name matches no pattern; 0 (Embedding): VSD leaves Embedding as it is"
+    assert said in str(error.value)

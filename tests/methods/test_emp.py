@@ -102,8 +102,14 @@ def test_components_start_at_the_weights_plus_the_spread() -> None:
     assert torch.equal(same[0], same[2])
     embedding = bayesify(nn.Embedding(5, 4, padding_idx=2), EMP(where="in", components=3)).net
     assert (embedding.posterior.weight[:, 2] == 0).all()
-    frozen = bayesify(nn.Linear(2, 1).requires_grad_(False), {"": EMP()}).net
-    assert not frozen.posterior.weight.requires_grad
+
+
+def test_patches_of_frozen_layers_are_trained_and_the_restored_layer_is_frozen() -> None:
+    net = nn.LayerNorm(3).requires_grad_(False)
+    bnn = bayesify(net, {"": EMP(components=2)})
+    bnn(torch.randn(4, 3), samples=8).outputs.square().sum().backward()
+    assert (bnn.net.posterior.weight.grad != 0).any()
+    assert not unbayesify(bnn).weight.requires_grad
 
 
 def _frequencies(counts: Tensor, p: Tensor) -> None:

@@ -52,6 +52,43 @@ def test_outputs_are_normal_with_the_moments_of_the_two_halves(link: str, cohere
     assert abs(correlation - float(coherent)) < 0.05
 
 
+class TiedLanguageModel(nn.Module):
+    """A language model whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embedding(ids)))
+
+
+@pytest.mark.parametrize("separate_std", [False, True])
+def test_a_tied_head_stays_tied_and_is_the_head_of_the_means(separate_std: bool) -> None:
+    net, ids = TiedLanguageModel().double(), torch.tensor([[0, 3, 6], [1, 1, 2]])
+    weight = net.embedding.weight.detach().clone()
+    bnn = bayesify(net, VIFO(separate_std=separate_std, initial_std=0.3))
+    exact = bnn.normal_outputs(ids)
+    torch.testing.assert_close(exact.mean, torch.tanh(weight[ids]) @ weight.T)
+    torch.testing.assert_close(exact.std, torch.full_like(exact.mean, 0.3))
+    exact.mean.sum().backward()
+    (gradient,) = torch.autograd.grad((torch.tanh(weight.requires_grad_()[ids]) @ weight.T).sum(), weight)
+    torch.testing.assert_close(net.embedding.weight.grad, gradient)
+    plain = unbayesify(bnn)
+    assert plain.head.weight is plain.embedding.weight
+
+
+def test_a_frozen_head_is_the_head_of_the_means_and_the_standard_deviations_are_trained() -> None:
+    net, x = mlp(), torch.randn(6, 4, dtype=F64)
+    net[2].requires_grad_(False)
+    bnn = bayesify(net, VIFO())
+    exact = bnn.normal_outputs(x)
+    exact.std.sum().backward()
+    assert not bnn.net[2].weight.requires_grad
+    assert (bnn.net[2].posterior.weight.grad != 0).any()
+
+
 def test_pretrained_weights_stay_and_start_with_the_initial_std() -> None:
     net, x = mlp(), torch.randn(6, 4, dtype=F64)
     expected = net(x)

@@ -142,7 +142,8 @@ def _convert_layers(
         elif chosen is None:
             reason = f"{type(methods[pattern]).__name__} leaves it as it is"
         else:
-            reason = _obstacle(layer, tied, named=pattern != "*")
+            free = pattern != "*" or chosen.keeps_weight
+            reason = _obstacle(layer, {} if chosen.keeps_weight else tied, may_be_frozen=free)
         if chosen is not None and not reason and not _convert(layer, chosen, passes):
             reason = f"{type(chosen).__name__} leaves {kind} as it is"
         reports.append(LayerReport(name, kind, None if reason else chosen, reason))
@@ -153,9 +154,13 @@ def _convert_layers(
 def _check_random(layers: Mapping[str, nn.Module], reports: Sequence[LayerReport], methods: Mapping[str, Method]) -> None:
     random = [layer for layer in layers.values() if isinstance(layer, BayesianLayer) and layer.posterior.is_random]
     if all(report.method is None for report in reports) or (not random and any(m.is_random for m in methods.values())):
-        reasons = [f"{r.name or 'the network itself'} ({r.layer}): {r.reason or 'a point estimate'}" for r in reports]
+        layers_by_reason = dict[str, list[str]]()
+        for report in sorted(reports, key=lambda report: report.reason.endswith("as it is")):  # the others have a remedy
+            layer = f"{report.name or 'the network itself'} ({report.layer})"
+            layers_by_reason.setdefault(report.reason or "a point estimate", []).append(layer)
+        reasons = (f"{listing(names, most=3)}: {reason}" for reason, names in layers_by_reason.items())
         raise NothingRandomError(
-            f"no layer of the network became random: {listing(reasons, separator='; ') or 'it has no parameters'}"
+            f"no layer of the network became random: {listing(reasons, separator='; ', most=5) or 'it has no parameters'}"
         )
 
 
@@ -185,7 +190,7 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
     return bnn.net
 
 
-def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], named: bool) -> str:
+def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bool) -> str:
     """Why a layer cannot be made random; empty if it can."""
     if reason := unsupported(type(layer)) or unrecognized(layer):
         return reason
@@ -196,7 +201,7 @@ def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], named: bool) -> s
         return "its forward was replaced by another function"
     if not weight.is_floating_point():
         return "its weight is not of a real floating point type"
-    if not named and not any(p.requires_grad for p in layer.parameters(recurse=False)):
+    if not may_be_frozen and not any(p.requires_grad for p in layer.parameters(recurse=False)):
         return "it is frozen; a pattern that names it makes it random"
     for name, parameter in layer.named_parameters(recurse=False):
         if id(parameter) in tied:

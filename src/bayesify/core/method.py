@@ -24,6 +24,7 @@ class Method:
     Attributes:
         has_root: it makes the root module; a network can have one such method.
         is_whole: it makes the root from plain networks, without patterns.
+        keeps_weight: its layers compute with their own weight, unchanged, which may therefore be frozen or tied.
     """
 
     registry: ClassVar[dict[str, type[Method]]] = {}
@@ -34,6 +35,7 @@ class Method:
 
     has_root: ClassVar[bool] = False
     is_whole: ClassVar[bool] = False
+    keeps_weight: ClassVar[bool] = False
 
     @property
     def is_random(self) -> bool:

@@ -72,7 +72,7 @@ class RandomOutputs(Bayesian):
             self.second = copy.deepcopy(net, {id(layers[0].passes): layers[0].passes})
             last = next(module for module in self.second.modules() if isinstance(module, BayesianLayer))
             with torch.no_grad():
-                last.weight.zero_()
+                last.weight = nn.Parameter(torch.zeros_like(last.weight))  # a tied weight stays in the other layer
                 last.bias = nn.Parameter(last.weight.new_full((last.output_channels,), method.initial_bias()))
         averages = batches = None
         if method.regularizer.endswith("-all"):

@@ -268,7 +268,7 @@ def _spread(center: Tensor, layer: BayesianLayer, method: EMP) -> nn.Parameter:
     noise = noise * (method.spread / math.sqrt(layer.fan_in))
     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
         noise[:, layer.padding_idx] = 0
-    return nn.Parameter(center.detach() + noise, center.requires_grad)
+    return nn.Parameter(center.detach() + noise)  # trained even where the layer is frozen: else the draws would stay noise
 
 
 def _categorical(shape: tuple[int, ...], bounds: Iterable[float | Tensor], device: torch.device) -> Tensor:

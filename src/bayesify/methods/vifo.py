@@ -83,6 +83,7 @@ class VIFO(Method):
     """
 
     has_root: ClassVar[bool] = True
+    keeps_weight: ClassVar[bool] = True
 
     regularizer: Literal[
         "naive", "mean", "mean-variance", "empirical-bayes", "mean-all", "mean-variance-all", "empirical-bayes-all"
