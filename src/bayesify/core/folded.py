@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer
+from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
 from bayesify.core.forward_pass import ForwardPass, RowsError
@@ -239,7 +240,7 @@ class Folded(Bayesian):
             return False
         finally:
             self._prefix = None
-        return not leaves_stand_ins(self.net) and all(map(_close, ordinary, replayed))
+        return not leaves_stand_ins(self.net) and all(map(close, ordinary, replayed))
 
     def function(self, seed: int) -> Callable[..., Any]:
         drawn = self._weights(seed)
@@ -257,10 +258,16 @@ class Folded(Bayesian):
 
         return DrawnFunction(self, apply, self.batch_dim)
 
+    def drawn(self, seed: int) -> AbstractContextManager[nn.Module]:
+        return self.drawn_together([seed])
+
     @contextmanager
-    def drawn(self, seed: int) -> Iterator[nn.Module]:
+    def drawn_together(self, seeds: Sequence[int]) -> Iterator[nn.Module]:
         check_whole(self)
-        with eval_mode(self.net), self.passes.hold(ForwardPass(coherent=True, drawn=self._weights(seed))):
+        draws = [self._weights(seed) for seed in seeds]
+        drawn = {layer: tuple(map(_cat, zip(*(draw[layer] for draw in draws), strict=True))) for layer in draws[0]}
+        rows = len(draws) if len(draws) > 1 else None
+        with eval_mode(self.net), self.passes.hold(ForwardPass(len(draws), coherent=True, drawn=drawn, rows=rows)):
             yield self.net
 
     def sample_network(self, seed: int) -> nn.Module:
@@ -286,11 +293,7 @@ class Folded(Bayesian):
             return {layer: with_whole_parameters(layer, lambda layer=layer: layer.sample(1)) for layer in layers}
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal up to rounding."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point():
-        return bool((a == b).all())
-    tolerance = min(0.05, 1000 * torch.finfo(a.dtype).eps)
-    return torch.allclose(a, b, rtol=0, atol=tolerance * float(a.nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
+def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Concatenate draws of a weight or bias; None for a layer without bias."""
+    present = [x for x in tensors if x is not None]
+    return torch.cat(present) if present else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bayesify.core.generation import generate
 from bayesify.core.inputs import Inputs, input_names
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
@@ -67,6 +68,7 @@ class Bayesian(nn.Module, ABC):
         self.unbatched: tuple[str, ...] = ()
         self.report: tuple[LayerReport, ...] = ()
         self.findings: list[str] = []
+        self.decodes_together: dict[object, bool] = {}  # by kind of inputs; see `generate`
 
     @abstractmethod
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
@@ -172,7 +174,40 @@ class Bayesian(nn.Module, ABC):
             >>> torch.equal(y, bnn.function(seed=0)(x))
             True
         """
-        raise NotImplementedError(f"{type(self).__name__} does not draw networks: its outputs are random; use function(seed)")
+        raise NotImplementedError("the method draws outputs, not networks; use function(seed)")
+
+    def drawn_together(self, seeds: Sequence[int]) -> AbstractContextManager[nn.Module] | None:
+        """Hold one draw per seed: the network computes with all of them, for S*B rows, all rows of draw 0 first.
+
+        Draws are those of `drawn(seed)`. The rows of a batch must not affect each other; `generate` tests that.
+
+        Returns:
+            A context manager that gives the network; None if the method cannot hold several draws.
+        """
+        return None
+
+    def generate(self, *inputs: Any, samples: int = 1, seed: int = 0, **kwargs: Any) -> Any:
+        """Generate sequences with S networks drawn from the posterior, by the `generate` of a language model.
+
+        All draws are decoded together, S*B rows with one key-value cache, if a test on a few rows finds the values of decoding
+        them one by one; otherwise one after the other. In both cases draw s has the weights of `drawn(seed + s)`, and its tokens
+        are those of `net.generate` with these weights, up to rounding. `score_tokens` gives the uncertainty of the tokens.
+
+        Args:
+            inputs, kwargs: arguments of `net.generate`.
+            samples: S, the number of draws.
+            seed: of the draws, and of tokens that are sampled (`do_sample=True`).
+
+        Returns:
+            What `net.generate` returns, every tensor with a first dimension S: tokens (S, B, T), sequences that have ended earlier
+            padded at the end.
+
+        Raises:
+            TypeError: the network has no `generate`.
+            NotImplementedError: the method does not draw networks.
+            ConfigurationError: several draws of an output that is no tensor, in a network whose draws are decoded one by one.
+        """
+        return generate(self, self.inputs_of(inputs, kwargs), samples, seed)
 
     def sample_network(self, seed: int) -> nn.Module:
         """Copy the network as a plain one with weights drawn from the posterior, those of `function(seed)`.
@@ -191,7 +226,7 @@ class Bayesian(nn.Module, ABC):
             >>> bayesify(nn.Linear(3, 1), MeanField()).sample_network(seed=0)
             Linear(in_features=3, out_features=1, bias=True)
         """
-        raise NotImplementedError(f"{type(self).__name__} does not draw networks: its outputs are random; use function(seed)")
+        raise NotImplementedError("the method draws outputs, not networks; use function(seed)")
 
     def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
         """Names (within `net`) and modules of all layers with a posterior."""
