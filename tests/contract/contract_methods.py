@@ -13,11 +13,13 @@ from bayesify import (
     VIFO,
     VSD,
     WHVI,
+    BLoB,
     DeepEnsemble,
     Deterministic,
     DropConnect,
     MCDropout,
     MeanField,
+    ScalaBL,
     TensorFactorized,
     VariationalDropout,
 )
@@ -95,6 +97,37 @@ def _to_zero(layer: BayesianLayer) -> None:
         torch.nn.init.zeros_(parameter)
 
 
+def _blob_to_prior(layer: BayesianLayer) -> None:
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.constant_(layer.posterior.get_parameter("g"), 0.7**0.5)
+
+
+def _blob_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    mean, std = layer.weight.flatten(), layer.posterior.get_parameter("g").flatten() ** 2
+    w = weight.flatten(1)
+    return (Normal(mean, std).log_prob(w) - Normal(torch.zeros_like(mean), 0.7).log_prob(w)).sum(-1)
+
+
+_BLOB = References(
+    collapse=lambda layer: torch.nn.init.constant_(layer.posterior.get_parameter("g"), 1e-10),
+    to_prior=_blob_to_prior,
+    log_ratio=_blob_log_ratio,
+)
+
+
+def _scalabl_to_prior(layer: BayesianLayer) -> None:
+    torch.nn.init.constant_(layer.posterior.get_parameter("scale_mean"), 0.4)
+    torch.nn.init.constant_(layer.posterior.get_parameter("scale_log_std"), torch.tensor(0.7).double().log().item())
+
+
+def _scalabl_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    mean, std = (layer.posterior.get_parameter(f"scale_{name}") for name in ("mean", "log_std"))
+    s = weight.flatten(2).mean(-1) / layer.weight.flatten(1).mean(-1)  # the scales, from the drawn weights
+    return (Normal(mean, std.exp()).log_prob(s) - Normal(torch.full_like(mean, 0.4), 0.7).log_prob(s)).sum(-1)
+
+
+_SCALABL = References(collapse=_shrink, to_prior=_scalabl_to_prior, log_ratio=_scalabl_log_ratio)
+
 _MIXTURE_OF_POINTS = References(collapse=lambda layer: None, to_prior=_to_zero)
 
 METHODS: list[tuple[Method, References]] = [
@@ -135,6 +168,8 @@ METHODS: list[tuple[Method, References]] = [
     (WHVI(structure="S1HGHS2H", scales="variational"), References()),
     (WHVI(initial="pretrained"), _STANDARD),
     (TensorFactorized(initial_std=0.5), _STANDARD),
+    (BLoB(where="*", prior_std=0.7, epsilon=0.9), _BLOB),
+    (ScalaBL(where="*", prior_mean=0.4, prior_std=0.7, initial_std=0.5), _SCALABL),
     (VIFO(), References(collapse=_silence)),
 ]
 # What their roots add does not depend on the type of the layer.

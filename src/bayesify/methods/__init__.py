@@ -1,11 +1,13 @@
 """Methods, one file and one paper each. Importing this package fills `Method.registry`."""
 
+from bayesify.methods.blob import BLoB
 from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.drop_connect import DropConnect
 from bayesify.methods.emp import ECMP, EMP
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
+from bayesify.methods.scalabl import ScalaBL
 from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
 from bayesify.methods.vifo import VIFO
@@ -18,11 +20,13 @@ __all__ = [
     "VIFO",
     "VSD",
     "WHVI",
+    "BLoB",
     "DeepEnsemble",
     "Deterministic",
     "DropConnect",
     "MCDropout",
     "MeanField",
+    "ScalaBL",
     "TensorFactorized",
     "VariationalDropout",
 ]

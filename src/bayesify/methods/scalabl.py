@@ -1,0 +1,121 @@
+r"""ScalaBL, inference in the r-dimensional subspace of a low-rank adapter: r random numbers per adapter.
+
+An adapter adds BA to a frozen weight $W_0$ (LoRA), A (r, I) and B (O, r). A random diagonal matrix between its factors,
+
+$$W = W_0 + B\,\mathrm{diag}(s)\,A, \qquad q(s) = N(\mu, \mathrm{diag}(\sigma^2)), \qquad p(s) = N(m, \sigma_p^2 I),$$
+
+maps the subspace to the full weight. A and B are point estimates, so the posterior adds 2r parameters per adapter. One s for every
+example scales the outputs of A, which is the exact distribution of $Wx$ for one x.
+
+A and B have no prior, so their scale and that of s are exchangeable. With m = 0 the KL, at its minimum over this scale, is
+$\frac12\sum_i\log(1 + \mu_i^2 / \sigma_i^2)$: it depends on the relative noise alone and vanishes for directions without signal.
+With m = 1, relative noise of $\sigma_p$ costs nothing.
+
+After Samplawski et al., *Scalable Bayesian low-rank adaptation of large language models via stochastic variational subspace
+inference* (2025). The factorization, q(s) and training by the ELBO are the paper's. The choices here: the adapter is kept at
+conversion ($\mu = 1$; no singular value decomposition), defaults of the prior, and one s per example.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.checks import check_scale
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
+from bayesify.errors import ConfigurationError, NothingRandomError
+from bayesify.formatting import listing
+from bayesify.functional import at_least_float32, gaussian_kl_sum
+
+__all__ = ["ScalaBL"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScalaBL(Method):
+    r"""Random scales of the outputs of A in low-rank adapters (LoRA), r per adapter; all weights stay point estimates.
+
+    `bayesify(net, ScalaBL())` converts the layers of `where`; add the adapters first (`peft.get_peft_model`). Linear layers and
+    convolutions can be named by a pattern: `bayesify(net, {"blocks.*.down": ScalaBL()})`. A bias is not scaled.
+
+    Args:
+        where: name pattern of the layers to convert; the default selects `lora_A` of peft and `lora_a` of torchtune.
+        prior_mean: m.
+        prior_std: $\sigma_p$.
+        initial_std: initial $\sigma$; $\mu$ starts at 1, so that the adapter is kept.
+
+    Example:
+        >>> bnn = bayesify(nn.Sequential(nn.Linear(64, 8, bias=False), nn.Linear(8, 64)), {"0": ScalaBL()})
+        >>> sum(p.numel() for p in bnn.net[0].posterior.parameters()), bnn(torch.zeros(4, 64), samples=3).outputs.shape
+        (16, torch.Size([3, 4, 64]))
+    """
+
+    where: str = "*lora_[Aa]*"
+    prior_mean: float = 0.0
+    prior_std: float = 1.0
+    initial_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.where, str) or not self.where:
+            raise ConfigurationError(f'where must be a name pattern such as "*lora_[Aa]*", got {self.where!r}')
+        if isinstance(self.prior_mean, bool) or not isinstance(self.prior_mean, int | float) or not math.isfinite(self.prior_mean):
+            raise ConfigurationError(f"prior_mean must be a finite number, got {self.prior_mean!r}")
+        check_scale("prior_std", self.prior_std)
+        check_scale("initial_std", self.initial_std)
+
+    def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
+        chosen = [name for name in layers if fnmatchcase(name, self.where)]
+        if not chosen:
+            raise NothingRandomError(
+                f"ScalaBL(where={self.where!r}) matches no layer, so the network has no adapter; add one first "
+                f"(peft.get_peft_model), or name layers by a pattern; the layers are {listing(map(repr, layers))}"
+            )
+        return dict.fromkeys(chosen, self)
+
+    def build(self, layer: BayesianLayer) -> Posterior | None:
+        # the layers that adapters consist of; their weight is (r, ...)
+        return ScalePosterior(self, layer) if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) else None
+
+
+class ScalePosterior(Posterior):
+    """Means and log standard deviations (r,) of s, beside the layer's own weight A."""
+
+    def __init__(self, method: ScalaBL, layer: BayesianLayer) -> None:
+        super().__init__()
+        self.method = method
+        self.scale_mean = nn.Parameter(torch.ones(layer.output_channels))
+        self.scale_log_std = nn.Parameter(torch.full((layer.output_channels,), math.log(method.initial_std)))
+
+    def scales(self, rows: int) -> Tensor:
+        """s (rows, r)."""
+        eps = torch.randn(rows, len(self.scale_mean), dtype=self.scale_mean.dtype, device=self.scale_mean.device)
+        return torch.addcmul(self.scale_mean, self.scale_log_std.exp(), eps)
+
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
+        weight = layer.weight * _over_rows(self.scales(samples), layer).to(layer.weight.dtype)
+        return weight, None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
+
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        y = layer.op(x, layer.weight, None)
+        y = y * layer.over_channels(self.scales(len(y)).to(y.dtype), y)
+        return y if layer.bias is None else y + layer.over_outputs(layer.bias, y)
+
+    def kl(self, layer: BayesianLayer) -> Tensor:
+        mean, log_std = at_least_float32(self.scale_mean), at_least_float32(self.scale_log_std)
+        return gaussian_kl_sum(mean, log_std, float(self.method.prior_mean), self.method.prior_std)
+
+    def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+        return layer.weight * _over_rows(self.scale_mean, layer), layer.bias
+
+    def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
+        self.scale_mean.fill_(1.0)
+
+
+def _over_rows(s: Tensor, layer: BayesianLayer) -> Tensor:
+    """Reshape s (..., r) to multiply the rows of the weight (r, ...)."""
+    return s.reshape(*s.shape, *[1] * (len(layer.weight_shape) - 1))
