@@ -42,7 +42,7 @@ from bayesify.methods import (
     VariationalDropout,
 )
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
-from bayesify.prediction import predict
+from bayesify.prediction import TokenScores, predict, score_tokens
 from bayesify.predictive import Predictive
 from bayesify.train import History, fit
 
@@ -95,6 +95,7 @@ __all__ = [
     "StaleFunctionError",
     "Summary",
     "TensorFactorized",
+    "TokenScores",
     "VariationalDropout",
     "bayesify",
     "elbo",
@@ -102,6 +103,7 @@ __all__ = [
     "functional",
     "predict",
     "register_layer",
+    "score_tokens",
     "spectrum",
     "summary",
     "unbayesify",

@@ -101,7 +101,7 @@ def test_copies_are_independent():
 
 @pytest.mark.parametrize("draw", ["drawn", "sample_network"])
 def test_random_outputs_are_no_network(draw):
-    with pytest.raises(NotImplementedError, match=r"its draws outputs, not networks; use function\(seed\)"):
+    with pytest.raises(NotImplementedError, match=r"draws outputs, not networks; use function\(seed\)"):
         getattr(bayesify(Generator(), VIFO()), draw)(0)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+import torch.nn.functional as F
 from torch import distributions as D
 
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
@@ -34,6 +35,28 @@ def test_tokens_are_summed_and_ignored_ones_count_for_nothing():
     y[:, 5:] = -100
     expected = D.Categorical(logits=logits[:, :, :5]).log_prob(y[:, :5]).sum(-1)
     torch.testing.assert_close(Categorical().log_prob(logits, y), expected)
+
+
+def test_classes_of_segmentation_maps_are_in_dimension_one():
+    torch.manual_seed(0)
+    logits, y = torch.randn(2, 3, 4, 5, 6), torch.randint(0, 4, (3, 5, 6))
+    y[0, :2] = -100
+    likelihood = Categorical(class_dim=1)
+    expected = torch.stack([-F.cross_entropy(draw, y, reduction="none").flatten(1).sum(1) for draw in logits])
+    torch.testing.assert_close(likelihood.log_prob(logits, y), expected)
+    predictive = likelihood.predictive(logits)
+    torch.testing.assert_close(predictive.probs, logits.softmax(2).mean(0).movedim(1, -1))
+    mixed = F.nll_loss(logits.softmax(2).mean(0).log(), y, reduction="none").flatten(1).sum(1)
+    torch.testing.assert_close(predictive.log_prob(y), -mixed)
+    assert Likelihood.from_dict(likelihood.to_dict()).class_dim == 1
+    for call, message in (
+        (lambda: Categorical(class_dim=0), "class_dim must be a whole number of at least 1"),
+        (lambda: Categorical(class_dim=1).log_prob(torch.zeros(2, 3, 1, 4), y), "at least 2 classes in dimension 1.*class_dim=1"),
+        (lambda: Categorical(class_dim=3).log_prob(torch.zeros(2, 3, 4), y), "with class_dim=3"),
+        (lambda: Categorical().log_prob(logits, y), r"\(3, 5, 6\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 @pytest.mark.parametrize(

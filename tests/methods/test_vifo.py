@@ -297,8 +297,36 @@ def test_averages_run_over_the_training_data_alone() -> None:
     expected = 0.8 * (0.8 * torch.stack(rows[:5]).mean(0) + 0.2 * rows[5]) + 0.2 * rows[6]
     torch.testing.assert_close(bnn.averages, expected)
     torch.testing.assert_close(local_kl, vifo_mean_all(outputs.mean, outputs.std, expected[0]))
-    with pytest.raises(ValueError, match="averages over the 3 outputs of the last layer"):
-        bayesify(nn.Sequential(nn.Linear(2, 3), nn.Unflatten(1, (3, 1))), VIFO(regularizer="mean-all")).train()(torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="averages over the 4 outputs of the last layer"):
+        bayesify(nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2))), VIFO(regularizer="mean-all")).train()(torch.zeros(2, 2))
+
+
+class ClassesLast(nn.Module):
+    """A segmentation network whose maps are (B, H, W, K) instead of (B, K, H, W)."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).movedim(1, -1)
+
+
+@pytest.mark.parametrize("size", [3, 5], ids=["H = W = K", "H = W = 5"])
+@pytest.mark.parametrize("regularizer", ["mean", "mean-variance", "empirical-bayes", "mean-all"])
+def test_the_classes_of_segmentation_maps_may_be_in_any_dimension(regularizer: Any, size: int) -> None:
+    net, x = nn.Conv2d(2, 3, 3, padding=1).double(), torch.randn(4, 2, size, size, dtype=F64)
+    first = noisy(VIFO(regularizer=regularizer), copy.deepcopy(net))
+    last = bayesify(ClassesLast(copy.deepcopy(net)), VIFO(regularizer=regularizer)).double()
+    last.net.net.load_state_dict(first.net.state_dict())
+    first.train(), last.train()
+    maps, expected = first(x, samples=2, coherent=True), last(x, samples=2, coherent=True)
+    torch.testing.assert_close(maps.local_kl, expected.local_kl)
+    torch.testing.assert_close(first.normal_outputs(x).std.movedim(1, -1), last.normal_outputs(x).std)
+    exact = first.eval().normal_outputs(x)
+    noise = ((first(x, coherent=True).outputs[0] - exact.mean) / exact.std).movedim(1, -1)
+    torch.testing.assert_close(noise, noise[0, 0, 0].expand_as(noise))
+    torch.testing.assert_close(first.function(3)(x).movedim(1, -1), last.function(3)(x))
 
 
 def test_auxiliary_inputs_leave_running_statistics_alone() -> None:

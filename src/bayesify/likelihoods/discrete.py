@@ -6,6 +6,7 @@ Shapes: S draws, B batch, K classes, D labels, * any further dimensions (tokens)
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.core.checks import check_integer
 from bayesify.errors import DataError
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive, check_binary, check_labels
@@ -20,6 +21,8 @@ class Categorical(Likelihood):
 
     Args:
         ignore_index: a label whose targets are ignored (padding).
+        class_dim: the dimension of the classes in the outputs (B, ...) of the network: -1, the last, or 1 for segmentation maps
+            (B, K, H, W). Predictive distributions have it last.
 
     Example:
         >>> Categorical().log_prob(torch.zeros(1, 2, 4), torch.tensor([3, 0]))
@@ -28,30 +31,41 @@ class Categorical(Likelihood):
 
     impossible = True
 
-    def __init__(self, ignore_index: int = -100) -> None:
-        super().__init__(ignore_index=ignore_index)
-        self.ignore_index = ignore_index
+    def __init__(self, ignore_index: int = -100, class_dim: int = -1) -> None:
+        if class_dim != -1:
+            check_integer("class_dim", class_dim)
+        super().__init__(ignore_index=ignore_index, class_dim=class_dim)
+        self.ignore_index, self.class_dim = ignore_index, class_dim
 
     def check_outputs(self, outputs: Tensor) -> None:
-        check_draws(outputs, 3, "(S, B, K) or (S, B, ..., K), classes last")
-        if outputs.shape[-1] < 2:
-            raise DataError(f"Categorical needs at least 2 classes, got outputs {tuple(outputs.shape)}; one logit needs Bernoulli")
+        layout = "(S, B, K) or (S, B, ..., K), classes last" if self.class_dim == -1 else f"with class_dim={self.class_dim}"
+        check_draws(outputs, max(3, self.class_dim + 2), layout)
+        if self._classes_last(outputs).shape[-1] < 2:
+            raise DataError(
+                f"Categorical needs at least 2 classes in dimension {self.class_dim}, got outputs {tuple(outputs.shape)}; one "
+                "logit needs Bernoulli, and segmentation maps (B, K, H, W) need class_dim=1"
+            )
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        return tuple(outputs.shape[1:-1])
+        return tuple(self._classes_last(outputs).shape[1:-1])
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
-        check_labels(y[y != self.ignore_index], None if outputs is None else outputs.shape[-1])
+        check_labels(y[y != self.ignore_index], None if outputs is None else self._classes_last(outputs).shape[-1])
 
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         if y.is_floating_point():
             raise TypeError(f"y must have integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
+        outputs = self._classes_last(outputs)
         labels = y.long().expand(outputs.shape[:-1])
         losses = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=self.ignore_index, reduction="none")
         return -losses.view(labels.shape)
 
     def mixture(self, outputs: Tensor) -> CategoricalPredictive:
-        return CategoricalPredictive.from_logits(outputs, self.ignore_index)
+        return CategoricalPredictive.from_logits(self._classes_last(outputs), self.ignore_index)
+
+    def _classes_last(self, outputs: Tensor) -> Tensor:
+        """Logits (S, B, *, K)."""
+        return outputs if self.class_dim == -1 else outputs.movedim(self.class_dim + 1, -1)
 
 
 class Bernoulli(Likelihood):

@@ -6,6 +6,7 @@ Shapes: S draws, B batch, K outputs.
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.checks import check_integer
+from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.generators import noise_of_rank, own_noise
@@ -37,9 +39,9 @@ __all__ = [
 
 
 class MomentsPass(ForwardPass):
-    """A pass whose last layer returns means followed by raw standard deviations, or `factor` times its means."""
+    """A pass whose last layer returns means followed by raw standard deviations, or its means times `factor` (1,) or (K,)."""
 
-    def __init__(self, batch_dim: int, factor: float | None = None) -> None:
+    def __init__(self, batch_dim: int, factor: Tensor | None = None) -> None:
         super().__init__()
         self.batch_dim, self.factor = batch_dim, factor
 
@@ -51,6 +53,7 @@ class RandomOutputs(Bayesian):
 
     Attributes:
         averages: (3, K), running averages over the training data of mean, mean ** 2 and std ** 2; None for regularizers without.
+        output_dim: the dimension of the K outputs in the network's output; -1 until the first pass has found another one.
     """
 
     one_pass = True
@@ -61,6 +64,7 @@ class RandomOutputs(Bayesian):
         super().__init__(net)
         self.method = method
         self.head_is_last = False
+        self.output_dim = -1
         self.local_beta, self.auxiliary_beta = method.eta, method.eta_aux
         self.second: nn.Module | None = None
         layers = [layer for _, layer in self.random_layers()]
@@ -85,8 +89,9 @@ class RandomOutputs(Bayesian):
         check_integer("samples", samples)
         with noise_of_rank(self.net, self.training):
             mean, std = self._moments(inputs, kwargs)
-            shape = (*[1] * (mean.dim() - 1), _outputs(mean)) if coherent else mean.shape
-            noise = torch.randn((samples, *shape), dtype=mean.dtype, device=mean.device)
+            noise = torch.randn(
+                (samples, *(self._shape_of_one(mean) if coherent else mean.shape)), dtype=mean.dtype, device=mean.device
+            )
             outputs = mean + std.to(mean.dtype) * noise
             return Draws(outputs, self.kl_of_pass({}), self._penalty(mean, std), local_beta=self.local_beta)
 
@@ -101,15 +106,16 @@ class RandomOutputs(Bayesian):
             mean, std = self._moments(inputs, kwargs)
             # not a PyTorch generator: torch.func.vmap would have to split it
             generator = random.Random(seed)
-            noise = [generator.gauss(0.0, 1.0) for _ in range(_outputs(mean))]
-            return mean + std.to(mean.dtype) * torch.tensor(noise, dtype=mean.dtype, device=mean.device)
+            shape = self._shape_of_one(mean)
+            noise = [generator.gauss(0.0, 1.0) for _ in range(math.prod(shape))]
+            return mean + std.to(mean.dtype) * torch.tensor(noise, dtype=mean.dtype, device=mean.device).reshape(shape)
 
         return DrawnFunction(self, apply)
 
     def regularizer(self, *inputs: Any, **kwargs: Any) -> Tensor:
         with _running_statistics_kept(self):
             mean, std = self._moments(inputs, kwargs)
-        return self.method.penalty(mean, std, self.averages)
+        return self.method.penalty(self._outputs_last(mean), self._outputs_last(std), self.averages)
 
     def _moments(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the outputs, (B, ...) each."""
@@ -128,15 +134,20 @@ class RandomOutputs(Bayesian):
         mean, raw = both.unflatten(0, (2, batch)).unbind(0)
         return mean, self.method.std(raw)
 
-    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], factor: float | None = None) -> Tensor:
+    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], factor: Tensor | None = None) -> Tensor:
         y = self.passes.run(MomentsPass(self.batch_dim, factor), net, inputs, kwargs)
         if not isinstance(y, Tensor) or y.dim() <= self.batch_dim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-            raise TypeError(f"VIFO needs a network that returns one tensor with the batch in dimension {self.batch_dim}, got {got}")
+            raise TypeError(
+                f"VIFO needs a network that returns one tensor with the batch in dimension {self.batch_dim}, got {got}; select "
+                'one of several parts with bayesify(net, VIFO(), output="logits")'
+            )
         return y.movedim(self.batch_dim, 0)
 
     def _check_head(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check once that the output is proportional to the last layer's, so that what follows it applies to both moments.
+
+        Also find the dimension of the layer's outputs, which a convolution does not have last.
 
         Raises:
             ConfigurationError: it is not.
@@ -147,8 +158,11 @@ class RandomOutputs(Bayesian):
         call = self.inputs_of(inputs, kwargs)
         rows = min(call.batch, 3) if call.can_be_cut else call.batch
         args, rest = call.map(lambda x: x.narrow(self.batch_dim, 0, rows))
+        count = next(layer for _, layer in self.random_layers()).output_channels
         with torch.no_grad(), own_noise(self.net.parameters()), eval_mode(self.net), NoiseFree(), _shifted(self.net):
-            one, two = (self._pass(self.net, args, rest, factor) for factor in (1.0, 2.0))
+            unit = torch.ones(1, device=next(self.net.parameters()).device)
+            each = 1 + torch.arange(count, device=unit.device) / count
+            one, two, scaled = (self._pass(self.net, args, rest, factor) for factor in (unit, 2 * unit, each))
         error, scale = float((two - 2 * one).abs().max()), float(two.abs().max())
         if error > 0.02 * scale:
             raise ConfigurationError(
@@ -156,9 +170,21 @@ class RandomOutputs(Bayesian):
                 "connection), but VIFO's random outputs are those of the last layer; let the network return its logits, or name "
                 "the layer that makes the output, VIFO(head=...)"
             )
+        for dim in range(1, one.dim()):
+            if one.shape[dim] == count and close(one * each.to(one.dtype).reshape(-1, *[1] * (one.dim() - dim - 1)), scaled):
+                self.output_dim = dim - one.dim()
         self.head_is_last = True
 
+    def _outputs_last(self, x: Tensor) -> Tensor:
+        """(B, *, K)."""
+        return x.movedim(self.output_dim, -1) if x.dim() > 1 else x
+
+    def _shape_of_one(self, mean: Tensor) -> tuple[int, ...]:
+        """The shape of noise with one number for each of the K outputs, to broadcast with moments (B, *) of K outputs."""
+        return tuple(size if dim - mean.dim() == self.output_dim and dim > 0 else 1 for dim, size in enumerate(mean.shape))
+
     def _penalty(self, mean: Tensor, std: Tensor) -> Tensor:
+        mean, std = self._outputs_last(mean), self._outputs_last(std)
         if self.averages is not None and self.training:
             self._observe(mean.detach(), std.detach())
         return self.method.penalty(mean, std, self.averages)
@@ -169,17 +195,12 @@ class RandomOutputs(Bayesian):
         if mean.shape[-1] != self.averages.shape[1]:
             raise ConfigurationError(
                 f"{self.method.regularizer!r} averages over the {self.averages.shape[1]} outputs of the last layer, which must be "
-                f"the last dimension of the network's output, got {tuple(mean.shape)}; choose another regularizer"
+                f"a dimension of the network's output, got {tuple(mean.shape)}; choose another regularizer"
             )
         mean, std = (at_least_float32(x).reshape(-1, x.shape[-1]) for x in (mean, std))
         batch = torch.stack([mean.mean(0), mean.square().mean(0), std.square().mean(0)]).to(self.averages.dtype)
         self.batches.add_(1)
         self.averages.add_((batch - self.averages) * self.batches.reciprocal().clamp_min(self.method.momentum))
-
-
-def _outputs(mean: Tensor) -> int:
-    """K of moments (B, ..., K), 1 of moments (B,)."""
-    return mean.shape[-1] if mean.dim() > 1 else 1
 
 
 @contextmanager

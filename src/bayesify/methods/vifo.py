@@ -197,5 +197,5 @@ class OutputPosterior(Posterior):
         if not isinstance(current, MomentsPass):
             return mean
         if current.factor is not None:
-            return current.factor * mean
+            return layer.over_outputs(current.factor.to(mean.dtype), mean) * mean
         return mean if self.weight is None else torch.cat([mean, layer.op(x, self.weight, self.bias)], current.batch_dim)

@@ -24,10 +24,11 @@ from bayesify.core.replay import MISFITS
 from bayesify.errors import DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call
+from bayesify.prediction.tokens import TokenScores, score_tokens
 from bayesify.predictive import Predictive
 from bayesify.progress import ProgressBar
 
-__all__ = ["predict"]
+__all__ = ["TokenScores", "predict", "score_tokens"]
 
 _FIRST_DRAWS, _FEWEST_CHUNKS = 32, 8  # minimum before a tolerance is checked
 
@@ -179,7 +180,10 @@ class _Caller:
         outputs = getattr(draws, "outputs", None)
         if not isinstance(outputs, Tensor):
             got = type(draws if outputs is None else outputs).__name__
-            raise TypeError(f"predict needs a Bayesian network whose outputs are one tensor, got {got}; see bayesify(net, method)")
+            raise TypeError(
+                f"predict needs a Bayesian network whose outputs are one tensor, got {got}; select one when converting, "
+                'bayesify(net, method, output="logits")'
+            )
         if outputs.dim() < 2 or outputs.shape[0] != samples:
             raise DataError(f"the network must return outputs (S, B, ...) with S = {samples}, got {tuple(outputs.shape)}")
         return outputs
