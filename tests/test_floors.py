@@ -17,14 +17,27 @@ FLOORS = (
     ("functional", "errors", "environment", "files", "formatting", "progress"),
     ("core",),
     ("methods", "likelihoods", "predictive", "objectives", "prediction", "metrics", "diagnostics", "testing"),
-    ("data", "datasets", "train", "estimators", "persistence", "plots", "report"),
+    ("data", "datasets", "train", "estimators", "persistence", "plots", "report", "integrations"),
     ("cli",),
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
 OPTIONAL = (
     *("lightning", "torchmetrics", "sklearn", "skops", "safetensors", "pandas", "pyarrow"),
-    *("matplotlib", "jinja2", "typer", "rich", "scipy", "mpmath", "optuna", "pooch", "pytest"),
+    *(
+        "transformers",
+        "peft",
+        "accelerate",
+        "matplotlib",
+        "jinja2",
+        "typer",
+        "rich",
+        "scipy",
+        "mpmath",
+        "optuna",
+        "pooch",
+        "pytest",
+    ),
 )
 
 

@@ -1,0 +1,1 @@
+"""Bridges to other libraries: Hugging Face transformers and peft, and Lightning. Import the modules by name."""
