@@ -11,7 +11,18 @@ import argparse
 import subprocess
 import sys
 
-NAMES = ("training_step", "breakdown", "prediction", "peers", "hadamard", "many_models", "scaling", "cost_model", "page")
+NAMES = (
+    "training_step",
+    "breakdown",
+    "prediction",
+    "pretrained",
+    "peers",
+    "hadamard",
+    "many_models",
+    "scaling",
+    "cost_model",
+    "page",
+)
 
 
 def main() -> None:

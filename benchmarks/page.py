@@ -73,6 +73,12 @@ def _prediction() -> str:
     return f"{_ratios(results['nets'])}\n\n{results['samples']} draws. {_environment(results)}"
 
 
+def _pretrained() -> str:
+    results = read("pretrained")
+    tables = (_ratios({net: timed}) for net, timed in results["nets"].items())
+    return "\n\n".join([*tables, f"{results['samples']} draws. {_environment(results)}"])
+
+
 def _peers() -> str:
     results = read("peers")
     columns = {f"{net}, {what}": rows for net, kinds in results["nets"].items() for what, rows in kinds.items()}
@@ -126,6 +132,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "training step": _training_step,
     "breakdown": _breakdown,
     "prediction": _prediction,
+    "pretrained": _pretrained,
     "peers": _peers,
     "hadamard": _hadamard,
     "ceilings": _ceilings,

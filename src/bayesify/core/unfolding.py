@@ -40,5 +40,6 @@ def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:
         raise ConfigurationError(
             f"the network returned a tensor of shape {tuple(y.shape)} for {batch} examples and {samples} draws in one pass; its "
             f"dimension {batch_dim} must be the batch ({samples * batch} rows). For a batch in another dimension, use "
-            "bayesify(net, method, batch_dim=1)"
+            "bayesify(net, method, batch_dim=1). A network without a row per example, such as an object detector, gives one draw "
+            "at a time: bnn.function(seed)(images)"
         )
