@@ -125,3 +125,15 @@ def test_a_layer_that_was_replaced_is_reported_as_it_is():
     assert summary(bnn).parameters == _count(bnn)
     del bnn.net.fc
     assert [row.reason for row in summary(bnn).layers] == ["", "it is no longer in the network"]
+
+
+def test_equal_reasons_and_remarks_are_said_once_with_the_first_layers_and_frozen_parameters_are_counted():
+    net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)], nn.Linear(4, 2))
+    for layer in net[:5]:
+        layer.requires_grad_(False)
+    found = summary(bayesify(net, MeanField()))
+    assert (found.trained, found.parameters) == (2 * 20 + 2 * 10, 7 * 20 - 10 + 30)
+    text = str(found)
+    assert "; 60 of 160 parameters are trained" in text
+    assert "  0 (Linear), 1 (Linear), 2 (Linear), ... and 2 more: it is frozen; a pattern that names it makes it random" in text
+    assert "parameters are trained" not in str(summary(bayesify(nn.Linear(2, 1), MeanField())))

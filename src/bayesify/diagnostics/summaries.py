@@ -9,6 +9,7 @@ from torch import nn
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian, LayerReport
+from bayesify.formatting import listing
 
 __all__ = ["LayerSummary", "Summary", "summary"]
 
@@ -46,12 +47,14 @@ class Summary:
         kl: the KL of all random layers, in nats.
         networks: the number of ensemble members; 1 for a single network.
         findings: facts about the network that passes revealed, one sentence each.
+        trained: the number of parameters that are not frozen.
     """
 
     layers: tuple[LayerSummary, ...]
     kl: float
     networks: int = 1
     findings: tuple[str, ...] = ()
+    trained: int = 0
 
     @property
     def plain(self) -> int:
@@ -89,13 +92,22 @@ class Summary:
         lines = [_line(row, widths) for row in (header, *rows, total)]
         rule = "-" * max(map(len, lines))
         random = f"{sum(row.random for row in self.layers)} of {len(rows)} layers are random; KL {self.kl:,.1f} nats"
+        if self.trained < self.parameters:
+            random += f"; {self.trained:,} of {self.parameters:,} parameters are trained"
         text = [lines[0], rule, *lines[1:-1], rule, lines[-1], random]
         notes = {
             "findings": [f"  {finding}" for finding in self.findings],
-            "remarks": [f"  {row.name or '(net)'} ({row.layer}): {row.remark}" for row in self.layers if row.remark],
-            "not converted": [f"  {row.name or '(net)'} ({row.layer}): {row.reason}" for row in self.layers if row.reason],
+            "remarks": self._by_text("remark"),
+            "not converted": self._by_text("reason"),
         }
         return "\n".join([*text, *(line for title, lines in notes.items() if lines for line in (f"{title}:", *lines))])
+
+    def _by_text(self, attribute: str) -> list[str]:
+        """The remarks or reasons, each with the first of its layers."""
+        layers = dict[str, list[str]]()
+        for row in self.layers:
+            layers.setdefault(getattr(row, attribute), []).append(f"{row.name or '(net)'} ({row.layer})")
+        return [f"  {listing(names, most=3)}: {text}" for text, names in layers.items() if text]
 
 
 def summary(bnn: Bayesian) -> Summary:
@@ -131,7 +143,13 @@ def summary(bnn: Bayesian) -> Summary:
             layers.append(LayerSummary(name, type(module).__name__, "", 0, parameters, ""))
     kl = bnn.kl().detach()
     findings = [finding for root in (bnn, *bnn.members) for finding in root.findings]
-    return Summary(tuple(layers), math.nan if kl.is_meta else float(kl), max(1, len(bnn.members)), tuple(dict.fromkeys(findings)))
+    return Summary(
+        layers=tuple(layers),
+        kl=math.nan if kl.is_meta else float(kl),
+        networks=max(1, len(bnn.members)),
+        findings=tuple(dict.fromkeys(findings)),
+        trained=sum(p.numel() for p in bnn.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)),
+    )
 
 
 def _layer(report: LayerReport, module: nn.Module | None, seen: set[int]) -> LayerSummary:
