@@ -61,6 +61,7 @@ class Folded(Bayesian):
         check_integer("samples", samples)
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
+        call.shared = samples > 1 or not self.pays_kl  # `predict` makes several calls
         plan = self._plan(call, samples)
         coherent = coherent or not plan.independent_rows
         with noise_of_rank(self.net, self.training):
@@ -224,7 +225,7 @@ class Folded(Bayesian):
     def _replays(self, call: Inputs, coherent: bool, reseed: Callable[[int], object]) -> bool:
         """Whether a replayed pass and an ordinary one agree, on a few rows with equal noise."""
         few = min(call.batch, 3) if call.can_be_cut else call.batch
-        args, kwargs = call.map(lambda x: x.narrow(self.batch_dim, 0, few))
+        args, kwargs = call.map(lambda x: x.narrow(self.batch_dim, 0, few).clone())
 
         def outputs(seed: int) -> list[Tensor]:
             reseed(seed)
@@ -248,7 +249,7 @@ class Folded(Bayesian):
         def apply(*inputs: Any, **kwargs: Any) -> Any:
             forward_pass = ForwardPass(coherent=True, drawn=drawn)
             if not shards_of(self):
-                return self.passes.run(forward_pass, self.net, inputs, kwargs)
+                return self.passes.run(forward_pass, self.net, inputs, kwargs, alone=True)
             self._function = forward_pass
             try:
                 return self(*inputs, **kwargs)  # FSDP gathers parameters when the root is called

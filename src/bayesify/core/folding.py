@@ -28,6 +28,7 @@ from bayesify.core.inputs import Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import buffers_kept, eval_mode
 from bayesify.core.noise_free import NoiseFree
+from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.watch import Watch, WatchedPass, mark_rows, origin_of
@@ -129,7 +130,7 @@ class _Candidate:
         return inputs.map(lambda x: fold(self._cut(x, inputs), 2), self.rows)
 
     def _cut(self, x: Tensor, inputs: Inputs) -> Tensor:
-        return x.narrow(inputs.batch_dim, 0, self.count)
+        return x.narrow(inputs.batch_dim, 0, self.count).clone()
 
 
 def _candidates(inputs: Inputs) -> Iterator[_Candidate]:
@@ -168,6 +169,8 @@ class _Examination:
             self.used.update(*map(origin_of, outputs))
             if untraced := [layer for layer in watch.called if layer not in self.used]:
                 self.used.update(self._reaching(untraced, inputs, candidate))
+        except ChangedInputError:
+            raise
         except _SHAPE_ERRORS:
             return False
         return True

@@ -38,6 +38,7 @@ class Inputs:
     Attributes:
         batch: B.
         kind: numbers of dimensions, types, and which inputs have rows, without sizes; verdicts on folding are stored by it.
+        shared: whether several passes get these inputs; each then gets copies, which networks may change in place.
 
     Args:
         args, kwargs: the inputs of the network.
@@ -58,7 +59,7 @@ class Inputs:
         unbatched: Collection[str] = (),
         batch_dim: int = 0,
     ) -> None:
-        self.args, self.kwargs, self.batch_dim = args, kwargs, batch_dim
+        self.args, self.kwargs, self.batch_dim, self.shared = args, kwargs, batch_dim, False
         tops = (*args, *kwargs.values())
         self.spec: TreeSpec | None = None  # of nested inputs only, because pytrees are slow
         self.leaves: list[Any] = list(tops)
@@ -100,9 +101,11 @@ class Inputs:
         raise DataError(f"the network needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
 
     def map(self, change: Callable[[Tensor], Tensor], chosen: Collection[bool] | None = None) -> Arguments:
-        """Arguments and keyword arguments with every chosen tensor changed; by default the tensors that have rows."""
+        """Arguments with every chosen tensor changed, by default those that have rows, and copies of the others."""
         chosen = self.has_rows if chosen is None else chosen
-        leaves = [change(x) if take else x for x, take in zip(self.leaves, chosen, strict=True)]
+        leaves = [
+            change(x) if take else x.clone() if isinstance(x, Tensor) else x for x, take in zip(self.leaves, chosen, strict=True)
+        ]
         if self.spec is None:
             count = len(self.args)
             return tuple(leaves[:count]), dict(zip(self.kwargs, leaves[count:], strict=True))
@@ -112,7 +115,7 @@ class Inputs:
     def folded(self, samples: int) -> Arguments:
         """(B, ...) to (S*B, ...), all rows of draw 0 first."""
         if samples == 1:
-            return self.args, self.kwargs
+            return self.map(torch.clone) if self.shared else (self.args, self.kwargs)
         return self.map(lambda x: fold(x, samples))
 
     @property
@@ -129,5 +132,5 @@ class Inputs:
 
 
 def fold(x: Tensor, samples: int) -> Tensor:
-    """(B, ...) to (S*B, ...), all rows of draw 0 first."""
-    return x.expand(samples, *x.shape).flatten(0, 1)
+    """(B, ...) to (S*B, ...), all rows of draw 0 first; always a copy."""
+    return x.repeat(samples, *[1] * (x.dim() - 1))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.objects import check_unchanged, states
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -36,13 +37,17 @@ class Passes:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "current": None, "held": None, "_backward": None}  # a copy is in no pass
 
-    def run(self, forward_pass: ForwardPass, net: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run(self, forward_pass: ForwardPass, net: Callable[..., Any], args: Any, kwargs: Any, *, alone: bool = False) -> Any:
         """Call the network in this pass and return its outputs.
 
+        Args:
+            alone: whether no other pass gets the same inputs.
+
         Raises:
-            PassError: another pass through the network is running.
+            PassError: another pass through the network is running, or the network changed an object that other passes get too.
         """
         self.check_free()
+        before = [] if alone else states(args, kwargs)
         self.current = forward_pass
         try:
             outputs = net(*args, **kwargs)
@@ -51,6 +56,8 @@ class Passes:
         finally:
             self.current = None
             forward_pass.end()
+            if before:
+                check_unchanged(before, states(args, kwargs))
         self.watch_backward(forward_pass, outputs)
         return outputs
 

@@ -135,7 +135,8 @@ class RandomOutputs(Bayesian):
         return mean, self.method.std(raw)
 
     def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], factor: Tensor | None = None) -> Tensor:
-        y = self.passes.run(MomentsPass(self.batch_dim, factor), net, inputs, kwargs)
+        args, kwargs = self.inputs_of(inputs, kwargs).map(torch.clone)  # several passes get them
+        y = self.passes.run(MomentsPass(self.batch_dim, factor), net, args, kwargs)
         if not isinstance(y, Tensor) or y.dim() <= self.batch_dim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
             raise TypeError(

@@ -151,9 +151,12 @@ class Ensemble(Bayesian):
         if self.training:
             samples = -(-samples // len(members)) * len(members)
         counts = [samples // len(members) + (k < samples % len(members)) for k in range(len(members))]
-        draws: list[Draws] = [
-            member(*inputs, samples=n, coherent=coherent, **kwargs) for member, n in zip(members, counts, strict=True) if n
-        ]
+        call = self.inputs_of(inputs, kwargs)
+        draws = list[Draws]()
+        for member, n in zip(members, counts, strict=True):
+            if n:
+                args, kwargs = call.map(torch.clone)  # a member may change them in place
+                draws.append(member(*args, samples=n, coherent=coherent, **kwargs))
         outputs = tree_map(lambda *ys: torch.cat(ys) if isinstance(ys[0], Tensor) else ys[0], *(d.outputs for d in draws))
         shares = [n / samples for n in counts if n]
         kl = torch.stack([share * d.kl for share, d in zip(shares, draws, strict=True)]).sum()

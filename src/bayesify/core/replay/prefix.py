@@ -63,8 +63,8 @@ class Prefix(TorchFunctionMode):
         self.samples, self.index, self.passes = samples if self.fold else 1, 0, self.passes + 1
 
     def mark_input(self, x: Any) -> Any:
-        """Mark an input of the network as deterministic, and return it."""
-        return mark(x.view_as(x), True) if isinstance(x, Tensor) else x
+        """Return a copy of an input of the network, marked as deterministic."""
+        return mark(x.clone(), True) if isinstance(x, Tensor) else x
 
     def end(self, outputs: Any) -> Any:
         """Expand the network's outputs to a row for every draw."""
