@@ -1,6 +1,8 @@
 """Every test starts from the same random state; processes that share a machine take one thread each."""
 
+import importlib.util
 import os
+import sys
 
 import pytest
 import torch
@@ -8,6 +10,9 @@ import torch
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start: sums are rounded differently by more threads
     torch.set_num_threads(1)
+
+if getattr(importlib.util.find_spec("datasets"), "origin", None) is None:
+    sys.modules["datasets"] = None  # the folder of that name, which transformers would take for the library
 
 
 @pytest.fixture(autouse=True)

@@ -67,8 +67,17 @@ def expected_calibration_error(probs: Tensor, y: Tensor, bins: int = 15, binning
     if binning != "width":
         confidence, correct, count = reliability(probs, y, bins, binning)
         return ((correct - confidence).abs().nan_to_num() * count).sum() / count.sum()
+    return confidence_gap(*top_class(probs, y), bins)
+
+
+def confidence_gap(confidence: Tensor, correct: Tensor, bins: int = 15) -> Tensor:
+    """`expected_calibration_error` of equal-width bins, from the probability (N,) of each predicted class and whether it is right.
+
+    Example:
+        >>> confidence_gap(torch.tensor([0.9, 0.8]), torch.tensor([1.0, 0.0]), bins=1)
+        tensor(0.3500)
+    """
     check_integer("bins", bins)
-    confidence, correct = top_class(probs, y)
     # torchmetrics puts a confidence of exactly 1 into a bin beyond the last
     below_one = torch.nextafter(torch.ones_like(confidence), torch.zeros_like(confidence))
     return classification_metrics().binary_calibration_error(confidence.minimum(below_one), correct.long(), n_bins=bins, norm="l1")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bayesify.likelihoods import Likelihood
 
-__all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments"]
+__all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments", "check_kl_weight"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,9 +109,9 @@ def check_arguments(training: Training, settings: Settings, **counts: int) -> No
 def _check_model(training: Training, patience: int | None) -> None:
     bnn = training.bnn
     if not isinstance(training.beta, KLSchedule):
-        _check_kl_weight("beta", training.beta)
+        check_kl_weight("beta", training.beta)
     if training.local_beta is not None:
-        _check_kl_weight("local_beta", training.local_beta)
+        check_kl_weight("local_beta", training.local_beta)
     if patience is not None:
         check_integer("patience", patience)
         if training.validation is None:
@@ -120,7 +120,8 @@ def _check_model(training: Training, patience: int | None) -> None:
         raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, MeanField())")
 
 
-def _check_kl_weight(name: str, value: object) -> None:
+def check_kl_weight(name: str, value: object) -> None:
+    """Raise a `ConfigurationError` unless `value` is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         expected = "a finite number of at least 0" + (" or a KLSchedule" if name == "beta" else "")
         raise ConfigurationError(f"{name} must be {expected}, got {value!r}")

@@ -1,0 +1,514 @@
+"""`BayesianTrainer`: its loss, gradient accumulation, evaluation, files and resumed runs, against computations by hand."""
+
+import copy
+import dataclasses
+import itertools
+import math
+import warnings
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from tiny_models import WORDS, adapted, bert, gpt2, llama, masked_bert, t5, tokens
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from bayesify import (
+    VIFO,
+    WHVI,
+    Bernoulli,
+    Categorical,
+    ConfigurationError,
+    DataError,
+    DeepEnsemble,
+    Deterministic,
+    Gaussian,
+    HeteroscedasticGaussian,
+    LinearWarmup,
+    MCDropout,
+    MeanField,
+    VariationalDropout,
+    bayesify,
+    predict,
+)
+from bayesify.integrations.pretrained import from_pretrained
+from bayesify.integrations.transformers import BayesianTrainer
+from bayesify.metrics import evaluate
+
+ROWS = 12
+
+
+def _data(labels: int = 3, rows: int = ROWS) -> list[dict[str, object]]:
+    x = tokens(rows).tolist()
+    return [{"input_ids": x[i], "attention_mask": [1] * 6, "labels": i % labels, "idx": i} for i in range(rows)]
+
+
+def _texts(rows: int = ROWS) -> list[dict[str, object]]:
+    """Rows of ids whose first and last labels do not count in some rows."""
+    x = tokens(rows)
+    y = x.clone()
+    y[::2, -1] = -100
+    y[1::3, :2] = -100
+    return [{"input_ids": x[i].tolist(), "labels": y[i].tolist()} for i in range(rows)]
+
+
+def _numbers(rows: int = ROWS, outputs: int = 0) -> list[dict[str, object]]:
+    y = torch.linspace(-1, 1, rows * max(1, outputs)).tolist()
+    return [
+        {**row, "labels": y[i] if not outputs else y[i * outputs : (i + 1) * outputs]} for i, row in enumerate(_data(rows=rows))
+    ]
+
+
+def _columns(data):
+    return {name: torch.tensor([row[name] for row in data]) for name in data[0] if name != "idx"}
+
+
+def _args(folder, **changes):
+    settings = {"max_steps": 4, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 5, "learning_rate": 1e-2}
+    settings |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "seed": 3}
+    return transformers.TrainingArguments(str(folder), **{**settings, **changes})
+
+
+def _trainer(bnn, folder, data, *, beta=1.0, changes=None, **kwargs):
+    trainer = BayesianTrainer(bnn, _args(folder, **(changes or {})), train_dataset=data, eval_dataset=data, beta=beta, **kwargs)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def _loss(trainer, columns):
+    trainer.bnn.train()
+    trainer.state.max_steps = 10
+    torch.manual_seed(5)
+    return trainer.compute_loss(trainer.model, dict(columns))
+
+
+# The loss
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_loss_is_the_negative_elbo(samples, tmp_path):
+    bnn, data = bayesify(bert(dropout=0.0), MeanField(), output="logits"), _data()
+    trainer = _trainer(bnn, tmp_path, data, beta=0.7, samples=samples)
+    columns = _columns(data[:4])
+    loss = _loss(trainer, columns)
+    torch.manual_seed(5)
+    draws = bnn(input_ids=columns["input_ids"], attention_mask=columns["attention_mask"], samples=samples)
+    log_prob = draws.outputs.log_softmax(-1)[:, torch.arange(4), columns["labels"]]
+    torch.testing.assert_close(loss, -(log_prob.mean() - 0.7 * draws.kl / ROWS))
+
+
+def test_the_local_kl_and_its_weight_enter_the_loss(tmp_path):
+    bnn, data = bayesify(bert(dropout=0.0), VIFO(), output="logits"), _data()
+    columns = _columns(data[:4])
+    one, two = (_loss(_trainer(bnn, tmp_path, data, local_beta=weight), columns) for weight in (1.0, 2.0))
+    draws = bnn(input_ids=columns["input_ids"], attention_mask=columns["attention_mask"])
+    torch.testing.assert_close(two - one, draws.local_kl.mean())
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, lambda: adapted(gpt2(), "CAUSAL_LM", ["c_attn"])])
+def test_causal_models_predict_the_next_token(make, tmp_path):
+    """As the library's own loss of the plain model, which is a mean over tokens."""
+    net, data = make().eval(), _texts()
+    columns = _columns(data[:4])
+    with torch.no_grad():
+        expected = net(input_ids=columns["input_ids"], labels=columns["labels"]).loss
+    bnn = bayesify(net, Deterministic(), output="logits")
+    trainer = _trainer(bnn, tmp_path, data)
+    loss = trainer.compute_loss(trainer.model, dict(columns))
+    per_text = (columns["labels"][:, 1:] != -100).sum() / 4
+    torch.testing.assert_close(loss / per_text, expected)
+
+
+def test_sequence_to_sequence_models_read_their_labels(tmp_path):
+    net, data = t5().eval(), _texts()
+    columns = _columns(data[:4])
+    with torch.no_grad():
+        expected = net(**columns).loss
+    trainer = _trainer(bayesify(net, Deterministic(), output="logits"), tmp_path, data)
+    loss = trainer.compute_loss(trainer.model, dict(columns))
+    torch.testing.assert_close(loss / ((columns["labels"] != -100).sum() / 4), expected)
+    given = trainer.columns.batch({**columns, "decoder_input_ids": columns["input_ids"]}).inputs
+    assert torch.equal(given["decoder_input_ids"], columns["input_ids"])
+
+
+def test_models_without_a_function_for_decoder_inputs_get_shifted_labels(tmp_path):
+    config = transformers.WhisperConfig(
+        vocab_size=WORDS, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, num_mel_bins=4, max_source_positions=5, max_target_positions=8, pad_token_id=0,
+        bos_token_id=2, eos_token_id=1, decoder_start_token_id=2, suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    net = transformers.WhisperForConditionalGeneration(config).eval()
+    columns = {"input_features": torch.randn(4, 4, 10), "labels": _columns(_texts(4))["labels"]}
+    with torch.no_grad():
+        expected = net(**columns).loss
+    trainer = _trainer(bayesify(net, Deterministic(), output="logits"), tmp_path, _texts())
+    loss = trainer.compute_loss(trainer.model, columns)
+    torch.testing.assert_close(loss / ((columns["labels"] != -100).sum() / 4), expected)
+
+
+def test_masked_models_predict_the_token_itself_and_the_shift_can_be_chosen(tmp_path):
+    net, data = masked_bert().eval(), _texts()
+    columns = _columns(data[:4])
+    with torch.no_grad():
+        expected = net(**columns).loss
+    bnn = bayesify(net, Deterministic(), output="logits")
+    trainer = _trainer(bnn, tmp_path, data)
+    loss = trainer.compute_loss(trainer.model, dict(columns))
+    torch.testing.assert_close(loss / ((columns["labels"] != -100).sum() / 4), expected)
+    y = _trainer(bnn, tmp_path, data, shift_labels=True).columns.batch(columns).y
+    assert torch.equal(y[:, :-1], columns["labels"][:, 1:])
+    assert (y[:, -1] == -100).all()
+
+
+def test_the_kl_weight_follows_its_schedule(tmp_path):
+    data, weights = _data(), []
+
+    class Recorded(BayesianTrainer):
+        def compute_loss(self, *args, **kwargs):
+            weights.append(self.settings.beta_at(self.state.global_step, self.state.max_steps))
+            return super().compute_loss(*args, **kwargs)
+
+    bnn = bayesify(bert(), MeanField(), output="logits")
+    Recorded(bnn, _args(tmp_path), train_dataset=data, beta=LinearWarmup(fraction=0.5, beta=0.8)).train()
+    assert weights == pytest.approx([0, 0.4, 0.8, 0.8])
+
+
+# Gradient accumulation
+
+
+@pytest.mark.parametrize(("size", "accumulated"), [(2, 2), (3, 3), (1, 5)])
+def test_accumulated_batches_step_like_one_large_batch(size, accumulated, tmp_path):
+    """Without noise and in order; 3 * 3 and 1 * 5 end with smaller batches, or fewer of them."""
+    start, states = bayesify(bert(dropout=0.0), Deterministic(prior_std=1.0), output="logits"), []
+    for batch, steps in ((size * accumulated, 1), (size, accumulated)):
+        changes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": steps, "max_steps": -1, "optim": "sgd"}
+        changes |= {"num_train_epochs": 1, "train_sampling_strategy": "sequential", "learning_rate": 0.1, "max_grad_norm": 0.0}
+        trainer = _trainer(copy.deepcopy(start), tmp_path, _data(rows=11), changes=changes)
+        trainer.train()
+        states.append((trainer.bnn.state_dict(), [log["loss"] for log in trainer.state.log_history if "loss" in log]))
+    (one, losses), (other, others) = states
+    assert losses == pytest.approx(others, rel=1e-4)
+    assert any(not torch.equal(one[name], x) for name, x in start.state_dict().items())
+    for name, x in one.items():
+        torch.testing.assert_close(other[name], x, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_checkpointing_gives_the_same_weights(tmp_path):
+    start, states = bayesify(gpt2(), MeanField(), output="logits"), []
+    for checkpointing in (False, True):
+        names = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+        name = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
+        trainer = _trainer(copy.deepcopy(start), tmp_path, _texts(), changes={"max_steps": 2, name: checkpointing})
+        trainer.train()
+        states.append(trainer.bnn.state_dict())
+    for name, x in states[0].items():
+        torch.testing.assert_close(states[1][name], x)
+
+
+# Optimizer, logging, precision
+
+
+@pytest.mark.parametrize("method", [MeanField(), WHVI(), VariationalDropout()])
+def test_weight_decay_applies_to_weights_and_means_alone(method, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bnn = bayesify(bert(labels=1), method, output="logits")
+    trainer = _trainer(bnn, tmp_path, _numbers(), likelihood=Gaussian(learn=True), changes={"weight_decay": 0.1})
+    groups = trainer.create_optimizer().param_groups
+    names = {p: name for name, p in trainer.model.named_parameters()}
+    decayed = {names[p] for group in groups if group["weight_decay"] for p in group["params"]}
+    plain = {names[p] for group in groups if not group["weight_decay"] for p in group["params"]}
+    assert len(decayed) + len(plain) == len(names)
+    assert not [
+        name for name in decayed if any(part in name for part in ("bias", "LayerNorm", "log_std", "log_alpha", "likelihood"))
+    ]
+    query = "bnn.net.bert.encoder.layer.0.attention.self.query."
+    assert query + ("posterior.g.mean" if isinstance(method, WHVI) else "weight") in decayed
+    assert "likelihood.log_std" in plain
+
+
+def test_a_learned_likelihood_is_trained_and_the_kl_is_logged(tmp_path):
+    bnn = bayesify(bert(labels=1), MeanField(), output="logits")
+    trainer = _trainer(bnn, tmp_path, _numbers(), likelihood=Gaussian(std=1.0, learn=True))
+    trainer.train()
+    assert float(trainer.likelihood.std) != 1.0
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert len(logs) == 4
+    assert all(log["kl"] > 0 for log in logs)
+
+
+def test_unused_columns_are_removed_and_labels_do_not_reach_the_network(tmp_path):
+    for net in (bert(), adapted(bert(), "SEQ_CLS", ["query"])):
+        bnn, seen = bayesify(net, MeanField(), output="logits"), []
+        bnn.register_forward_pre_hook(
+            lambda _, args, kwargs, seen=seen: seen.append({*kwargs} - {"samples", "coherent"}), with_kwargs=True
+        )
+        data = [{**row, "label": row["labels"]} for row in _data()]
+        for row in data:
+            del row["labels"]
+        trainer = _trainer(bnn, tmp_path, data, changes={"max_steps": 1})
+        trainer.train()
+        trainer.evaluate()
+        assert {frozenset(names) for names in seen} == {frozenset({"input_ids", "attention_mask"})}
+
+
+def test_mixed_precision_trains_and_evaluates(tmp_path):
+    bnn = bayesify(bert(), MeanField(), output="logits")
+    trainer = _trainer(bnn, tmp_path, _data(), changes={"bf16": True, "max_steps": 2})
+    trainer.train()
+    assert all(math.isfinite(value) for value in trainer.evaluate().values())
+    assert {p.dtype for p in bnn.parameters()} == {torch.float32}
+
+
+def test_any_network_can_be_trained(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    data = [{"x": [float(i), 1.0], "labels": [2.0 * i], "name": i} for i in range(ROWS)]
+    trainer = _trainer(bayesify(Net(), MeanField()), tmp_path, data, likelihood=Gaussian(std=1.0))
+    before = trainer.evaluate()["eval_nll"]
+    trainer.train()
+    assert trainer.evaluate()["eval_nll"] < before
+
+
+# Evaluation
+
+
+def _mixture(trainer, data, sizes=5):
+    """Predictive distributions of the batches, as documented: seeds count up from that of the trainer."""
+    for i, batch in enumerate(itertools.batched(data, sizes) if hasattr(itertools, "batched") else _batched(data, sizes)):
+        columns = _columns(batch)
+        y = columns.pop("labels")
+        yield predict(trainer.bnn, columns, trainer.likelihood, 16, seed=trainer.args.seed + i), y
+
+
+def _batched(data, size):
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+def test_evaluation_is_that_of_the_predictive_distribution(tmp_path):
+    data = _data()
+    trainer = _trainer(bayesify(bert(), MeanField(initial_std=0.5), output="logits"), tmp_path, data)
+    parts = list(_mixture(trainer, data))
+    mixture, y = parts[0][0].cat(*(p for p, _ in parts[1:])), torch.cat([y for _, y in parts])
+    expected, actual = evaluate(mixture, y), trainer.evaluate()
+    for name in ("nll", "accuracy", "ece"):
+        assert actual[f"eval_{name}"] == pytest.approx(expected[name], rel=1e-4)
+    assert actual["eval_loss"] == actual["eval_nll"]
+    assert trainer.evaluate()["eval_nll"] == actual["eval_nll"]
+    result = trainer.predict(data)
+    np.testing.assert_allclose(result.predictions, mixture.log_probs, rtol=1e-5)
+    assert result.label_ids.tolist() == y.tolist()
+    assert result.metrics["test_nll"] == pytest.approx(expected["nll"], rel=1e-4)
+
+
+def test_language_models_are_evaluated_per_token(tmp_path):
+    data = _texts()
+    trainer = _trainer(bayesify(gpt2(), MeanField(initial_std=0.5), output="logits"), tmp_path, data)
+    total, hits, count = 0.0, 0.0, 0
+    for mixture, y in _mixture(trainer, data):
+        log_probs, targets = mixture.log_probs[:, :-1], y[:, 1:]
+        valid = targets != -100
+        total -= float(log_probs.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1)[valid].sum())
+        hits += float((log_probs.argmax(-1) == targets)[valid].sum())
+        count += int(valid.sum())
+    actual = trainer.evaluate()
+    assert actual["eval_nll"] == pytest.approx(total / count, rel=1e-4)
+    assert actual["eval_accuracy"] == pytest.approx(hits / count)
+
+
+def test_texts_of_different_lengths_are_evaluated(tmp_path):
+    """Of two batches of different lengths, the metrics weight every token equally."""
+    long, short = _texts(5), [{name: value[:4] for name, value in row.items()} for row in _texts(5)]
+    trainer = _trainer(bayesify(gpt2(), Deterministic(), output="logits"), tmp_path, long)
+    counts = [sum(label != -100 for row in part for label in row["labels"][1:]) for part in (long, short)]
+    parts = [trainer.evaluate(part) for part in (long, short)]
+    whole = trainer.evaluate([*long, *short])
+    for name in ("eval_nll", "eval_accuracy"):
+        expected = sum(n * part[name] for n, part in zip(counts, parts, strict=True)) / sum(counts)
+        assert whole[name] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "width", "outputs"),
+    [
+        (Gaussian(std=0.5), 1, 0),
+        (Gaussian(std=0.5, learn=True), 2, 2),
+        (HeteroscedasticGaussian(), 2, 0),
+        (HeteroscedasticGaussian(), 4, 2),
+    ],
+)
+def test_regression_is_evaluated(likelihood, width, outputs, tmp_path):
+    data = _numbers(outputs=outputs)
+    trainer = _trainer(bayesify(bert(labels=width), MeanField(), output="logits"), tmp_path, data, likelihood=likelihood)
+    parts = list(_mixture(trainer, data))
+    mixture, y = parts[0][0].cat(*(p for p, _ in parts[1:])), torch.cat([y for _, y in parts])
+    expected, actual = evaluate(mixture, y), trainer.evaluate()
+    assert actual["eval_nll"] == pytest.approx(expected["nll"], rel=1e-4)
+    assert actual["eval_rmse"] == pytest.approx(expected["rmse"], rel=1e-4)
+    mean, std = trainer.predict(data).predictions
+    np.testing.assert_allclose(mean, mixture.mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(std, mixture.std, rtol=1e-4)
+
+
+def test_several_labels_are_evaluated(tmp_path):
+    data = [{**row, "labels": [float(i % 2), float(i % 3 > 0)]} for i, row in enumerate(_data())]
+    trainer = _trainer(bayesify(bert(labels=2), MCDropout(), output="logits"), tmp_path, data, likelihood=Bernoulli())
+    parts = list(_mixture(trainer, data))
+    mixture, y = parts[0][0].cat(*(p for p, _ in parts[1:])), torch.cat([y for _, y in parts])
+    expected, actual = evaluate(mixture, y), trainer.evaluate()
+    for name in ("nll", "accuracy", "ece"):
+        assert actual[f"eval_{name}"] == pytest.approx(expected[name], rel=1e-4)
+
+
+def test_own_metrics_get_log_probabilities(tmp_path):
+    data, seen = _data(), []
+
+    def metrics(evaluation):
+        seen.append(evaluation)
+        return {"own": 1.0}
+
+    bnn = bayesify(bert(), MeanField(), output="logits")
+    trainer = _trainer(bnn, tmp_path, data, compute_metrics=metrics, preprocess_logits_for_metrics=lambda x, labels: x.exp())
+    assert trainer.evaluate()["eval_own"] == 1.0
+    assert seen[0].predictions.shape == (ROWS, 3)
+    np.testing.assert_allclose(seen[0].predictions.sum(-1), 1, rtol=1e-5)
+    assert seen[0].label_ids.tolist() == [row["labels"] for row in data]
+
+
+def test_data_without_labels_are_predicted(tmp_path):
+    data = [{name: value for name, value in row.items() if name != "labels"} for row in _data()]
+    trainer = _trainer(bayesify(bert(), MeanField(), output="logits"), tmp_path, _data())
+    result = trainer.predict(data)
+    assert result.predictions.shape == (ROWS, 3)
+    assert result.label_ids is None
+    assert "test_nll" not in result.metrics
+
+
+def test_the_loss_alone_can_be_evaluated(tmp_path):
+    data = _data(rows=10)
+    bnn = bayesify(bert(), MeanField(), output="logits")
+    whole = _trainer(bnn, tmp_path, data).evaluate()
+    alone = _trainer(bnn, tmp_path, data, changes={"prediction_loss_only": True}).evaluate()
+    assert alone["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-4)
+    assert "eval_accuracy" not in alone
+
+
+# Files and resumed runs
+
+
+@pytest.mark.parametrize("make", [bert, lambda: adapted(bert(), "SEQ_CLS", ["query", "value"])], ids=["model", "adapter"])
+def test_a_resumed_run_ends_with_the_same_weights(make, tmp_path):
+    """Resumed in the first epoch and at its end."""
+    start, changes = make(), {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "eval_strategy": "steps", "eval_steps": 1}
+
+    def run(resume=None):
+        bnn = bayesify(copy.deepcopy(start), MeanField(), output="logits")
+        trainer = _trainer(bnn, tmp_path, _data(), changes=changes)
+        trainer.train(resume_from_checkpoint=resume)
+        return bnn.state_dict(), [log["eval_nll"] for log in trainer.state.log_history if "eval_nll" in log]
+
+    expected, scores = run()
+    for step in (2, 3):
+        state, resumed_scores = run(str(tmp_path / f"checkpoint-{step}"))
+        assert all(torch.equal(x, expected[name]) for name, x in state.items())
+        assert resumed_scores == scores
+
+
+def test_a_learned_likelihood_is_resumed(tmp_path):
+    states = []
+    for resume in (None, str(tmp_path / "checkpoint-2")):
+        torch.manual_seed(0)
+        bnn = bayesify(bert(labels=1), MeanField(), output="logits")
+        trainer = _trainer(
+            bnn, tmp_path, _numbers(), likelihood=Gaussian(learn=True), changes={"save_strategy": "steps", "save_steps": 2}
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        states.append(trainer.model.state_dict())
+    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
+
+
+def test_the_best_model_is_loaded_at_the_end_and_saved(tmp_path):
+    changes = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+    bnn = bayesify(bert(), MeanField(), output="logits")
+    trainer = _trainer(bnn, tmp_path, _data(), changes={**changes, "max_steps": 3, "learning_rate": 0.3})
+    trainer.train()
+    scores = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    assert min(scores) < scores[-1]
+    assert trainer.evaluate()["eval_loss"] == min(scores)
+    trainer.save_model(str(tmp_path / "saved"))
+    again, likelihood = from_pretrained(tmp_path / "saved")
+    x = {"input_ids": tokens()}
+    expected = predict(bnn, x, Categorical(), 4, seed=0).log_probs
+    assert torch.equal(expected, predict(again, x, likelihood, 4, seed=0).log_probs)
+
+
+def test_the_checkpoint_of_an_adapter_is_an_adapter(tmp_path):
+    base = bert()
+    bnn = bayesify(adapted(copy.deepcopy(base), "SEQ_CLS", ["query"]), MeanField(), output="logits")
+    _trainer(bnn, tmp_path, _data(), changes={"save_strategy": "steps", "save_steps": 4}).train()
+    plain = peft.PeftModel.from_pretrained(base, tmp_path / "checkpoint-4")
+    weight = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.default.weight"
+    assert torch.equal(plain.state_dict()[weight], bnn.net.state_dict()[weight])
+
+
+# What is refused
+
+
+class _Endless(IterableDataset):
+    def __iter__(self):
+        return itertools.cycle(_data())
+
+
+def test_data_without_a_length_need_n(tmp_path):
+    bnn = bayesify(bert(), MeanField(), output="logits")
+    with pytest.raises(ConfigurationError, match=r"have no length.*give n="):
+        BayesianTrainer(bnn, _args(tmp_path), train_dataset=_Endless())
+    trainer = _trainer(bnn, tmp_path, _Endless(), n=ROWS)
+    trainer.train()
+    assert trainer.n == ROWS
+    with pytest.warns(UserWarning, match="n=3 is below the 12 examples"):
+        BayesianTrainer(bnn, _args(tmp_path), train_dataset=_data(), n=3)
+
+
+def test_what_the_trainer_cannot_do_is_refused(tmp_path):
+    bnn = bayesify(bert(), MeanField(), output="logits")
+    with pytest.raises(TypeError, match="what bayesify returned"):
+        BayesianTrainer(bert(), _args(tmp_path))
+    with pytest.raises(TypeError, match="likelihood must be"):
+        BayesianTrainer(bnn, _args(tmp_path), likelihood="categorical")
+    with pytest.raises(ConfigurationError, match='output="logits"'):
+        BayesianTrainer(bayesify(bert(), MeanField()), _args(tmp_path))
+    with pytest.raises(ConfigurationError, match="member by member"):
+        BayesianTrainer(bayesify([bert(), bert()], DeepEnsemble(members=2), output="logits"), _args(tmp_path))
+    with pytest.raises(ConfigurationError, match="eta_aux"):
+        BayesianTrainer(bayesify(bert(), VIFO(eta_aux=0.5), output="logits"), _args(tmp_path))
+    with pytest.raises(ConfigurationError, match="compute_loss_func"):
+        BayesianTrainer(bnn, _args(tmp_path), compute_loss_func=max)
+    for changes, message in (
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({"batch_eval_metrics": True}, "batch_eval_metrics"),
+        ({"label_names": ["a", "b"]}, "one column"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            BayesianTrainer(bnn, _args(tmp_path, **changes))
+    for settings in ({"samples": 0}, {"eval_samples": 0}, {"beta": -1.0}, {"local_beta": float("nan")}, {"n": 0}):
+        with pytest.raises(ConfigurationError, match=next(iter(settings))):
+            BayesianTrainer(bnn, _args(tmp_path), **settings)
+
+
+def test_batches_without_labels_and_wrong_labels_are_refused(tmp_path):
+    bnn = bayesify(bert(), MeanField(), output="logits")
+    data = [{"input_ids": row["input_ids"], "answer": row["labels"]} for row in _data()]
+    with pytest.raises(DataError, match=r"no 'labels'.*label_names"):
+        _trainer(bnn, tmp_path, data).train()
+    _trainer(bnn, tmp_path, data, changes={"label_names": ["answer"], "max_steps": 1}).train()
+    with pytest.raises(DataError, match="class labels"):
+        _trainer(bnn, tmp_path, [{**row, "labels": -1} for row in _data()]).train()
