@@ -1,0 +1,147 @@
+"""`BayesianModule` with `lightning.Trainer`: its loss, validation, schedules and checkpoints."""
+
+import copy
+import warnings
+
+import lightning
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from bayesify import (
+    VIFO,
+    Categorical,
+    ConfigurationError,
+    DeepEnsemble,
+    Gaussian,
+    LinearWarmup,
+    MeanField,
+    bayesify,
+    elbo,
+    predict,
+)
+from bayesify.integrations.lightning import BayesianModule
+from bayesify.metrics import evaluate
+
+ROWS = 20
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        warnings.filterwarnings("ignore", message=".*(num_workers|isinstance.treespec|logging interval).*")
+        yield
+
+
+def _net(outputs: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def _loader(classes: int = 0, size: int = 6) -> DataLoader:
+    x = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(2))
+    y = torch.arange(ROWS) % classes if classes else x.sum(1)
+    return DataLoader(TensorDataset(x, y), batch_size=size)
+
+
+def _trainer(**settings) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(**{"max_epochs": 2, "accelerator": "cpu", **quiet, **settings})
+
+
+def test_the_loss_is_the_negative_elbo_and_n_the_length_of_the_data():
+    losses, x, y = [], *next(iter(_loader()))
+
+    class Recorded(BayesianModule):
+        def training_step(self, batch, batch_idx):
+            torch.manual_seed(4)
+            losses.append(super().training_step(batch, batch_idx))
+            return losses[-1]
+
+    bnn = bayesify(_net(), MeanField())
+    start = copy.deepcopy(bnn)
+    module = Recorded(bnn, Gaussian(std=0.5), samples=2, beta=0.3)
+    _trainer(max_steps=1).fit(module, _loader())
+    assert module.n == ROWS
+    torch.manual_seed(4)
+    draws = start(x, samples=2)
+    expected = -elbo(draws, Gaussian(std=0.5).log_prob(draws.outputs, y), n=ROWS, beta=0.3)
+    torch.testing.assert_close(losses[0], expected)
+
+
+def test_the_kl_weight_follows_its_schedule():
+    weights = []
+
+    class Recorded(BayesianModule):
+        def on_train_batch_start(self, batch, batch_idx):
+            weights.append(self.settings.beta_at(self.trainer.global_step, self.trainer.estimated_stepping_batches))
+
+    module = Recorded(bayesify(_net(), MeanField()), Gaussian(), beta=LinearWarmup(fraction=0.5))
+    _trainer(max_epochs=2).fit(module, _loader(size=10))
+    assert weights == pytest.approx([0.0, 0.5, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_validation_is_of_the_predictive_distribution(classes):
+    likelihood = Categorical() if classes else Gaussian(std=0.5)
+    module = BayesianModule(bayesify(_net(classes or 1), MeanField(initial_std=0.5)), likelihood)
+    (actual,) = _trainer().validate(module, _loader(classes), verbose=False)
+    parts = [predict(module.bnn, x, likelihood, 16, seed=i) for i, (x, _) in enumerate(_loader(classes))]
+    expected = evaluate(parts[0].cat(*parts[1:]), _loader(classes).dataset.tensors[1])
+    assert len(actual) == (3 if classes else 2)
+    assert actual == pytest.approx({name: expected[name.removeprefix("val_")] for name in actual}, rel=1e-4)
+    (tested,) = _trainer().test(module, _loader(classes), verbose=False)
+    assert tested["test_nll"] == pytest.approx(actual["val_nll"])
+
+
+def test_training_improves_the_validation_nll_and_learns_the_noise():
+    module = BayesianModule(bayesify(_net(), MeanField()), Gaussian(std=1.0, learn=True), learning_rate=0.02)
+    trainer = _trainer(max_epochs=40)
+    (before,) = trainer.validate(module, _loader(), verbose=False)
+    trainer.fit(module, _loader(), _loader())
+    assert float(trainer.callback_metrics["val_nll"]) < before["val_nll"]
+    assert {"train_loss", "train_kl"} <= trainer.callback_metrics.keys()
+    assert float(module.likelihood.std.detach()) < 1.0
+
+
+def test_own_optimizers_are_used():
+    module = BayesianModule(bayesify(_net(), MeanField()), Gaussian(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    _trainer(max_steps=1).fit(module, _loader())
+    assert isinstance(module.trainer.optimizers[0], torch.optim.SGD)
+
+
+def test_checkpoints_restore_network_and_likelihood(tmp_path):
+    module = BayesianModule(bayesify(_net(), MeanField()), Gaussian(learn=True))
+    trainer = _trainer()
+    trainer.fit(module, _loader())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    again = BayesianModule(bayesify(_net(), MeanField()), Gaussian(learn=True))
+    _trainer().validate(again, _loader(), ckpt_path=tmp_path / "a.ckpt", verbose=False, weights_only=True)
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in module.state_dict().items())
+
+
+class _Stream(IterableDataset):
+    def __iter__(self):
+        return iter(_loader().dataset)
+
+
+def test_data_without_a_length_need_n():
+    stream = DataLoader(_Stream(), batch_size=5)
+    bnn = bayesify(_net(), MeanField())
+    with pytest.raises(ConfigurationError, match=r"give BayesianModule\(n=\.\.\.\)"):
+        _trainer().fit(BayesianModule(bnn, Gaussian()), stream)
+    module = BayesianModule(bnn, Gaussian(), n=ROWS)
+    _trainer(max_steps=2).fit(module, stream)
+    assert module.n == ROWS
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(TypeError, match="what bayesify returned"):
+        BayesianModule(_net(), Gaussian())
+    with pytest.raises(ConfigurationError, match="member by member"):
+        BayesianModule(bayesify([_net(), _net()], DeepEnsemble(members=2)), Gaussian())
+    with pytest.raises(ConfigurationError, match="eta_aux"):
+        BayesianModule(bayesify(_net(), VIFO(eta_aux=0.5)), Gaussian())
+    with pytest.raises(ConfigurationError, match="samples"):
+        BayesianModule(bayesify(_net(), MeanField()), Gaussian(), samples=0)
