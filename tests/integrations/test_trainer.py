@@ -178,9 +178,9 @@ def test_the_kl_weight_follows_its_schedule(tmp_path):
 # Gradient accumulation
 
 
-@pytest.mark.parametrize(("size", "accumulated"), [(2, 2), (3, 3), (1, 5)])
+@pytest.mark.parametrize(("size", "accumulated"), [(2, 2), (2, 3), (3, 3), (1, 5)])
 def test_accumulated_batches_step_like_one_large_batch(size, accumulated, tmp_path):
-    """Without noise and in order; 3 * 3 and 1 * 5 end with smaller batches, or fewer of them."""
+    """Without noise and in order; the last step has smaller batches (2 * 3), or fewer of them (1 * 5)."""
     start, states = bayesify(bert(dropout=0.0), Deterministic(prior_std=1.0), output="logits"), []
     for batch, steps in ((size * accumulated, 1), (size, accumulated)):
         changes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": steps, "max_steps": -1, "optim": "sgd"}
@@ -499,6 +499,10 @@ def test_what_the_trainer_cannot_do_is_refused(tmp_path):
     ):
         with pytest.raises(ConfigurationError, match=message):
             BayesianTrainer(bnn, _args(tmp_path, **changes))
+    args = _args(tmp_path)
+    args._n_gpu = 2
+    with pytest.raises(ConfigurationError, match="torchrun"):
+        BayesianTrainer(bnn, args)
     for settings in ({"samples": 0}, {"eval_samples": 0}, {"beta": -1.0}, {"local_beta": float("nan")}, {"n": 0}):
         with pytest.raises(ConfigurationError, match=next(iter(settings))):
             BayesianTrainer(bnn, _args(tmp_path), **settings)
