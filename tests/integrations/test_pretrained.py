@@ -146,6 +146,15 @@ def test_tied_weights_and_mixed_precision_are_restored(tmp_path):
     assert all(torch.equal(x, again.state_dict()[name]) for name, x in bnn.state_dict().items())
 
 
+def test_a_precision_that_is_asked_for_is_that_of_the_posterior(tmp_path):
+    bnn = _bnn(bert(), MeanField())
+    save_pretrained(bnn, tmp_path)
+    again, _ = from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {x.dtype for x in again.parameters()} == {torch.bfloat16}
+    for name, x in bnn.named_parameters():
+        assert torch.equal(again.state_dict()[name], x.bfloat16())
+
+
 def test_frozen_parts_are_stored_once(tmp_path):
     net = bert()
     net.bert.requires_grad_(False)

@@ -281,12 +281,12 @@ def test_any_network_can_be_trained(tmp_path):
 # Evaluation
 
 
-def _mixture(trainer, data, sizes=5):
+def _mixture(trainer, data, sizes=5, chunk=None):
     """Predictive distributions of the batches, as documented: seeds count up from that of the trainer."""
     for i, batch in enumerate(itertools.batched(data, sizes) if hasattr(itertools, "batched") else _batched(data, sizes)):
         columns = _columns(batch)
         y = columns.pop("labels")
-        yield predict(trainer.bnn, columns, trainer.likelihood, 16, seed=trainer.args.seed + i), y
+        yield predict(trainer.bnn, columns, trainer.likelihood, 16, seed=trainer.args.seed + i, chunk=chunk), y
 
 
 def _batched(data, size):
@@ -313,7 +313,7 @@ def test_language_models_are_evaluated_per_token(tmp_path):
     data = _texts()
     trainer = _trainer(bayesify(gpt2(), MeanField(initial_std=0.5), output="logits"), tmp_path, data)
     total, hits, count = 0.0, 0.0, 0
-    for mixture, y in _mixture(trainer, data):
+    for mixture, y in _mixture(trainer, data, chunk=1):
         log_probs, targets = mixture.log_probs[:, :-1], y[:, 1:]
         valid = targets != -100
         total -= float(log_probs.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1)[valid].sum())
@@ -322,6 +322,17 @@ def test_language_models_are_evaluated_per_token(tmp_path):
     actual = trainer.evaluate()
     assert actual["eval_nll"] == pytest.approx(total / count, rel=1e-4)
     assert actual["eval_accuracy"] == pytest.approx(hits / count)
+
+
+def test_language_models_are_evaluated_one_draw_at_a_time(tmp_path):
+    draws = []
+    for net, data in ((gpt2(), _texts()), (masked_bert(), _texts()), (t5(), _texts()), (bert(), _data())):
+        bnn = bayesify(net, MCDropout(), output="logits")
+        bnn.register_forward_pre_hook(lambda _, args, kwargs: draws.append(kwargs["samples"]), with_kwargs=True)
+        trainer = _trainer(bnn, tmp_path, data)
+        draws.clear()
+        trainer.evaluate()
+        assert max(draws) == (16 if data[0].keys() >= {"idx"} else 2)  # two in the test whether passes can be replayed
 
 
 def test_texts_of_different_lengths_are_evaluated(tmp_path):

@@ -15,7 +15,9 @@ from bayesify.train.batch import Batch
 
 __all__ = ["Columns"]
 
-_CAUSAL = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"  # endings of class names
+# endings of class names
+_CAUSAL = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"
+_LANGUAGE = *_CAUSAL, "ForMaskedLM"
 _NOT_CAUSAL = "XLNetLMHeadModel", "XLMWithLMHeadModel", "FlaubertWithLMHeadModel"
 _DECODER_INPUTS = "decoder_input_ids", "decoder_inputs_embeds"
 
@@ -46,8 +48,13 @@ class Columns:
         """Whether the output at one token predicts the next one."""
         if self.shift is not None:
             return self.shift
-        names = [kind.__name__ for kind in type(plain_model(self.net)).__mro__]
+        names = self._class_names()
         return any(name.endswith(_CAUSAL) for name in names) and not (self.is_encoder_decoder or set(names) & set(_NOT_CAUSAL))
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether outputs are large: logits of a vocabulary for every token."""
+        return any(name.endswith(_LANGUAGE) for name in self._class_names())
 
     def batch(self, columns: Mapping[str, Any]) -> Batch:
         """Return the inputs and targets of a batch; the targets of a causal model are shifted by one token.
@@ -70,6 +77,9 @@ class Columns:
             return {name: value for name, value in columns.items() if name != self.labels}
         inputs: Any = self.batch(columns).inputs
         return inputs
+
+    def _class_names(self) -> list[str]:
+        return [kind.__name__ for kind in type(plain_model(self.net)).__mro__]
 
     def _shifted(self, y: Tensor) -> Tensor:
         """Labels at the position of the output that predicts them; the last output predicts nothing."""

@@ -74,7 +74,7 @@ def load_plain(path: Path, kind: str, net: Any, kwargs: dict[str, Any]) -> nn.Mo
             raise ConfigurationError(f"{path} has an adapter: give its base model, from_pretrained(directory, net)")
         import peft
 
-        return peft.PeftModel.from_pretrained(net, str(path), is_trainable=True, **kwargs)
+        return peft.PeftModel.from_pretrained(net, str(path), **{"is_trainable": True, **kwargs})
     if isinstance(net, nn.Module):
         if isinstance(net, transformers.PreTrainedModel):
             raise ConfigurationError(f"{path} has all weights of the model: leave net out, or give its class")

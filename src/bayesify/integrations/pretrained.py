@@ -113,7 +113,8 @@ def from_pretrained(
         net: for an adapter its base model; for a network that transformers cannot build from `config.json` the network, or the
             class of the model. None for all others.
         output: the output selection, if it was a function, which is not saved.
-        kwargs: for the library that loads the plain weights, such as `dtype` and `device_map`.
+        kwargs: for the library that loads the plain weights, such as `device_map`, or `dtype`, which then also holds for the
+            posterior.
 
     Returns:
         The network, in eval mode, and its likelihood.
@@ -145,20 +146,23 @@ def from_pretrained(
     except (ConfigurationError, KeyError) as error:
         raise ModelFileError(f"{path / CONFIG} does not fit this network or this version of bayesify: {error}") from error
     bnn.report = tuple(reports)
-    load_posterior(bnn, path, likelihood)
+    load_posterior(bnn, path, likelihood, exact="dtype" not in kwargs)
     trained = set(config["trained"])
     for name, parameter in bnn.named_parameters():
         parameter.requires_grad_(name in trained)
     return Pretrained(bnn.eval(), likelihood)
 
 
-def load_posterior(bnn: Bayesian, directory: str | os.PathLike[str], likelihood: Likelihood | None = None) -> None:
+def load_posterior(
+    bnn: Bayesian, directory: str | os.PathLike[str], likelihood: Likelihood | None = None, *, exact: bool = True
+) -> None:
     """Load the posterior of a folder into a network of the same structure, in place; frozen plain weights stay as they are.
 
     Args:
         bnn: what `bayesify` returned, from the same network and methods.
         directory: a folder of `save_pretrained`.
         likelihood: also loaded, if given.
+        exact: load tensors in the precision in which they were saved, not in that of the network.
 
     Raises:
         ModelFileError: a file is missing, damaged, or of another network or likelihood. Nothing has changed.
@@ -182,10 +186,10 @@ def load_posterior(bnn: Bayesian, directory: str | os.PathLike[str], likelihood:
         )
     with torch.no_grad():
         for name, x in loaded.items():
-            if own[name].dtype == x.dtype:
-                own[name].copy_(x)
-            else:  # mixed precision, which the plain library does not restore
+            if exact and own[name].dtype != x.dtype:
                 own[name].data = x.to(own[name].device)
+            else:
+                own[name].copy_(x)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -177,9 +177,16 @@ class BayesianTrainer(transformers.Trainer):
         labels = inputs.get(self.columns.labels)
         seed = self.args.seed + self._batches * max(1, self.args.world_size) + self.args.process_index
         self._batches += 1
+        chunk = 1 if self.columns.is_language_model else None  # the memory of one draw
         with self.accelerator.autocast():
             predictive = predict(
-                self.bnn, self.columns.inputs(inputs), self.likelihood, self.settings.eval_samples, seed=seed, progress=False
+                self.bnn,
+                self.columns.inputs(inputs),
+                self.likelihood,
+                self.settings.eval_samples,
+                chunk=chunk,
+                seed=seed,
+                progress=False,
             )
         results: dict[str, Any] = {}
         if labels is not None:
