@@ -56,7 +56,8 @@ def test_text():
         ["total", "2,000,288", "+100.0%"],
     ]
     assert text[8] == "not converted:"
-    assert text[9] == "  1 (MultiheadAttention): this type is not supported; see register_layer"
+    unsupported = "this type is not supported; its own parameters (in_proj_weight, in_proj_bias) stay as they are"
+    assert text[9] == f"  1 (MultiheadAttention): {unsupported}"
     assert text[10].startswith("  1.out_proj (NonDynamicallyQuantizableLinear): nn.MultiheadAttention reads")
     assert len(text) == 11
     assert len(text[1]) == max(map(len, text[:7])), "the rule is as wide as the table"

@@ -15,7 +15,7 @@ from bayesify.core.fast_paths import disable_fast_paths
 from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers import layer_type, recognize, unrecognized, unsupported
+from bayesify.core.layers import kind_of, layer_type, recognize, unrecognized, unsupported
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
 from bayesify.core.modes import modes_kept
@@ -192,6 +192,9 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
 
 def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bool) -> str:
     """Why a layer cannot be made random; empty if it can."""
+    own = [name for name, _ in layer.named_parameters(recurse=False)]
+    if kind_of(layer) is BayesianLayer and "weight" not in own:
+        return f"this type is not supported; its own parameters ({listing(own, most=3)}) stay as they are"
     if reason := unsupported(type(layer)) or unrecognized(layer):
         return reason
     weight = layer._parameters.get("weight")

@@ -126,7 +126,12 @@ class ForwardPass:
         """Output of a random layer for x (S*B, ...)."""
         has_rows = self.has_rows(layer)
         if not torch.compiler.is_compiling():
-            if has_rows and self.rows is not None and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0):
+            if (
+                has_rows
+                and self.rows is not None
+                and layer.posterior.is_random
+                and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0)
+            ):
                 raise RowsError(f"a random layer got an input of shape {tuple(x.shape)} in a pass over {self.rows} rows")
             self._notice_checkpoint()
         return self.inside(layer.sampled, x) if has_rows else self.inside(self.sampled_without_rows, layer, x)
@@ -140,7 +145,7 @@ class ForwardPass:
         if not layer.posterior.is_random:  # equal for all draws: as in the plain network
             return layer.posterior(layer, x)
         draws = layer.sampled_without_rows(x)
-        if self.samples == 1 or self.rows is None:
+        if len(draws) == 1 or self.rows is None:
             return draws[0]
         draws = draws.squeeze(1) if x.shape[0] == 1 else draws
         return draws.repeat_interleave(self.rows // self.samples, 0)

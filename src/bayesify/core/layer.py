@@ -173,7 +173,8 @@ class BayesianLayer(nn.Module):
 
     def sampled(self, x: Tensor) -> Tensor:
         """Random output for x (S*B, ...), before `then`."""
-        return self.prepared_op(x, *self.draw()) if self.forward_pass.coherent else self.posterior(self, x)
+        draws = self.forward_pass.coherent and self.posterior.is_random
+        return self.prepared_op(x, *self.draw()) if draws else self.posterior(self, x)
 
     def sampled_without_rows(self, x: Tensor) -> Tensor:
         """Output (S, ...) of every draw for the same x, before `then`."""

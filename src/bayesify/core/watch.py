@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -14,7 +14,7 @@ from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.replay.marks import tensors_in
 
-__all__ = ["Watch", "WatchedPass", "mark_rows", "origin_of"]
+__all__ = ["Watch", "WatchedPass", "keep_results", "mark_rows", "origin_of"]
 
 _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on values
     (
@@ -22,6 +22,8 @@ _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on va
         *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__"),
     )
 )
+
+_RESERVED = ("_parameters", "_buffers", "_modules", "passes")
 
 
 class WatchedPass(ForwardPass):
@@ -67,6 +69,7 @@ class Watch(TorchFunctionMode):
         by_value: names of the functions that decide by random values.
         with_rows, without_rows: the layers whose inputs depend on the batch, or do not.
         values: the weights that it read, by id.
+        reuses: whether it used what `keep_results` found.
 
     Args:
         rows: B.
@@ -80,6 +83,7 @@ class Watch(TorchFunctionMode):
         self.called: set[BayesianLayer] = set()
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
+        self.reuses = False
         self.values: dict[int, tuple[BayesianLayer, Tensor]] = {}  # with the tensors, so that no other tensor gets their id
 
     def __torch_function__(
@@ -87,6 +91,7 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         tensors = list(tensors_in((args, kwargs)))
+        self.reuses = self.reuses or any(getattr(x, "bayesify_kept", False) for x in tensors)
         if self.values and next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
             self.read.update(self.values[id(x)][0] for x in tensors if id(x) in self.values)
         origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
@@ -105,6 +110,18 @@ class Watch(TorchFunctionMode):
 def origin_of(x: Tensor) -> frozenset[BayesianLayer]:
     """The random layers that a tensor is known to depend on."""
     return getattr(x, "bayesify_origin", frozenset())
+
+
+def keep_results(net: nn.Module) -> list[str]:
+    """Mark tensors in attributes of modules that depend on random layers; return the names of these modules."""
+    names = list[str]()
+    for name, module in net.named_modules():
+        values = [value for key, value in vars(module).items() if key not in _RESERVED]
+        if kept := [x for x in tensors_in(values) if origin_of(x)]:
+            names.append(name or "the network itself")
+            for x in kept:
+                cast(Any, x).bayesify_kept = True
+    return names
 
 
 def has_rows(x: Tensor) -> bool:

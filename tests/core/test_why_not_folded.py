@@ -1,0 +1,119 @@
+"""Why draws are not folded, in words that name the layers; and networks whose passes depend on each other."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayesify import Deterministic, MeanField, bayesify, summary
+from bayesify.core.method import Method
+from bayesify.errors import BayesifyWarning, PassError
+from bayesify.testing.trial import captured_weights
+
+
+class RelativePositions(nn.Module):
+    """Adds a bias for every position, without a batch dimension before it is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.layer = nn.Embedding(4, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.positions(torch.arange(4).view(2, 2)).permute(2, 0, 1).unsqueeze(0)
+        return self.layer(x) + bias.flatten(2).sum(-1)
+
+
+class Product(nn.Module):
+    """Multiplies its input by the matrix of a layer, which it gets from an identity matrix, as DoRA does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) / self.layer(torch.eye(6, dtype=x.dtype)).norm(dim=0)
+
+
+class Remembering(nn.Module):
+    """Computes the norm of its matrix once, in the first pass."""
+
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.layer, self.used = nn.Linear(3, 2), used
+        self.cache: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if not self.used:
+            self.cache["output"] = y
+        return y * self.cache.setdefault("scale", y.abs().mean().detach())
+
+
+def _right(net: nn.Module, x: Tensor, methods: Method | dict[str, Method]) -> None:
+    """Require that draws are those of the plain network."""
+    bnn = bayesify(copy.deepcopy(net), methods)
+    for coherent in (False, True):
+        with captured_weights(bnn) as weights:
+            draws = bnn(x, samples=3, coherent=coherent).outputs
+        if coherent:
+            torch.testing.assert_close(draws, torch.stack([functional_call(net, each, (x,)) for each in weights[-3:]]))
+
+
+def test_a_layer_of_positions_that_cannot_have_rows_is_named() -> None:
+    net, x = RelativePositions().double(), torch.randn(5, 3).double()
+    with pytest.warns(BayesifyWarning, match=r"because the network calls 'positions' on inputs without rows, .*\(with Determin"):
+        _right(net, x, MeanField())
+
+
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+def test_draws_fold_if_the_layer_of_positions_is_deterministic() -> None:
+    _right(RelativePositions().double(), torch.randn(5, 3).double(), {"positions": Deterministic(), "*": MeanField()})
+
+
+def test_a_layer_that_is_called_with_rows_and_without_is_named() -> None:
+    with pytest.warns(BayesifyWarning, match="because the network calls 'layer' on its batch and also on inputs without rows"):
+        _right(Product().double(), torch.randn(5, 6).double(), MeanField())
+
+
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_deterministic_layer_may_be_called_without_rows(rows: int) -> None:
+    _right(Product().double(), torch.randn(rows, 6).double(), Deterministic())
+
+
+def test_results_that_the_next_pass_uses_are_refused() -> None:
+    bnn = bayesify(Remembering(used=True), MeanField())
+    with pytest.raises(
+        PassError, match=r"keeps results of random layers for its next passes, in 'the network itself', so draws would"
+    ):
+        bnn(torch.randn(5, 3), samples=2)
+
+
+def test_results_that_no_pass_uses_may_be_kept() -> None:
+    class Keeping(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.inner = nn.Linear(3, 3)
+
+        def __call__(self, x: Tensor) -> Tensor:
+            self.activations = self.inner(x)
+            return super().__call__(self.activations)
+
+    _right(nn.Sequential(Keeping()).double(), torch.randn(5, 3).double(), MeanField())
+
+
+def test_summary_names_parameters_that_belong_to_no_layer() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cls_token, self.layer = nn.Parameter(torch.zeros(1, 3)), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x + self.cls_token)
+
+    rows = summary(bayesify(nn.Sequential(Tokens()), MeanField())).layers
+    reason = next(row.reason for row in rows if row.layer == "Tokens")
+    assert re.fullmatch(r"this type is not supported; its own parameters \(cls_token\) stay as they are", reason)
