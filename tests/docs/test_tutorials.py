@@ -1,0 +1,28 @@
+"""The tutorials run as they are, in an empty folder; their links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ["pretrained-transformers.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert blocks
+    (tmp_path / "tutorial.py").write_text("\n".join(blocks))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    run = subprocess.run([sys.executable, "tutorial.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert "BayesifyWarning" not in run.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_exist(page: str) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", (DOCS / page).read_text()):
+        assert (DOCS / target).exists(), target
