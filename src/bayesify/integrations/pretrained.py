@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,11 +88,10 @@ def save_pretrained(bnn: Bayesian, directory: str | os.PathLike[str], likelihood
     if plain:
         with at_means(net):
             net.save_pretrained(path)
-    state = {
-        name: x
-        for name, x in _tensors(bnn).items()
-        if not plain or x.requires_grad or not isinstance(x, nn.Parameter) or _is_random(bnn, name)
-    }
+    state = _tensors(bnn)
+    if plain:  # it has the frozen weights
+        random = _posterior_names(bnn, state)
+        state = {n: x for n, x in state.items() if n in random or x.requires_grad or not isinstance(x, nn.Parameter)}
     if likelihood is not None:
         state.update({_LIKELIHOOD + name: x for name, x in _tensors(likelihood).items()})
     weights = [*path.glob("model*.safetensors"), *path.glob("adapter_model.safetensors")] if plain else []
@@ -172,7 +171,7 @@ def load_posterior(
     state = read_state(path, config)
     modules: dict[str, nn.Module] = {"": bnn} if likelihood is None else {"": bnn, _LIKELIHOOD: likelihood}
     own = {prefix + name: x for prefix, module in modules.items() for name, x in _tensors(module).items()}
-    needed = {name for name in own if name.startswith(_LIKELIHOOD) or _is_random(bnn, name)}
+    needed = _posterior_names(bnn, own)
     loaded = {name: x for name, x in state.items() if likelihood is not None or not name.startswith(_LIKELIHOOD)}
     wrong = [f"{name} is missing" for name in needed - loaded.keys()]
     for name, x in loaded.items():
@@ -198,10 +197,10 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in (*module.named_parameters(), *module.named_buffers()) if name in kept}
 
 
-def _is_random(bnn: Bayesian, name: str) -> bool:
-    """Whether a tensor belongs to a random layer or to the root."""
-    layer = next((layer for layer, _ in bnn.random_layers() if name.startswith(f"net.{layer}." if layer else "net.")), None)
-    return layer is not None or not name.startswith("net.")
+def _posterior_names(bnn: Bayesian, names: Iterable[str]) -> set[str]:
+    """The names of tensors that belong to random layers or to the root."""
+    layers = tuple(f"net.{name}." if name else "net." for name, _ in bnn.random_layers())
+    return {name for name in names if name.startswith(layers) or not name.startswith("net.")}
 
 
 def _describe(bnn: Bayesian, likelihood: Likelihood | None) -> dict[str, Any]:
