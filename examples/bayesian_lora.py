@@ -66,7 +66,7 @@ CANDIDATES: dict[str, list[Candidate]] = {
     "MeanField, A and B": [Candidate({AB: MeanField(prior_std=0.2)}, beta) for beta in BETAS],
     "VSD": [Candidate({A: VSD()}, 0.1 * beta) for beta in BETAS],
     "WHVI": [Candidate({A: WHVI()}, beta) for beta in BETAS],
-    "ScalaBL": [Candidate({A: ScalaBL()}, beta) for beta in BETAS],
+    "ScalaBL": [Candidate({A: ScalaBL(initial_std=std)}) for std in (0.1, 0.3, 1.0)],
     "EMP, norms": [Candidate({"*norm*": EMP(prior_std=None, spread=spread)}) for spread in (0.1, 0.3, 0.5)],
     "VIFO, head": [Candidate({HEAD: VIFO(eta=eta)}) for eta in (0.1, 0.01, 0.001)],
 }
