@@ -84,6 +84,26 @@ def test_a_deterministic_layer_may_be_called_without_rows(rows: int) -> None:
     _right(Product().double(), torch.randn(rows, 6).double(), Deterministic())
 
 
+def test_a_network_that_calls_other_layers_than_before_is_examined_again() -> None:
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.on = nn.Linear(6, 6), Product(), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(x) if self.on else self.first(x)
+
+    net, x = Switched().double(), torch.randn(2, 6).double()
+    bnn = bayesify(copy.deepcopy(net), MeanField())
+    with pytest.warns(BayesifyWarning, match="does not use 1 of its random layers"):
+        bnn(x, samples=3)
+    for each in (net, bnn.net):
+        each.__dict__["on"] = True
+    with pytest.warns(BayesifyWarning, match="also on inputs without rows"), captured_weights(bnn) as weights:
+        draws = bnn(x, samples=3, coherent=True).outputs
+    torch.testing.assert_close(draws, torch.stack([functional_call(net, each, (x,)) for each in weights[-3:]]))
+
+
 def test_results_that_the_next_pass_uses_are_refused() -> None:
     bnn = bayesify(Remembering(used=True), MeanField())
     with pytest.raises(

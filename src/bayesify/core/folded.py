@@ -15,7 +15,7 @@ from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
-from bayesify.core.forward_pass import ForwardPass, RowsError
+from bayesify.core.forward_pass import ForwardPass, NewLayerError, RowsError
 from bayesify.core.generators import noise_of_rank, own_noise
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
@@ -37,6 +37,7 @@ class _Plan(NamedTuple):
     independent_rows: bool
     folds: bool
     layers_without_rows: tuple[int, ...] = ()
+    unused_layers: tuple[int, ...] = ()
 
 
 class Folded(Bayesian):
@@ -67,6 +68,11 @@ class Folded(Bayesian):
         with noise_of_rank(self.net, self.training):
             try:
                 passes, outputs = self._passes(call, samples, coherent, plan)
+            except NewLayerError:  # the network was changed: another adapter is active
+                self._verdicts.clear()
+                self._training_verdicts.clear()
+                plan = self._plan(call, samples)
+                passes, outputs = self._passes(call, samples, coherent or not plan.independent_rows, plan)
             except RowsError as error:
                 if not plan.folds or self.fold:
                     raise
@@ -96,10 +102,13 @@ class Folded(Bayesian):
     def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None, plan: _Plan) -> ForwardPass:
         positions = plan.layers_without_rows
         layers = [layer for i, (_, layer) in enumerate(self.random_layers()) if i in positions] if positions else []
+        unused = (
+            [layer for i, (_, layer) in enumerate(self.random_layers()) if i in plan.unused_layers] if plan.unused_layers else []
+        )
         if self._prefix is not None:
             return ReplayPass(self._prefix, samples, coherent, layers)
         pays_kl = first and self.pays_kl
-        return ForwardPass(samples, coherent=coherent, pays_kl=pays_kl, rows=rows, without_rows=layers)
+        return ForwardPass(samples, coherent=coherent, pays_kl=pays_kl, rows=rows, without_rows=layers, unused=unused)
 
     def _run(self, forward_pass: ForwardPass, call: Inputs, samples: int) -> Any:
         prefix = self._prefix
@@ -125,10 +134,10 @@ class Folded(Bayesian):
         if verdict.without_rows:
             call.without(verdict.without_rows)
         if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
-            return _Plan(True, True, verdict.layers_without_rows)
+            return _Plan(True, True, verdict.layers_without_rows, verdict.unused_layers)
         folds = verdict.independent_rows and self.fold is not False
         folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
-        return _Plan(verdict.independent_rows, folds, verdict.layers_without_rows)
+        return _Plan(verdict.independent_rows, folds, verdict.layers_without_rows, verdict.unused_layers)
 
     def _examined(self, call: Inputs) -> Verdict | None:
         """Examine the network; while `torch.compile` traces, with the values of the traced inputs."""

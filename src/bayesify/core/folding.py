@@ -51,12 +51,14 @@ class Verdict:
         reason: why not.
         without_rows: positions of inputs without rows whose size happens to be that of the batch.
         layers_without_rows: positions of layers whose inputs do not depend on the batch, such as embeddings of positions.
+        unused_layers: positions of layers that the network did not call.
     """
 
     independent_rows: bool
     reason: str = ""
     without_rows: tuple[int, ...] = ()
     layers_without_rows: tuple[int, ...] = ()
+    unused_layers: tuple[int, ...] = ()
 
 
 def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs) -> Verdict | None:
@@ -100,7 +102,8 @@ def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, i
             return Verdict(False, reason)
         missing = [i for i, (has, takes) in enumerate(zip(inputs.has_rows, agreeing.rows, strict=True)) if has and not takes]
         positions = [i for i, layer in enumerate(layers) if layer in examination.without_rows]
-        return Verdict(True, without_rows=tuple(missing), layers_without_rows=tuple(positions))
+        unused = [i for i, layer in enumerate(layers) if layer not in examination.called]
+        return Verdict(True, without_rows=tuple(missing), layers_without_rows=tuple(positions), unused_layers=tuple(unused))
 
 
 def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, verdict: Verdict) -> bool:
@@ -181,6 +184,7 @@ class _Examination:
         self.net, self.layers, self.passes = net, layers, passes
         self.drawn: dict[BayesianLayer, tuple[Tensor, Tensor | None]] = {}
         self.used: set[BayesianLayer] = set()
+        self.called: set[BayesianLayer] = set()
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
         self.without_rows: set[BayesianLayer] = set()
@@ -199,6 +203,7 @@ class _Examination:
             both = watch.without_rows & watch.with_rows
             self.mixed = [layer for layer in self.layers if layer in both and layer.posterior.is_random]
             self.read |= watch.read
+            self.called |= watch.called
             self.by_value |= watch.by_value
             self.used.update(*map(origin_of, outputs))
             if untraced := [layer for layer in watch.called if layer not in self.used]:

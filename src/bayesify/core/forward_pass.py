@@ -15,13 +15,17 @@ from bayesify.errors import PassError
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
 
-__all__ = ["ForwardPass", "RowsError"]
+__all__ = ["ForwardPass", "NewLayerError", "RowsError"]
 
 T = TypeVar("T")
 
 
 class RowsError(PassError):
     """The input of a random layer does not consist of the rows of all draws."""
+
+
+class NewLayerError(RowsError):
+    """The network calls a random layer that it did not call when it was examined."""
 
 
 class ForwardPass:
@@ -36,6 +40,7 @@ class ForwardPass:
         rows: S*B if known. A random layer whose input does not have a multiple of it raises a `RowsError`.
         drawn: values that `once` returns instead of drawing, by key.
         without_rows: layers whose inputs do not depend on the batch (positions); they draw weights, and return rows for all draws.
+        unused: layers that the network did not call when it was examined; calling one raises a `NewLayerError`.
     """
 
     def __init__(
@@ -47,8 +52,9 @@ class ForwardPass:
         rows: int | None = None,
         drawn: Mapping[Any, Any] | None = None,
         without_rows: Iterable[Any] = (),
+        unused: Iterable[Any] = (),
     ) -> None:
-        self._without_rows = dict.fromkeys(without_rows)
+        self._without_rows, self._unused = dict.fromkeys(without_rows), dict.fromkeys(unused)
         self.samples, self.coherent, self.rows = samples, coherent, rows
         self.score: Tensor | None = None
         self.found_kls: dict[nn.Module, Tensor] = {}
@@ -125,6 +131,8 @@ class ForwardPass:
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         """Output of a random layer for x (S*B, ...)."""
         has_rows = self.has_rows(layer)
+        if self._unused and layer in self._unused:
+            raise NewLayerError("the network calls a random layer that it did not call before")
         if not torch.compiler.is_compiling():
             if (
                 has_rows
