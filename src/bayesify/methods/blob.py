@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +31,8 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.errors import ConfigurationError, NothingRandomError
-from bayesify.formatting import listing
 from bayesify.functional import at_least_float32, gaussian_kl_sum
+from bayesify.methods._adapters import adapters, check_where
 
 __all__ = ["BLoB"]
 
@@ -63,19 +61,12 @@ class BLoB(Method):
     epsilon: float = 0.05
 
     def __post_init__(self) -> None:
-        if not isinstance(self.where, str) or not self.where:
-            raise ConfigurationError(f'where must be a name pattern such as "*lora_[Aa]*", got {self.where!r}')
+        check_where(self.where)
         check_scale("prior_std", self.prior_std)
         check_scale("epsilon", self.epsilon)
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
-        chosen = [name for name in layers if fnmatchcase(name, self.where)]
-        if not chosen:
-            raise NothingRandomError(
-                f"BLoB(where={self.where!r}) matches no layer, so the network has no adapter; add one first "
-                f"(peft.get_peft_model), or name layers by a pattern; the layers are {listing(map(repr, layers))}"
-            )
-        return dict.fromkeys(chosen, self)
+        return dict.fromkeys(adapters(layers, "BLoB", self.where), self)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         return BLoBPosterior(self, layer) if layer.contracts else None

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +28,9 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.errors import ConfigurationError, NothingRandomError
-from bayesify.formatting import listing
+from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, gaussian_kl_sum
+from bayesify.methods._adapters import adapters, check_where
 
 __all__ = ["ScalaBL"]
 
@@ -61,21 +60,14 @@ class ScalaBL(Method):
     initial_std: float = 0.1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.where, str) or not self.where:
-            raise ConfigurationError(f'where must be a name pattern such as "*lora_[Aa]*", got {self.where!r}')
+        check_where(self.where)
         if isinstance(self.prior_mean, bool) or not isinstance(self.prior_mean, int | float) or not math.isfinite(self.prior_mean):
             raise ConfigurationError(f"prior_mean must be a finite number, got {self.prior_mean!r}")
         check_scale("prior_std", self.prior_std)
         check_scale("initial_std", self.initial_std)
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
-        chosen = [name for name in layers if fnmatchcase(name, self.where)]
-        if not chosen:
-            raise NothingRandomError(
-                f"ScalaBL(where={self.where!r}) matches no layer, so the network has no adapter; add one first "
-                f"(peft.get_peft_model), or name layers by a pattern; the layers are {listing(map(repr, layers))}"
-            )
-        return dict.fromkeys(chosen, self)
+        return dict.fromkeys(adapters(layers, "ScalaBL", self.where), self)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         # the layers that adapters consist of; their weight is (r, ...)
@@ -83,7 +75,7 @@ class ScalaBL(Method):
 
 
 class ScalePosterior(Posterior):
-    """Means and log standard deviations (r,) of s, beside the layer's own weight A."""
+    """Means and log standard deviations (r,) of s, next to the layer's own weight A."""
 
     def __init__(self, method: ScalaBL, layer: BayesianLayer) -> None:
         super().__init__()
