@@ -6,11 +6,13 @@ import dataclasses
 import datetime
 import math
 import numbers
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bayesify.data.text_values import date_format, number_format, parse_numbers
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.formatting import listing
 
@@ -26,6 +28,7 @@ KINDS = ("number", "boolean", "datetime", "category")
 _DAY = pd.Timedelta(days=1)
 _EPOCH = pd.Timestamp(0, tz="UTC")
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
+_ROW_NAME = re.compile(r"(?:.*[_ ])?(?:id|index|row|rowid|row number|nr|no|unnamed: ?\d+)", re.IGNORECASE)
 _MAX_CATEGORIES = 100
 _LARGEST = 1e100  # squares of larger values overflow
 
@@ -41,6 +44,7 @@ class Column:
         categories: the most frequent categories, at most 100.
         missing: fraction of rows without a value.
         reason: why the column was dropped.
+        format: of text: the decimal separator of numbers, or the `strftime` format of dates; empty for other columns.
     """
 
     name: str
@@ -50,13 +54,15 @@ class Column:
     categories: tuple[str, ...] = ()
     missing: float = 0.0
     reason: str = ""
+    format: str = ""
 
 
 def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
     """Infer the kind of every column of a training table.
 
     Columns without values, constant columns, and text columns that differ in nearly every row (identifiers, free text) are marked
-    as dropped. Dropping an identifier issues a warning.
+    as dropped. Text that is nearly always a number ("1,200", "3,5", "$5", "7 %") or a date (31.12.2020, 12/31/2020) is read as
+    such, and other values in a column of numbers are missing values. Dropping an identifier and reading text issue a warning.
 
     Raises:
         DataError: duplicate column names, infinite values, mixed types in one column, or no usable column.
@@ -96,7 +102,7 @@ def conform(X: pd.DataFrame, columns: Sequence[Column], *, new: bool = True) -> 
         warnings.warn(
             f"X has columns that were not in the training table; they are ignored: {listing(map(repr, unknown))}", stacklevel=3
         )
-    return pd.DataFrame({c.name: _convert(c.name, X.iloc[:, positions[c.name]], c.kind) for c in used}, index=X.index)
+    return pd.DataFrame({c.name: _convert(X.iloc[:, positions[c.name]], c) for c in used}, index=X.index)
 
 
 def check_unique_names(names: Iterable[object], source: str) -> None:
@@ -125,13 +131,23 @@ def _describe(name: str, values: pd.Series) -> Column:
     missing = round(1 - len(present) / max(1, len(values)), 6)
     if present.empty:
         return Column(name=name, kind="dropped", missing=1.0, reason="it has no values")
-    kind = _kind(name, present)
-    converted = _convert(name, present, kind)
+    kind, written = _kind(name, present)
+    converted = _convert(present, Column(name=name, kind=kind, format=written)).dropna()
+    missing = round(1 - len(converted) / max(1, len(values)), 6)
     distinct = converted.nunique()
+    if _numbers_rows(name, converted, kind):
+        reason = "its values number the rows"
+        warnings.warn(f"column {name!r} is not used: {reason}; rename it if they mean something", stacklevel=4)
+        return Column(name=name, kind="dropped", missing=missing, reason=reason)
     if distinct == 1 and not missing:
         return Column(name=name, kind="dropped", reason=f"it is {format_value(present.iloc[0])} in every row")
     if kind != "category":
-        return Column(name=name, kind=kind, minimum=float(converted.min()), maximum=float(converted.max()), missing=missing)
+        if written:
+            example = f", such as {format_value(present.iloc[0])}"
+            warnings.warn(f"column {name!r} is text and read as {_described(kind, written)}{example}", stacklevel=4)
+        return Column(
+            name=name, kind=kind, minimum=float(converted.min()), maximum=float(converted.max()), missing=missing, format=written
+        )
     if distinct >= 20 and distinct > 0.9 * len(present):
         example = format_value(present.iloc[0])
         reason = f"nearly all of its {len(present)} values are distinct ({example}, ...), as in an identifier or free text"
@@ -140,7 +156,34 @@ def _describe(name: str, values: pd.Series) -> Column:
     return Column(name=name, kind=kind, categories=tuple(converted.value_counts().index[:_MAX_CATEGORIES]), missing=missing)
 
 
-def _kind(name: str, present: pd.Series) -> str:
+def _numbers_rows(name: str, converted: pd.Series, kind: str) -> bool:
+    """Whether a column called id, index or the like has consecutive integers."""
+    count = len(converted)
+    if kind != "number" or count < 20 or not _ROW_NAME.fullmatch(name.strip()):
+        return False
+    return converted.nunique() == count and float(converted.max() - converted.min()) == count - 1
+
+
+def _described(kind: str, written: str) -> str:
+    if kind == "datetime":
+        return f"dates, {written.replace('%d', 'day').replace('%m', 'month').replace('%Y', 'year')}"
+    return "numbers with a decimal comma" if written == "," else "numbers"
+
+
+def _kind(name: str, present: pd.Series) -> tuple[str, str]:
+    """The kind of a column, and the format of its text."""
+    kind = _kind_of_dtype(name, present)
+    if kind != "category" or isinstance(present.dtype, pd.CategoricalDtype) or not present.map(lambda x: isinstance(x, str)).all():
+        return kind, ""
+    text = present.astype(str)
+    if text.str.fullmatch(_ISO_DATE).all():
+        return "datetime", ""
+    if written := number_format(text):
+        return "number", written
+    return ("datetime", written) if (written := date_format(text)) else ("category", "")
+
+
+def _kind_of_dtype(name: str, present: pd.Series) -> str:
     types = pd.api.types
     if types.is_bool_dtype(present):
         return "boolean"
@@ -158,7 +201,7 @@ def _kind(name: str, present: pd.Series) -> str:
         raise DataError(f"column {name!r} has values of several kinds: {kinds}; convert them to one kind")
     check_value_types(f"column {name!r}", present)
     (kind,) = examples
-    return "datetime" if kind == "category" and present.astype(str).str.fullmatch(_ISO_DATE).all() else kind
+    return kind
 
 
 def _kind_of_value(value: Any) -> str:
@@ -171,13 +214,28 @@ def _kind_of_value(value: Any) -> str:
     return "category" if isinstance(value, str) else type(value).__name__
 
 
-def _convert(name: str, values: pd.Series, kind: str) -> pd.Series:
-    """Convert to text (categories) or float; raise a `DataError` for values that do not fit the kind."""
+def _convert(values: pd.Series, column: Column) -> pd.Series:
+    """Convert to text (categories) or float; raise a `DataError` for values that do not fit the kind.
+
+    In a column of numbers that was text in training, text that is no number is a missing value, with a warning.
+    """
+    name, kind = column.name, column.kind
     if kind == "category":
         return values.astype(object).map(_text, na_action="ignore").where(values.notna(), np.nan)
-    result = _days(values) if kind == "datetime" else _floats(values, kind)
+    is_text = bool(column.format) and values.notna().any() and values.dropna().map(lambda x: isinstance(x, str)).all()
+    if is_text and kind == "number":
+        result = parse_numbers(values.astype(object).where(values.notna(), "").astype(str), column.format)
+    else:
+        result = _days(values, column.format if is_text else "") if kind == "datetime" else _floats(values, kind)
     invalid = result.isna() & values.notna()
-    if invalid.any():
+    if invalid.any() and is_text and kind == "number":
+        others = listing(map(repr, dict.fromkeys(values[invalid])), most=3)
+        warnings.warn(
+            f"column {name!r} has text that is no number in {int(invalid.sum())} of {len(values)} rows ({others}); it is treated "
+            "as missing",
+            stacklevel=5,
+        )
+    elif invalid.any():
         first = int(invalid.argmax())
         raise DataError(
             f"column {name!r} must be of kind {kind!r}, got {format_value(values.iloc[first])} in row {first} "
@@ -190,10 +248,10 @@ def _convert(name: str, values: pd.Series, kind: str) -> pd.Series:
     return result
 
 
-def _days(values: pd.Series) -> pd.Series:
+def _days(values: pd.Series, written: str = "") -> pd.Series:
     if pd.api.types.is_numeric_dtype(values):  # pandas would read them as nanoseconds
         return pd.Series(np.nan, values.index)
-    return (pd.to_datetime(values, errors="coerce", utc=True, format="mixed") - _EPOCH) / _DAY
+    return (pd.to_datetime(values, errors="coerce", utc=True, format=written or "mixed") - _EPOCH) / _DAY
 
 
 def _floats(values: pd.Series, kind: str) -> pd.Series:
