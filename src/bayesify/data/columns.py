@@ -102,7 +102,7 @@ def conform(X: pd.DataFrame, columns: Sequence[Column], *, new: bool = True) -> 
         warnings.warn(
             f"X has columns that were not in the training table; they are ignored: {listing(map(repr, unknown))}", stacklevel=3
         )
-    return pd.DataFrame({c.name: _convert(X.iloc[:, positions[c.name]], c) for c in used}, index=X.index)
+    return pd.DataFrame({c.name: _convert(X.iloc[:, positions[c.name]], c, tell=new) for c in used}, index=X.index)
 
 
 def check_unique_names(names: Iterable[object], source: str) -> None:
@@ -135,8 +135,8 @@ def _describe(name: str, values: pd.Series) -> Column:
     converted = _convert(present, Column(name=name, kind=kind, format=written)).dropna()
     missing = round(1 - len(converted) / max(1, len(values)), 6)
     distinct = converted.nunique()
-    if _numbers_rows(name, converted, kind):
-        reason = "its values number the rows"
+    if _identifies_rows(name, converted, kind):
+        reason = "all of its values are different, as in an identifier"
         warnings.warn(f"column {name!r} is not used: {reason}; rename it if they mean something", stacklevel=4)
         return Column(name=name, kind="dropped", missing=missing, reason=reason)
     if distinct == 1 and not missing:
@@ -156,12 +156,11 @@ def _describe(name: str, values: pd.Series) -> Column:
     return Column(name=name, kind=kind, categories=tuple(converted.value_counts().index[:_MAX_CATEGORIES]), missing=missing)
 
 
-def _numbers_rows(name: str, converted: pd.Series, kind: str) -> bool:
-    """Whether a column called id, index or the like has consecutive integers."""
-    count = len(converted)
-    if kind != "number" or count < 20 or not _ROW_NAME.fullmatch(name.strip()):
+def _identifies_rows(name: str, converted: pd.Series, kind: str) -> bool:
+    """Whether a column called id, index or the like has integers that are all different."""
+    if kind != "number" or len(converted) < 20 or not _ROW_NAME.fullmatch(name.strip()):
         return False
-    return converted.nunique() == count and float(converted.max() - converted.min()) == count - 1
+    return converted.is_unique and bool((converted % 1 == 0).all())
 
 
 def _described(kind: str, written: str) -> str:
@@ -214,10 +213,10 @@ def _kind_of_value(value: Any) -> str:
     return "category" if isinstance(value, str) else type(value).__name__
 
 
-def _convert(values: pd.Series, column: Column) -> pd.Series:
+def _convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Series:
     """Convert to text (categories) or float; raise a `DataError` for values that do not fit the kind.
 
-    In a column of numbers that was text in training, text that is no number is a missing value, with a warning.
+    In a column of numbers that was text in training, text that is no number is a missing value; `tell` warns of it.
     """
     name, kind = column.name, column.kind
     if kind == "category":
@@ -228,7 +227,9 @@ def _convert(values: pd.Series, column: Column) -> pd.Series:
     else:
         result = _days(values, column.format if is_text else "") if kind == "datetime" else _floats(values, kind)
     invalid = result.isna() & values.notna()
-    if invalid.any() and is_text and kind == "number":
+    if is_text and kind == "number":
+        if not (tell and invalid.any()):
+            return result
         others = listing(map(repr, dict.fromkeys(values[invalid])), most=3)
         warnings.warn(
             f"column {name!r} has text that is no number in {int(invalid.sum())} of {len(values)} rows ({others}); it is treated "
