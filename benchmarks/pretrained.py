@@ -2,9 +2,9 @@
 
     python -m benchmarks.pretrained [--rounds 5] [--samples 8] [--quick]
 
-BERT base (110 million weights) classifies 32 texts of 128 tokens in batches of 8; a Llama-like model of 12 layers generates 16 tokens for 2 prompts
-of 32 tokens. Weights are random: times do not depend on them. Writes results/pretrained.json: milliseconds and ratios to one
-pass over the texts, or one generation, of the plain network, interleaved in one process.
+BERT base (110 million weights) classifies 32 texts of 128 tokens in batches of 8; a Llama-like model of 12 layers generates 16
+tokens for 2 prompts of 32 tokens. Weights are random: times do not depend on them. Writes results/pretrained.json: milliseconds
+and ratios to one pass over the texts, or one generation, of the plain network, interleaved in one process.
 """
 
 from __future__ import annotations
