@@ -119,7 +119,7 @@ def _preresnet(shape: Shape, classes: int, depth: int, width: int) -> nn.Module:
     layers["fc"] = nn.Linear(channels, classes)
     net = nn.Sequential(layers)
     # A third faster on a CPU. With other widths, the gradient of a strided 1 x 1 convolution corrupts memory: oneDNN 3.12, AVX2.
-    return net.to(memory_format=torch.channels_last) if width % 8 == 0 else net
+    return net.to(memory_format=torch.channels_last) if width % 8 == 0 else net  # pyright: ignore[reportCallIssue]
 
 
 class _PreActivationBlock(nn.Module):
