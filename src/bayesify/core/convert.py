@@ -155,7 +155,7 @@ def _check_random(layers: Mapping[str, nn.Module], reports: Sequence[LayerReport
     random = [layer for layer in layers.values() if isinstance(layer, BayesianLayer) and layer.posterior.is_random]
     if all(report.method is None for report in reports) or (not random and any(m.is_random for m in methods.values())):
         layers_by_reason = dict[str, list[str]]()
-        for report in sorted(reports, key=lambda report: report.reason.endswith("as it is")):  # the others have a remedy
+        for report in reports:
             layer = f"{report.name or 'the network itself'} ({report.layer})"
             layers_by_reason.setdefault(report.reason or "a point estimate", []).append(layer)
         reasons = (f"{listing(names, most=3)}: {reason}" for reason, names in layers_by_reason.items())
