@@ -152,7 +152,7 @@ class Ensemble(Bayesian):
             samples = -(-samples // len(members)) * len(members)
         counts = [samples // len(members) + (k < samples % len(members)) for k in range(len(members))]
         call = self.inputs_of(inputs, kwargs)
-        draws = list[Draws]()
+        draws: list[Draws] = []
         for member, n in zip(members, counts, strict=True):
             if n:
                 args, kwargs = call.map(torch.clone)  # a member may change them in place
