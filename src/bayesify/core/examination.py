@@ -1,0 +1,191 @@
+"""Passes over a few rows with two draws of the weights, from which `folding` judges a network.
+
+The examination compares a folded pass of two draws with a pass per draw at the same weights: the posterior means with 30 % noise,
+whatever the posterior, because the question is one of structure. The network's other noise (dropout) is replaced with constants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bayesify.core.inputs import Arguments, Inputs, fold
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.noise_free import NoiseFree
+from bayesify.core.objects import ChangedInputError
+from bayesify.core.passes import Passes
+from bayesify.core.shards import with_whole_parameters
+from bayesify.core.watch import Watch, WatchedPass, mark_rows, origin_of
+
+__all__ = ["Candidate", "Examination", "candidates"]
+
+_ROWS, _SPREAD = 3, 0.3
+_MOST_AMBIGUOUS = 3  # inputs that are tried with and without rows
+_SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # raised by networks for wrong shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A choice of a few rows of the inputs: which leaves have rows, and the number of rows to take."""
+
+    rows: tuple[bool, ...]
+    count: int
+
+    def single(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x) -> Arguments:
+        return inputs.map(lambda x: then(self._cut(x, inputs)), self.rows)
+
+    def folded(self, inputs: Inputs) -> Arguments:
+        return inputs.map(lambda x: fold(self._cut(x, inputs), 2), self.rows)
+
+    def _cut(self, x: Tensor, inputs: Inputs) -> Tensor:
+        return x.narrow(inputs.batch_dim, 0, self.count).clone()
+
+
+def candidates(inputs: Inputs) -> Iterator[Candidate]:
+    """The first rows if they are valid inputs, otherwise the whole batch; then the same without rows for ambiguous tensors."""
+    ambiguous = inputs.ambiguous[:_MOST_AMBIGUOUS]
+    for size in range(len(ambiguous) + 1):
+        for missing in itertools.combinations(ambiguous, size):
+            rows = tuple(has and i not in missing for i, has in enumerate(inputs.has_rows))
+            few = min(_ROWS, inputs.batch) if inputs.can_be_cut else inputs.batch
+            yield from (Candidate(rows, count) for count in dict.fromkeys((few, inputs.batch)))
+
+
+class Examination:
+    """Passes over a few rows with the same two draws of all layers."""
+
+    def __init__(self, net: nn.Module, layers: Collection[BayesianLayer], passes: Passes) -> None:
+        self.net, self.layers, self.passes = net, layers, passes
+        self.drawn: dict[BayesianLayer, tuple[Tensor, Tensor | None]] = {}
+        self.used: set[BayesianLayer] = set()
+        self.called: set[BayesianLayer] = set()
+        self.read: set[BayesianLayer] = set()
+        self.by_value: set[str] = set()
+        self.without_rows: set[BayesianLayer] = set()
+        self.mixed: list[BayesianLayer] = []  # random layers that are called both with rows and without
+
+    def draw(self) -> None:
+        for layer in self.layers:
+            self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
+
+    def runs(self, inputs: Inputs, candidate: Candidate) -> bool:
+        """Whether the network accepts these rows; record what it does with its layers."""
+        watch = Watch(candidate.count)
+        try:
+            outputs = self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
+            self.without_rows = watch.without_rows - watch.with_rows
+            both = watch.without_rows & watch.with_rows
+            self.mixed = [layer for layer in self.layers if layer in both and layer.posterior.is_random]
+            self.read |= watch.read
+            self.called |= watch.called
+            self.by_value |= watch.by_value
+            self.used.update(*map(origin_of, outputs))
+            if untraced := [layer for layer in watch.called if layer not in self.used]:
+                self.used.update(self._reaching(untraced, inputs, candidate))
+        except ChangedInputError:
+            raise
+        except _SHAPE_ERRORS:
+            return False
+        return True
+
+    def reuses(self, inputs: Inputs, candidate: Candidate) -> bool:
+        """Whether another pass uses results of this one (`keep_results`)."""
+        watch = Watch(candidate.count)
+        try:
+            self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(1), watch=watch))
+        except _SHAPE_ERRORS:
+            return False
+        return watch.reuses
+
+    def agrees_with_one_draw_of(self, layers: Collection[BayesianLayer], inputs: Inputs) -> bool:
+        """Whether draws fold if these layers, which have no rows, draw once for all."""
+        for layer in layers:
+            weight, bias = self.drawn[layer]
+            self.drawn[layer] = weight[:1], None if bias is None else bias[:1]
+        return self.agreeing(inputs) is not None
+
+    def _reaching(self, layers: list[BayesianLayer], inputs: Inputs, candidate: Candidate) -> list[BayesianLayer]:
+        """The layers that the outputs depend on, by their gradients, where the traces of `Watch` end."""
+        drawn: dict[Any, Any] = self._draw_of(0)
+        weights: list[Tensor] = [drawn[layer][0].requires_grad_() for layer in layers]
+        with torch.enable_grad():
+            outputs = self._run(candidate.single(inputs), WatchedPass(drawn))
+            ends = [y.sum() for y in outputs if y.requires_grad]
+            try:
+                gradients = torch.autograd.grad(ends, weights, allow_unused=True) if ends else weights
+            except RuntimeError:  # the network is not differentiable: assume that all are used
+                return layers
+        return [layer for layer, gradient in zip(layers, gradients, strict=True) if gradient is not None]
+
+    def agreeing(self, inputs: Inputs) -> Candidate | None:
+        """The first choice of rows for which a folded pass and a pass per draw agree."""
+        refuted: set[tuple[bool, ...]] = set()
+        for candidate in candidates(inputs):
+            if candidate.rows not in refuted:
+                agrees = self._agrees(inputs, candidate)
+                if agrees:
+                    return candidate
+                if agrees is False:  # more rows would not help
+                    refuted.add(candidate.rows)
+        return None
+
+    def _agrees(self, inputs: Inputs, candidate: Candidate) -> bool | None:
+        """Whether a folded pass and a pass per draw agree; None if the network does not accept such rows."""
+        try:
+            first, second = (self._run(candidate.single(inputs), WatchedPass(self._draw_of(s))) for s in (0, 1))
+            one_pass = WatchedPass(self.drawn, samples=2, rows=2 * candidate.count, without_rows=self.without_rows)
+            folded = self._run(candidate.folded(inputs), one_pass)
+        except _SHAPE_ERRORS:
+            return None
+        return len(folded) == len(first) == len(second) and all(map(_equal, folded, first, second))
+
+    def _draw_of(self, s: int) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
+
+        def one(x: Tensor) -> Tensor:
+            return x[s : s + 1] if len(x) > 1 else x
+
+        return {layer: (one(weight), None if bias is None else one(bias)) for layer, (weight, bias) in self.drawn.items()}
+
+    def _run(self, arguments: Arguments, forward_pass: WatchedPass) -> list[Tensor]:
+        args, kwargs = arguments
+        with NoiseFree(), forward_pass.watch or nullcontext():
+            outputs = self.passes.run(forward_pass, self.net, args, kwargs)
+        return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
+
+
+def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+    """Weight (2, *) and bias (2, *) around the posterior mean."""
+    weight, bias = layer.posterior.mean(layer)
+
+    def around(mean: Tensor) -> Tensor:
+        scale = float(mean.float().square().mean().sqrt()) or 1 / math.sqrt(layer.fan_in)
+        return mean + _SPREAD * scale * torch.randn(2, *mean.shape, dtype=mean.dtype, device=mean.device)
+
+    return around(weight), None if bias is None else around(bias)
+
+
+def _equal(folded: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Whether (2*B, ...) equals two (B, ...), up to rounding or 0.1 % of the difference between the two."""
+    if not first.dim() or first.shape != second.shape:
+        return False
+    expected = torch.cat([first, second])
+    if folded.shape != expected.shape:
+        return False
+    if not expected.is_floating_point():
+        return bool((folded == expected).all())
+    if not torch.equal(folded.isfinite(), expected.isfinite()):
+        return False
+    if not expected.numel():
+        return True
+    a, b = folded.double().nan_to_num(0, 0, 0), expected.double().nan_to_num(0, 0, 0)
+    one, two = b.unflatten(0, (2, -1))
+    rounding = min(0.05, 100 * torch.finfo(expected.dtype).eps) * float(b.abs().max())
+    return float((a - b).abs().max()) <= max(1e-3 * float((one - two).abs().max()), rounding)
