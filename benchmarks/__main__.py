@@ -20,6 +20,7 @@ NAMES = (
     "hadamard",
     "many_models",
     "scaling",
+    "tables",
     "cost_model",
     "page",
 )

@@ -16,9 +16,20 @@ SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
     ("functional", "errors", "environment", "files", "formatting", "progress"),
     ("core",),
-    ("methods", "likelihoods", "predictive", "objectives", "prediction", "metrics", "diagnostics", "testing"),
-    ("data", "datasets", "train", "estimators", "persistence", "plots", "report", "integrations"),
-    ("cli",),
+    (
+        "methods",
+        "likelihoods",
+        "predictive",
+        "objectives",
+        "prediction",
+        "metrics",
+        "diagnostics",
+        "testing",
+        "conformal",
+        "calibration",
+    ),
+    ("data", "datasets", "train", "estimators", "persistence", "plots", "report", "integrations", "inspection"),
+    ("cli", "_public"),
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
@@ -194,8 +205,24 @@ print(summary(bnn))
     assert "1 of 1 layers are random" in result.stdout
 
 
+def test_importing_bayesify_imports_nothing_else():
+    """Only a public name needs torch; type checkers and `dir` see all of them."""
+    result = _run(
+        """
+import bayesify, bayesify.errors, bayesify.files, pickle
+assert "torch" not in sys.modules
+assert not hasattr(bayesify, "no_such_name")
+assert set(dir(bayesify)) > {"MeanField", "predict", "__version__"}
+assert bayesify.Method.named("vsd") is bayesify.methods.VSD
+assert pickle.loads(pickle.dumps(bayesify.fit)) is bayesify.fit
+assert bayesify.metrics.__name__ == "bayesify.metrics"  # a submodule without public names here
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_blocker_blocks():
-    for code, blocked in (("import numpy.linalg", "numpy"), ("import bayesify", "torch")):
+    for code, blocked in (("import numpy.linalg", "numpy"), ("from bayesify import predict", "torch")):
         result = _run(code, blocked=(blocked,))
         assert result.returncode == 1
         assert f"ModuleNotFoundError: blocked: {blocked}" in result.stderr

@@ -42,3 +42,13 @@ def test_without_rich(capsys, monkeypatch):
     work(None)
     with pytest.raises(ImportError, match=r"bayesify\[cli\]"):
         work(True)
+
+
+def test_lines_in_a_log(capsys, monkeypatch):
+    monkeypatch.setattr(ProgressBar, "line_seconds", 0.0)
+    work(None)
+    assert capsys.readouterr().err == "working: 50%\nnearly there: 100%\n"
+    monkeypatch.setattr(ProgressBar, "line_seconds", 30.0)
+    work(None)
+    work(False)
+    assert capsys.readouterr().err == ""

@@ -1,110 +1,30 @@
 """bayesify makes any PyTorch network say how sure it is."""
 
-from bayesify import functional
-from bayesify.core.convert import bayesify, unbayesify
-from bayesify.core.folded import Folded
-from bayesify.core.forward_pass import ForwardPass
-from bayesify.core.layer import BayesianLayer, Posterior
-from bayesify.core.layers import register_layer
-from bayesify.core.method import Method
-from bayesify.core.model import Bayesian, LayerReport
-from bayesify.core.outputs import Draws, NormalOutputs
-from bayesify.diagnostics import Summary, spectrum, summary
-from bayesify.errors import (
-    BayesifyError,
-    BayesifyWarning,
-    CheckpointError,
-    ConfigurationError,
-    ContractError,
-    DataError,
-    DivergenceError,
-    MissingDependencyError,
-    ModelFileError,
-    NothingRandomError,
-    PassError,
-    StaleFunctionError,
-)
-from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesify.methods import (
-    ECMP,
-    EMP,
-    VIFO,
-    VSD,
-    WHVI,
-    BLoB,
-    DeepEnsemble,
-    Deterministic,
-    DropConnect,
-    MCDropout,
-    MeanField,
-    ScalaBL,
-    TensorFactorized,
-    VariationalDropout,
-)
-from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup, elbo
-from bayesify.prediction import TokenScores, predict, score_tokens
-from bayesify.predictive import Predictive
-from bayesify.train import History, fit
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bayesify._public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ECMP",
-    "EMP",
-    "VIFO",
-    "VSD",
-    "WHVI",
-    "BLoB",
-    "Bayesian",
-    "BayesianLayer",
-    "BayesifyError",
-    "BayesifyWarning",
-    "Bernoulli",
-    "Categorical",
-    "CheckpointError",
-    "ConfigurationError",
-    "Constant",
-    "ContractError",
-    "Cyclical",
-    "DataError",
-    "DeepEnsemble",
-    "Deterministic",
-    "DivergenceError",
-    "Draws",
-    "DropConnect",
-    "Folded",
-    "ForwardPass",
-    "Gaussian",
-    "HeteroscedasticGaussian",
-    "History",
-    "KLSchedule",
-    "LayerReport",
-    "Likelihood",
-    "LinearWarmup",
-    "MCDropout",
-    "MeanField",
-    "Method",
-    "MissingDependencyError",
-    "ModelFileError",
-    "NormalOutputs",
-    "NothingRandomError",
-    "PassError",
-    "Posterior",
-    "Predictive",
-    "ScalaBL",
-    "StaleFunctionError",
-    "Summary",
-    "TensorFactorized",
-    "TokenScores",
-    "VariationalDropout",
-    "bayesify",
-    "elbo",
-    "fit",
-    "functional",
-    "predict",
-    "register_layer",
-    "score_tokens",
-    "spectrum",
-    "summary",
-    "unbayesify",
-]
+if not TYPE_CHECKING:  # a type checker would take a module with __getattr__ to have every attribute
+    # PyTorch is imported with the first public name, so that the command line can show its help or an error without it.
+
+    def __getattr__(name: str) -> Any:
+        """Import submodules and public names on first use (PEP 562)."""
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")
+        public = import_module(f"{__name__}._public")
+        if name != "__all__" and name not in public.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # All at once: importing the methods fills `Method.registry`.
+        globals().update({"__all__": public.__all__, **{each: getattr(public, each) for each in public.__all__}})
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -1,4 +1,4 @@
-"""A progress bar on the terminal, shown after two seconds."""
+"""A progress bar on the terminal, shown after two seconds; lines of text in a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from bayesify.errors import MissingDependencyError
 
@@ -27,16 +27,21 @@ class ProgressBar:
     """
 
     patience = 2.0  # seconds
+    line_seconds: ClassVar[float | None] = None
+    """Seconds between lines of text where standard error is no terminal; None for no lines. The command line sets it."""
 
     def __init__(self, description: str, show: bool | None, total: float | None = None, done: float = 0) -> None:
         installed = find_spec("rich") is not None
         if show and not installed:
             raise MissingDependencyError("progress=True", "rich", extra="cli")
-        self.enabled = bool(show) or (show is None and installed and sys.stderr.isatty())
+        is_terminal = sys.stderr.isatty()
+        self.as_lines = show is None and not is_terminal and self.line_seconds is not None
+        self.enabled = bool(show) or self.as_lines or (show is None and installed and is_terminal)
         self.text, self.total, self.done = description, total, done
         self.bar: Any = None
         self.task: Any = None
-        self.due = time.perf_counter() + (0.0 if show else self.patience)
+        wait = self.line_seconds if self.as_lines else self.patience
+        self.due = time.perf_counter() + (0.0 if show else wait or 0.0)
 
     def __enter__(self) -> Self:
         return self
@@ -53,6 +58,11 @@ class ProgressBar:
             self._draw()
 
     def _draw(self) -> None:
+        if self.as_lines:
+            share = f"{self.done / self.total:.0%}" if self.total else f"{self.done:g}"
+            print(f"{self.text}: {share}", file=sys.stderr, flush=True)
+            self.due = time.perf_counter() + (self.line_seconds or 0.0)
+            return
         if self.bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -42,8 +42,17 @@ class TestColumns:
 
     def test_ranges_and_categories(self, mixed):
         columns = {column.name: column for column in describe_columns(mixed)}
-        assert columns["size"] == Column(name="size", kind="number", minimum=1.0, maximum=6.0, missing=round(1 / 6, 6))
-        assert set(columns["city"].categories) == {"Bonn", "Ulm", "Köln"}
+        assert columns["size"] == Column(
+            name="size",
+            kind="number",
+            minimum=1.0,
+            maximum=6.0,
+            missing=round(1 / 6, 6),
+            rows=6,
+            quantiles=(1.0, 2.0, 4.0, 5.0, 6.0),
+            shares=(0.2, 0.4, 0.6, 0.8, 1.0),
+        )
+        assert dict(zip(columns["city"].categories, columns["city"].shares, strict=True)) == {"Bonn": 0.4, "Ulm": 0.4, "Köln": 0.2}
         assert columns["sold"].minimum == 18262.0  # days from 1970-01-01 to 2020-01-01
         assert columns["same"].reason == "it is 3 in every row"
 
@@ -83,7 +92,7 @@ class TestConform:
         assert expected["garden"].tolist() == [1, 0, 1, 1, 0, 0]
 
     def test_missing_columns(self, mixed):
-        with pytest.raises(DataError, match="lacks columns the model was trained on: 'rooms', 'city'; it has 'size'"):
+        with pytest.raises(DataError, match="lacks columns of the training table: 'rooms', 'city'; it has 'size'"):
             conform(mixed[["size", "garden", "sold"]], describe_columns(mixed))
         conform(mixed.drop(columns="same"), describe_columns(mixed))  # dropped columns are not required
 

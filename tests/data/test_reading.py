@@ -1,13 +1,16 @@
 """Files that are read, and files that are rejected."""
 
 import gzip
+import io
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from bayesify.data import read_table
-from bayesify.errors import DataError
+from bayesify.data.text_tables import decode
+from bayesify.errors import BayesifyWarning, ConfigurationError, DataError, MissingDependencyError
 
 
 class TestReadTable:
@@ -36,14 +39,20 @@ class TestReadTable:
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            ("t.xlsx", b"PK", "suffix '.xlsx'"),
+            ("t.xls", b"PK", "suffix '.xls'.*save it as .xlsx"),
+            ("t.xlsx", b"PK", "cannot be read as a table: File is not a zip file"),
             ("t.gz", gzip.compress(b"a,b", mtime=0), "suffix '.gz'"),
             ("t.csv", b"", "is empty"),
             ("t.csv", b"a,b\n", "0 rows and 2 columns"),
             ("t.csv", b"a,b,a\n1,2,3\n", "duplicate column names: 'a'"),
-            ("t.csv", b"a;b\n1;2\n", "must be separated by ','"),
-            ("t.csv", b"a,b\n1,2\n3,4,5\n", "cannot be read as a table"),
-            ("t.csv", "ä,b\n1,2\n".encode("latin-1"), "not UTF-8"),
+            ("t.csv", b"a,b\n1,2\n3,4,5\n", "line 3 has 3 fields, and the header has 2; put a field that contains .* --sep"),
+            ("t.csv", b"a,b\n1,2,3\n3,4,5\n", "first row of data has 3 fields, and the header has 2"),
+            ("t.csv", b",a,b\n0,1,2,3\n1,3,4,5\n", "first row of data has 4 fields, and the header has 3"),
+            ("t.csv", b'a,b\n1,"2\n3,4\n', "cannot be read as a table"),
+            ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), "NUL characters.*--encoding utf-16-le"),
+            ("t.json", b'{"a": [1, 2]}', "it must be a list of records"),
+            ("t.json", b"[]", "is empty"),
+            ("t.jsonl", b'{"a": 1}\n{a\n', "line 2 is not JSON"),
             ("t.csv.gz", b"a,b\n1,2\n", "cannot be read as a table"),
             ("t.parquet", b"a,b\n1,2\n", "cannot be read as a table"),
         ],
@@ -63,3 +72,135 @@ class TestReadTable:
             read_table(tmp_path / "t.csv")
         with pytest.raises(FileNotFoundError, match="is a folder"):
             read_table(tmp_path)
+
+
+def read(folder, text, name="t.csv", encoding="utf-8", **options):
+    (folder / name).write_bytes(text.encode(encoding))
+    return read_table(folder / name, **options)
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("text", "separator"),
+        [
+            ("a,b;c\n1,2\n", ","),
+            ("a;b, EUR\n1,5;2,5\n", ";"),
+            ("a\tb\n1,5\t2\n", "\t"),
+            ("a|b\n1|2\n", "|"),
+            ("a b\n1 2\n", " "),
+            ("sep=;\r\na;b\r\n1;2\r\n", ";"),
+            ('a;b\n"x;y";2\n', ";"),
+        ],
+    )
+    def test_separators_are_found(self, tmp_path, text, separator):
+        assert read(tmp_path, text, "t.txt").shape == (1, 2), separator
+
+    def test_one_column(self, tmp_path):
+        assert list(read(tmp_path, "house price\n1\n2\n")) == ["house price"]
+
+    @pytest.mark.parametrize("separator", ["|", "pipe"])
+    def test_a_given_separator(self, tmp_path, separator):
+        assert list(read(tmp_path, "a,x|b\n1,2|3\n", separator=separator)) == ["a,x", "b"]
+
+    @pytest.mark.parametrize("options", [{"separator": "||"}, {"decimal": "x"}])
+    def test_rejects_options(self, tmp_path, options):
+        with pytest.raises(ConfigurationError, match=r"--(sep|decimal) must be"):
+            read(tmp_path, "a,b\n1,2\n", **options)
+
+    def test_blanks_after_separators_are_not_part_of_names_and_values(self, tmp_path):
+        table = read(tmp_path, "a, b\n1, x\n")
+        assert (list(table), table["b"].tolist()) == (["a", "b"], ["x"])
+
+    @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+    def test_unicode_encodings_are_read_without_a_note(self, tmp_path, encoding, recwarn):
+        assert read(tmp_path, "city,b\nKöln,1\n", encoding=encoding)["city"].tolist() == ["Köln"]
+        assert not recwarn
+
+    def test_other_encodings_are_read_with_a_note(self, tmp_path):
+        with pytest.warns(BayesifyWarning, match="read as Windows-1252, such as 'Köln'; --encoding"):
+            assert read(tmp_path, "city,b\nKöln,1\n", encoding="cp1252")["city"].tolist() == ["Köln"]
+        with pytest.warns(BayesifyWarning, match="read as Latin-1"):
+            assert decode(b"\xf6\x81") == "ö\x81"
+
+    def test_a_given_encoding(self, tmp_path):
+        (tmp_path / "t.csv").write_bytes("city,b\nŁódź,1\n".encode("cp1250"))
+        assert read_table(tmp_path / "t.csv", encoding="cp1250")["city"].tolist() == ["Łódź"]
+        with pytest.raises(DataError, match="byte 7 is not ascii text; choose another --encoding"):
+            read_table(tmp_path / "t.csv", encoding="ascii")
+        with pytest.raises(DataError, match="--encoding klingon is unknown"):
+            read_table(tmp_path / "t.csv", encoding="klingon")
+
+
+class TestDecimals:
+    @pytest.mark.parametrize(
+        ("text", "values"),
+        [
+            ("a;b\n1,5;1\n2;2\n", [1.5, 2]),
+            ("a;b\n1.5;1\n2;2\n", [1.5, 2]),
+            ("a;b\n1.200;3,5\n2.300;4\n", [1200, 2300]),
+            ("a;b\n1.200,5;3,5\n950;4\n", [1200.5, 950]),
+            ("a;b\n1.200;3.5\n2.300;4\n", [1.2, 2.3]),
+        ],
+    )
+    def test_the_numbers_of_a_table_decide(self, tmp_path, text, values):
+        assert read(tmp_path, text)["a"].tolist() == values
+
+    def test_dates_and_text_are_left_alone(self, tmp_path):
+        table = read(tmp_path, "day;b;c\n31.12.2020;3,5;x\n01.02.2021;4,5;1.200\n")
+        assert table["day"].tolist() == ["31.12.2020", "01.02.2021"]
+        assert table["c"].tolist() == ["x", "1.200"]
+
+    def test_currencies_are_left_to_the_columns_which_say_so(self, tmp_path):
+        table = read(tmp_path, "a;b;c\n€ 1.200,5;3,5;-1.200\n€ 950;4,5;7\n")
+        assert table["a"].tolist() == ["€ 1.200,5", "€ 950"]
+        assert table["c"].tolist() == [-1200, 7]
+
+    def test_the_usual_separator_decides_where_the_table_does_not(self, tmp_path):
+        assert read(tmp_path, "a;b\n1.200;3\n", usual_decimal=",")["a"].tolist() == [1200]
+        assert read(tmp_path, "a;b\n1.5;3\n", usual_decimal=",")["a"].tolist() == [1.5]
+        assert read(tmp_path, "a;b\n1,234;3\n", decimal=",")["a"].tolist() == [1.234]
+
+    def test_columns_of_text(self, tmp_path):
+        assert read(tmp_path, "a;b\n1.200;3\n", as_text=["a", "other"])["a"].tolist() == ["1.200"]
+
+    def test_the_separator_is_reported(self, tmp_path):
+        assert read(tmp_path, "a;b\n1,5;3\n").attrs["decimal"] == ","
+
+
+class TestOtherSources:
+    @pytest.mark.parametrize("index", [False, True])
+    def test_excel(self, tmp_path, mixed, index):
+        pytest.importorskip("openpyxl")
+        mixed.set_index(mixed.index + 3).to_excel(tmp_path / "t.xlsx", index=index)
+        table = read_table(tmp_path / "t.xlsx")
+        assert list(table) == list(mixed)
+        assert list(table.index) == list(mixed.index + 3 * index)
+        assert table["sold"].dtype.kind == "M"
+
+    def test_excel_with_several_sheets(self, tmp_path, mixed):
+        pytest.importorskip("openpyxl")
+        with pd.ExcelWriter(tmp_path / "t.xlsx") as writer:
+            mixed.to_excel(writer, sheet_name="first", index=False)
+            mixed.head(2).to_excel(writer, sheet_name="second", index=False)
+        with pytest.warns(BayesifyWarning, match="2 sheets; the first, 'first', is read"):
+            assert len(read_table(tmp_path / "t.xlsx")) == len(mixed)
+
+    def test_excel_without_openpyxl(self, tmp_path, monkeypatch):
+        (tmp_path / "t.xlsx").write_bytes(b"PK")
+        monkeypatch.setitem(sys.modules, "openpyxl", None)
+        with pytest.raises(MissingDependencyError, match=r'openpyxl; install it with: pip install "bayesify\[excel\]"'):
+            read_table(tmp_path / "t.xlsx")
+
+    @pytest.mark.parametrize("name", ["t.json", "t.jsonl", "t.jsonl.gz"])
+    def test_records(self, tmp_path, name):
+        text = '{"a": 1, "day": "2020-01-01"}\n{"a": 2.5}\n'
+        text = f"[{','.join(text.split(chr(10))[:2])}]" if name == "t.json" else text
+        content = text.encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        table = read_table(tmp_path / name)
+        assert table["a"].tolist() == [1, 2.5]
+        assert table["day"].tolist()[0] == "2020-01-01"
+
+    def test_standard_input(self, monkeypatch):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a;b\n1,5;2\n")))
+        assert read_table("-")["a"].tolist() == [1.5]

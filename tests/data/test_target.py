@@ -4,8 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bayesify.data import check_target, infer_task, split_target
-from bayesify.errors import ConfigurationError, DataError
+from bayesify.data import (
+    check_target,
+    drop_missing_target,
+    infer_task,
+    read_target,
+    split_target,
+    target_format,
+    task_reason,
+)
+from bayesify.errors import BayesifyWarning, ConfigurationError, DataError
 
 
 class TestTarget:
@@ -34,6 +42,7 @@ class TestTarget:
             (list(range(26)) * 10, "classification"),
             ([0, 1, 2], "regression"),  # three values in three rows
             (list(range(40)) * 100, "regression"),
+            ([20, 21, 22] * 50 + [44], "regression"),  # a value in a single row is no class
             ([1.5, 2.5, 3.5] * 50, "regression"),
             ([1.0, 2.0, 3.0] * 50, "regression"),  # integral floats
             ([1.5, np.nan, 2.5, 3.5], "regression"),
@@ -53,8 +62,10 @@ class TestTarget:
             ([1.0] * 20, "regression", "1.0 in every row"),
             (["a", None] * 10, "classification", "missing in 10"),
             (["a"] * 20, "classification", "a single class, 'a'"),
-            (["a", "b"] * 10 + ["c", "d"], "classification", "a single row: 'c', 'd'"),
-            (list(map(str, range(20))), "classification", "20 classes in 20 rows"),
+            (["a", "b"] * 10 + ["c", "d"], "classification", "a single row: 'c', 'd'; merge them with others or drop these rows$"),
+            ([1, 2] * 10 + [3], "classification", "a single row: 3; merge .*, or use --task regression to predict numbers"),
+            (list("abcdefghijklmnopqrst"), "classification", "20 classes in 20 rows; check that it is not an identifier"),
+            ([f"{i},000" for i in range(1, 21)], "classification", "20 classes in 20 rows; use --task regression"),
             ([1, 2] * 10, "ranking", "task must be one of"),
         ],
     )
@@ -66,3 +77,83 @@ class TestTarget:
         check_target(pd.Series(np.arange(10.0)), "regression")
         check_target(pd.Series(["a", "b"] * 5), "classification")
         check_target(pd.Series(pd.Categorical(["a", "b"] * 5, categories=["a", "b", "never"])), "classification")
+
+
+class TestTextTargets:
+    @pytest.mark.parametrize(
+        ("values", "task", "written", "read"),
+        [
+            (["66,457", "$950", "1,050"], "auto", ".", [66457, 950, 1050]),
+            (["3,5", "4,25", None, "1"], "auto", ",", [3.5, 4.25, np.nan, 1]),
+            (["5 %", "10 %", "5 %"], "auto", "", ["5 %", "10 %", "5 %"]),
+            (["5 %", "10 %", "5 %"], "regression", ".", [5, 10, 5]),
+            (["5 %", "10 %", "7 %"], "classification", "", ["5 %", "10 %", "7 %"]),
+            (["1", "2", "3"], "auto", "", ["1", "2", "3"]),  # text on purpose
+            (["1", "2", "3"], "regression", ".", [1, 2, 3]),
+            ([1.5, 2.5, 3.5], "auto", "", [1.5, 2.5, 3.5]),
+            ([0, 1, 0], "auto", "", [0, 1, 0]),
+        ],
+    )
+    def test_formats(self, values, task, written, read):
+        y = pd.Series(values, name="y")
+        assert target_format(y, task) == written
+        result = read_target(y, written)
+        np.testing.assert_array_equal(result, read) if written else np.testing.assert_array_equal(result.tolist(), read)
+
+    def test_categories_are_classes(self):
+        assert target_format(pd.Series(pd.Categorical(["3,5", "4,5", "5,5"]))) == ""
+
+    def test_later_tables_are_read_in_the_format_of_training(self):
+        assert read_target(pd.Series(["1.200", "950"]), ",").tolist() == [1200, 950], "alone, this would be 1.2"
+        assert read_target(pd.Series([1.2]), ",").tolist() == [1.2]
+
+    def test_strays_are_missing(self):
+        with pytest.warns(BayesifyWarning, match=r"the target 'y' has text that is no number in 2 of 4 rows \('\?', 'n/a'\)"):
+            assert read_target(pd.Series(["?", "1,5", None, "n/a"], name="y"), ",").tolist()[1] == 1.5
+        with pytest.raises(DataError, match="the target 'y' has no numbers, but 'a', 'b'"):
+            read_target(pd.Series(["a", "b"], name="y"), ".")
+
+
+class TestMissingTargets:
+    def test_rows_are_dropped_and_counted(self):
+        X = pd.DataFrame({"a": [1, 2, 3, 4]}, index=[5, 6, 7, 7])
+        with pytest.warns(BayesifyWarning, match="the target 'y' is missing in 2 of 4 rows of new.csv; they are not used"):
+            X, y = drop_missing_target(X, pd.Series([1.5, np.nan, None, 2.5], index=X.index, name="y"), "new.csv")
+        assert (X["a"].tolist(), y.tolist(), y.index.tolist()) == ([1, 4], [1.5, 2.5], [5, 7])
+
+    @pytest.mark.parametrize(("values", "kind"), [([0, None, 1], "i"), ([True, None, False], "b"), ([1.5, None, 2.0], "f")])
+    def test_types_are_restored(self, values, kind):
+        with pytest.warns(BayesifyWarning):
+            _, y = drop_missing_target(pd.DataFrame({"a": [1, 2, 3]}), pd.Series(values))
+        assert y.dtype.kind == kind
+
+    @pytest.mark.parametrize(
+        ("kind", "values"), [("Int64", [1, 2, 3]), ("boolean", [True, False, True]), ("Float64", [0.5, 1.5, 2.5])]
+    )
+    def test_types_with_gaps(self, kind, values):
+        X = pd.DataFrame({"a": [1, 2, 3, 4]})
+        with pytest.warns(BayesifyWarning):
+            _, y = drop_missing_target(X, pd.Series([*values, None], dtype=kind))
+        assert (y.dtype.kind, y.tolist()) == (np.array(values).dtype.kind, values)
+        _, y = drop_missing_target(X.head(3), pd.Series(values, dtype=kind))
+        assert isinstance(y.dtype, np.dtype)
+
+    def test_complete_targets_are_unchanged(self, recwarn):
+        X, y = pd.DataFrame({"a": [1, 2]}), pd.Series([1, 2])
+        pd.testing.assert_series_equal(drop_missing_target(X, y)[1], y)
+        assert not recwarn
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([3, 4, 5] * 9, "it has 3 distinct integers"),
+        ([20, 21, 22] * 50 + [44], "it has 4 distinct integers, some in a single row"),
+        ([1, 2] * 9, "it has 2 distinct numbers"),
+        ([0, 1] * 9, ""),
+        (["a", "b"], ""),
+        ([1.5, 2.5, 3.5], ""),
+    ],
+)
+def test_a_choice_between_the_tasks_has_a_reason(values, reason):
+    assert task_reason(pd.Series(values)) == reason

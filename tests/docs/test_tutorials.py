@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["pretrained-transformers.md"]
+PAGES = ["conformal.md", "pretrained-transformers.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -64,7 +64,7 @@ class TestRegressor:
 
     def test_log_score_is_that_of_the_mixture(self, regressor):
         p = regressor.predictive(X)
-        density = stats.norm.pdf(y, p.means.numpy(), p.stds.numpy()).mean(0)
+        density = (p.weights.numpy() * stats.norm.pdf(y, p.means.numpy(), p.stds.numpy())).sum(0)
         assert regressor.log_score(X, y) == pytest.approx(np.log(density).mean(), rel=1e-9)
 
     def test_a_large_offset_costs_no_digits(self, regressor):
@@ -93,10 +93,12 @@ class TestRegressor:
 
     def test_uncertainty_grows_away_from_the_data(self):
         x = rng.uniform(-1, 1, (120, 1))
-        model = BayesianRegressor(epochs=200, random_state=0).fit(x, np.sin(3 * x[:, 0]) + 0.05 * rng.normal(size=120))
-        p = model.predictive(np.array([[-3.0], [-0.5], [0.5], [3.0]]))
-        assert p.epistemic[[0, 3]].min() > 4 * p.epistemic[[1, 2]].max()
-        np.testing.assert_allclose(p.aleatoric[0], p.aleatoric[1])
+        y = np.sin(3 * x[:, 0]) + 0.05 * rng.normal(size=120)
+        for params in ({}, {"method": "MeanField"}):
+            p = BayesianRegressor(epochs=200, random_state=0, **params).fit(x, y).predictive([[-3.0], [-0.5], [0.5], [3.0]])
+            assert p.epistemic[[0, 3]].min() > 4 * p.epistemic[[1, 2]].max()
+            assert p.aleatoric.sqrt().max() <= 10 * y.std() * len(p.means) ** 0.5  # whatever the network extrapolates
+        np.testing.assert_allclose(p.aleatoric[0], p.aleatoric[1])  # one noise level
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_bad_targets(self, bad):
@@ -173,7 +175,8 @@ class TestParameters:
         assert model.get_params()["method__p"] == 0.2
         assert "method__p" not in model.get_params(deep=False)
         assert model.set_params(method__p=0.3).method == MCDropout(p=0.3)
-        assert BayesianRegressor().set_params(method__prior_std=0.5).method == MeanField(prior_std=0.5)
+        assert BayesianRegressor().set_params(method__members=3).method == DeepEnsemble(members=3)
+        assert BayesianRegressor(method="MeanField").set_params(method__prior_std=0.5).method == MeanField(prior_std=0.5)
         assert model.set_params(method=MeanField(), method__prior_std=2.0, hidden=(3,)).method == MeanField(prior_std=2.0)
         with pytest.raises(ValueError, match="MeanField has no field 'p'; its fields are noise"):
             model.set_params(method__p=0.5)
@@ -192,12 +195,11 @@ class TestParameters:
         for method in ("VSD", VSD(transforms=1), DeepEnsemble(base=VSD())):
             schedule = BayesianRegressor(method=method).beta_in_use()
             assert [schedule(share) for share in (0.0, 0.25, 0.5, 1.0)] == [0.0, vsd / 2, vsd, vsd]
-        for method in ("DropConnect", DeepEnsemble()):
-            assert BayesianRegressor(method=method).beta_in_use()(1.0) == BayesianRegressor.default_beta
+        assert BayesianRegressor(method="DropConnect").beta_in_use()(1.0) == BayesianRegressor.default_beta
         assert BayesianRegressor(method="VSD", beta=0.7).beta_in_use() == 0.7
 
     def test_grid_search_in_a_pipeline(self):
-        pipeline = make_pipeline(StandardScaler(), BayesianRegressor(**FAST))
+        pipeline = make_pipeline(StandardScaler(), BayesianRegressor(method="MeanField", **FAST))
         grid = {"bayesianregressor__method__prior_std": [0.1, 1.0], "bayesianregressor__hidden": [(4,)]}
         search = GridSearchCV(pipeline, grid, cv=2).fit(X, y)
         assert search.best_estimator_[-1].hidden == (4,)
@@ -217,7 +219,7 @@ class TestParameters:
                 return self.body(x) + self.skip(x)
 
         model = BayesianRegressor(net=Net, **FAST).fit(X, y)
-        assert isinstance(model.bnn_.net, Net)
+        assert all(isinstance(member.net, Net) for member in model.bnn_.members)
         assert model.predict(X).shape == (80,)
 
     @pytest.mark.parametrize(
@@ -232,10 +234,11 @@ class TestParameters:
             ({"learning_rate": -1.0}, ValueError, "learning_rate must be"),
             ({"validation_fraction": 1.0}, ValueError, "validation_fraction must be a number in \\[0, 1\\)"),
             ({"validation_fraction": 0.999}, ValueError, "leaves no row of 80"),
-            ({"patience": 3}, ValueError, "patience needs a validation_fraction"),
+            ({"patience": 3, "method": "MeanField"}, ValueError, "patience needs a validation_fraction"),
+            ({"encoding": "fourier"}, ValueError, "encoding must be one of 'standard', 'piecewise'"),
             ({"activation": "step"}, ValueError, "activation must be one of 'elu'"),
             ({"hidden": (0,)}, ValueError, "hidden must be"),
-            ({"likelihood": "poisson"}, ValueError, "likelihood must be one of 'gaussian', 'heteroscedastic'"),
+            ({"likelihood": "poisson"}, ValueError, "likelihood must be one of 'gaussian', 'heteroscedastic', 'mixture'"),
             ({"beta": -1.0}, ValueError, "beta must be"),
             ({"accelerator": "tpu"}, ValueError, "accelerator must be"),
         ],
@@ -247,7 +250,7 @@ class TestParameters:
     def test_training_options(self, tmp_path):
         records = []
         settings = {"validation_fraction": 0.2, "patience": 1, "beta": LinearWarmup(), "train_samples": 2, "batch_size": 10}
-        model = BayesianRegressor(**FAST | settings | {"epochs": 5})
+        model = BayesianRegressor(method="MeanField", **FAST | settings | {"epochs": 5})
         model.fit(X, y, checkpoint=tmp_path / "run.ckpt", loggers=[records.append])
         assert len(model.history_) == len(records) == len(model.history_.validation_nll)
         assert (tmp_path / "run.ckpt").exists()
@@ -288,7 +291,7 @@ class TestTables:
             np.testing.assert_array_equal(model.predict(table.assign(price=1)), expected)
 
     def test_bad_tables(self, model, table):
-        with pytest.raises(ValueError, match="lacks columns the model was trained on: 'city'"):
+        with pytest.raises(ValueError, match="lacks columns of the training table: 'city'"):
             model.predict(table.drop(columns="city"))
         with pytest.raises(ValueError, match="column 'size' must be of kind 'number', got 'big' in row 1"):
             model.predict(table.assign(size=["1", "big"] * 40))

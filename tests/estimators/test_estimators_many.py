@@ -82,7 +82,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="n_splits=91"):
         cross_validate(model, X, y, cv=91)
     with pytest.raises(ValueError, match="patience needs"):
-        cross_validate(BayesianRegressor(**FAST, patience=2), X, y)
+        cross_validate(BayesianRegressor(method="MeanField", **FAST, patience=2), X, y)
 
 
 def test_one_that_diverges_does_not_take_the_others_with_it():

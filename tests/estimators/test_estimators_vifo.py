@@ -12,12 +12,12 @@ pytest.importorskip("skops")
 pd = pytest.importorskip("pandas")
 np = pytest.importorskip("numpy")
 
-from typer.testing import CliRunner  # noqa: E402
+from typer.testing import CliRunner
 
-from bayesify import VIFO, DeepEnsemble, Method  # noqa: E402
-from bayesify.cli.app import app  # noqa: E402
-from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor  # noqa: E402
-from bayesify.persistence import load_model, save_model  # noqa: E402
+from bayesify import VIFO, DeepEnsemble, Method
+from bayesify.cli.app import app
+from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
+from bayesify.persistence import load_model, save_model
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(150, 3))

@@ -140,7 +140,7 @@ def test_table_3_of_whvi_is_configured():
     assert {pattern: fields["method"] for pattern, fields in first.items()} == {"4": "MeanField", "*": "WHVI"}
 
 
-def test_the_table_of_defaults_runs_what_the_estimators_use():
+def test_the_table_of_methods_by_name_runs_what_the_estimators_use():
     for job in Experiment(read_table("uci/defaults")).jobs:
         setup = Setup.from_dict(job.settings["setup"])
         estimator = BayesianRegressor(method=setup.method["method"])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import distributions as D
 
-from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
 
 S, B, K = 3, 5, 4
 CASES = {
@@ -21,6 +21,8 @@ CASES = {
     "gaussian": (Gaussian(std=0.3), (S, B), torch.randn(B)),
     "gaussians": (Gaussian(std=[0.3, 2.0], learn=True), (S, B, 2), torch.randn(B, 2)),
     "heteroscedastic": (HeteroscedasticGaussian(), (S, B, 4), torch.randn(B, 2)),
+    "mixture": (GaussianMixture(components=3), (S, B, 9), torch.randn(B)),
+    "mixture of pairs": (GaussianMixture(components=2), (S, B, 10), torch.randn(B, 2)),
 }
 each = pytest.mark.parametrize("case", CASES)
 
@@ -130,6 +132,47 @@ def test_heteroscedastic_bounds_drop_the_gradient_that_leads_further_out():
     assert outputs.grad[0, 0, 1] == 0
 
 
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_mixture_matches_torch_distributions(outputs):
+    m = 4
+    logits = torch.randn(S, B, m, dtype=torch.float64)
+    means, log_variances = torch.randn(2, S, B, m, outputs, dtype=torch.float64)
+    components = D.Independent(D.Normal(means, (0.5 * log_variances).exp()), 1)
+    expected = D.MixtureSameFamily(D.Categorical(logits=logits), components)
+    y = torch.randn(B, outputs, dtype=torch.float64)
+    likelihood = GaussianMixture(components=m)
+    everything = torch.cat([logits, means.flatten(2), log_variances.flatten(2)], -1)
+    torch.testing.assert_close(likelihood.log_prob(everything, y), expected.log_prob(y))
+    p = likelihood.predictive(everything)
+    torch.testing.assert_close(p.log_prob(y), expected.log_prob(y).logsumexp(0) - math.log(S))
+    torch.testing.assert_close(p.mean, expected.mean.mean(0).reshape(p.mean.shape))
+    torch.testing.assert_close(p.aleatoric, expected.variance.mean(0).reshape(p.mean.shape))
+    torch.testing.assert_close(p.epistemic, expected.mean.var(0, correction=0).reshape(p.mean.shape))
+
+
+def test_mixture_bounds_its_components():
+    outputs = torch.zeros(1, 1, 3, dtype=torch.float64)
+    outputs[..., 2] = -100
+    narrow = GaussianMixture(components=1, min_std=0.1, max_std=2.0)
+    torch.testing.assert_close(narrow.predictive(outputs).std, torch.tensor([0.1], dtype=torch.float64))
+    torch.testing.assert_close(narrow.predictive(-outputs).std, torch.tensor([2.0], dtype=torch.float64))
+
+
+def test_mixture_learns_a_skewed_distribution():
+    y = torch.from_numpy(np.random.default_rng(0).gamma(1.5, size=4000))
+    likelihood = GaussianMixture(components=4, min_std=0.05)
+    outputs = torch.randn(12, dtype=torch.float64).mul_(0.5).requires_grad_()
+    optimizer = torch.optim.Adam([outputs], lr=0.05)
+    for _ in range(600):
+        optimizer.zero_grad()
+        loss = -likelihood.log_prob(outputs.expand(1, len(y), 12), y).mean()
+        loss.backward()
+        optimizer.step()
+    entropy = scipy.stats.gamma.entropy(1.5)
+    assert loss.item() < entropy + 0.05
+    assert loss.item() < scipy.stats.norm.entropy(scale=y.std().item()) - 0.15
+
+
 @each
 def test_gradients(case):
     likelihood, shape, y = CASES[case]
@@ -195,6 +238,7 @@ def test_check_targets_accepts_what_fits(case):
         (Gaussian(), (S, B, 5), (5,)),
         (Bernoulli(), (S, B, 1), (1, B)),
         (HeteroscedasticGaussian(), (S, B, 4), (B,)),
+        (GaussianMixture(components=2), (S, B, 10), (B,)),
         (Categorical(), (S, B, K), (B, K)),
         (Categorical(), (S, B, K, 7), (B, 7)),
     ],

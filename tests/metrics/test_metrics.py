@@ -11,6 +11,8 @@ import torch
 
 from bayesify.metrics import (
     accuracy,
+    average_precision,
+    balanced_accuracy,
     brier,
     coverage,
     crps,
@@ -22,6 +24,7 @@ from bayesify.metrics import (
     ood_metrics,
     reliability,
     rmse,
+    roc_auc,
 )
 from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 
@@ -50,6 +53,48 @@ def test_two_classes_as_one_probability():
     assert float(nll(p, y)) == pytest.approx(sklearn.metrics.log_loss(y, p))
     assert float(brier(p, y)) == pytest.approx(2 * np.mean((p.numpy() - y.numpy()) ** 2))
     assert float(accuracy(p, y.bool())) == pytest.approx(np.mean((p.numpy() > 0.5) == y.numpy()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("ties", [False, True])
+def test_metrics_of_imbalanced_classes_match_sklearn(ties, dtype):
+    probs, y = classes()
+    probs = probs.to(dtype)
+    if ties:
+        probs = (4 * probs).round() + 1
+        probs = probs / probs.sum(1, keepdim=True)
+    assert float(balanced_accuracy(probs, y)) == pytest.approx(sklearn.metrics.balanced_accuracy_score(y, probs.argmax(1)))
+    one_vs_rest = [(y == k, probs[:, k]) for k in range(K)]
+    auc = np.mean([sklearn.metrics.roc_auc_score(*each) for each in one_vs_rest])
+    precision = np.mean([sklearn.metrics.average_precision_score(*each) for each in one_vs_rest])
+    assert float(roc_auc(probs, y)) == pytest.approx(auc)
+    assert float(average_precision(probs, y)) == pytest.approx(precision)
+    p, rare = probs[:, 0], torch.rand(N) < 0.05 + 0.1 * probs[:, 0]
+    assert float(roc_auc(p, rare)) == pytest.approx(sklearn.metrics.roc_auc_score(rare, p))
+    assert float(average_precision(p, rare)) == pytest.approx(sklearn.metrics.average_precision_score(rare, p))
+    assert float(average_precision(p, rare, positive=0)) == pytest.approx(sklearn.metrics.average_precision_score(~rare, 1 - p))
+
+
+def test_the_area_under_the_curve_of_many_rows_is_exact_in_float32():
+    p = torch.rand(300_000)
+    y = torch.rand(300_000) < p
+    assert float(roc_auc(p, y)) == pytest.approx(sklearn.metrics.roc_auc_score(y, p), abs=1e-6)
+
+
+def test_evaluate_finds_the_rarer_of_two_classes_and_leaves_out_what_is_not_defined():
+    p = torch.rand(N, dtype=torch.float64)
+    y = (torch.rand(N) < 0.9 * p.sqrt()).long()
+    for q, labels in ((p, y), (1 - p, 1 - y)):
+        scores = evaluate(BernoulliPredictive.from_logits(q.logit().unsqueeze(0)), labels)
+        rare = labels == (0 if labels.double().mean() > 0.5 else 1)
+        score = q if labels.double().mean() <= 0.5 else 1 - q
+        assert scores["average_precision"] == pytest.approx(sklearn.metrics.average_precision_score(rare, score))
+        assert scores["roc_auc"] == pytest.approx(sklearn.metrics.roc_auc_score(labels, q))
+    single = evaluate(BernoulliPredictive.from_logits(p.logit().unsqueeze(0)), torch.ones(N))
+    assert "roc_auc" not in single
+    assert single["balanced_accuracy"] == single["accuracy"]
+    assert math.isnan(float(roc_auc(p, torch.ones(N).long())))
+    assert math.isnan(float(average_precision(p, torch.ones(N).long())))
 
 
 def gaps_by_hand(probs, y, bins, binning):
@@ -140,7 +185,7 @@ def test_evaluate_classes():
     p = CategoricalPredictive.from_logits(logits)
     scores = evaluate(p, y)
     probs = logits.softmax(-1).mean(0)
-    assert set(scores) == {"nll", "accuracy", "brier", "ece", "mce"}
+    assert set(scores) == {"nll", "accuracy", "balanced_accuracy", "roc_auc", "average_precision", "brier", "ece", "mce"}
     assert scores["nll"] == pytest.approx(sklearn.metrics.log_loss(y, probs))
     assert scores["ece"] == pytest.approx(float(expected_calibration_error(probs, y)))
 

@@ -147,9 +147,19 @@ class TestLoading:
             load_model(saved)
 
     def test_newer_format(self, saved):
-        rewrite(saved, format_version=2, bayesify="9.0")
-        with pytest.raises(ModelFileError, match=r"format 2 by bayesify 9.0; .* formats up to 1: pip install --upgrade bayesify"):
+        rewrite(saved, format_version=3, bayesify="9.0")
+        with pytest.raises(ModelFileError, match=r"format 3 by bayesify 9.0; .* formats up to 2: pip install --upgrade bayesify"):
             load_model(saved)
+
+    def test_format_1(self, saved, model):
+        """It had neither `rows`, `quantiles` and `shares` of columns, nor `reading`."""
+        assert load_model(saved).columns_ == model.columns_
+        new = ("rows", "quantiles", "shares")
+        columns = [{name: value for name, value in c.items() if name not in new} for c in load_config(saved)["columns"]]
+        rewrite(saved, format_version=1, columns=columns)
+        old = load_model(saved)
+        np.testing.assert_array_equal(old.predict(X), model.predict(X))
+        assert (old.unusual(X) == "").all()
 
     def test_unknown_method_parameter_and_schedule(self, saved):
         params = json.loads((saved / "config.json").read_text())["params"]

@@ -178,3 +178,54 @@ def test_equal_bins_are_sorted_and_complete():
     assert torch.equal(torch.cat(groups), values.argsort())
     assert {len(group) for group in groups} <= {7, 8}
     assert len(equal_count_bins(torch.randn(3), 10)) == 1
+
+
+def test_importance_shows_the_largest_changes_with_two_standard_errors():
+    table = pd.DataFrame({"rmse": [0.5, -3.0, 2.0], "rmse_se": [0.1, 0.2, 0.3]}, index=["a", "$b$", "c"])
+    ax = plots.plot_importance(table, "rmse", most=2)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["$b$", "c"]
+    assert [bar.get_width() for bar in ax.patches] == [-3.0, 2.0]
+    (low, high) = ax.collections[0].get_segments()[1][:, 0]
+    assert (low, high) == pytest.approx((1.4, 2.6))
+    with pytest.raises(ValueError, match="score must be one of 'rmse', got 'nll'"):
+        plots.plot_importance(table, "nll")
+
+
+def test_effects_have_the_color_of_their_sign():
+    ax = plots.plot_effects(pd.Series({"a": 0.1, "b": -2.0, "c": 1.0}), most=2)
+    assert [bar.get_width() for bar in ax.patches] == [1.0, -2.0]
+    assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
+
+
+@pytest.mark.parametrize("regression", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("number", [1.0, 2.0, 4.0]), ("boolean", [0.0, 1.0]), ("category", ["a", "<b>", "$c$"]), ("number", [3.0]),
+     ("datetime", list(pd.to_datetime(["2020-01-01", "2021-06-01", "2022-01-01"])))],
+)  # fmt: skip
+def test_dependence_shows_mean_and_bands(kind, values, regression, tmp_path):
+    from bayesify.inspection import Dependence
+
+    n = len(values)
+    table = pd.DataFrame({"value": values, "mean": range(n), "lower": range(-1, n - 1), "upper": range(1, n + 1)})
+    if regression:
+        table = table.assign(predictive_lower=table["mean"] - 3, predictive_upper=table["mean"] + 3)
+    ax = plots.plot_dependence(Dependence("x", kind, 0.9, table), name="price")
+    assert line(ax, "mean").get_ydata().tolist() == list(range(n))
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert ("90% with noise" in labels) is regression
+    if kind == "boolean":
+        assert [text.get_text() for text in ax.get_xticklabels()] == ["no", "yes"]
+    ax.figure.savefig(tmp_path / "figure.png", dpi=40)
+
+
+def test_legends_cover_no_data():
+    p, y = gaussian(200)
+    history = History(loss=[3.0, 2.0], nll=[2.0, 1.0], kl=[5.0, 4.0], beta=[1.0, 1.0], validation_nll=[2.0, 1.5])
+    q, labels = categorical(200)
+    for ax in (plots.plot_predictions(p, y), plots.plot_coverage(p, y), plots.plot_uncertainty(p), plots.plot_rejection(p, y),
+               plots.plot_uncertainty_error(p, y), plots.plot_training(history), plots.plot_reliability(q, labels)):  # fmt: skip
+        ax.figure.draw_without_rendering()
+        legend, area = ax.get_legend().get_window_extent(), ax.get_window_extent()
+        assert legend.y0 >= area.y1 - 1
+        assert legend.x1 <= ax.figure.bbox.x1 + 1

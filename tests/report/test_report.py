@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from known_predictions import categorical, gaussian
 
 from bayesify import MeanField
 from bayesify.environment import environment
@@ -13,7 +14,7 @@ from bayesify.errors import DivergenceError
 from bayesify.metrics import evaluate
 from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from bayesify.report import assess, render, write_report
-from bayesify.report.assessment import baseline_scores
+from bayesify.report.skill import CONSTANT, constant_baseline
 from bayesify.report.uncertain_rows import most_uncertain, related_columns
 from bayesify.train import History
 
@@ -24,79 +25,11 @@ pytest.importorskip("torchmetrics")
 HISTORY = History(loss=[3.0, 2.0], nll=[2.0, 1.0], kl=[5.0, 4.0], beta=[1.0, 1.0], learning_rate=[0.1, 0.1], seconds=[1.0, 1.0])
 
 
-def gaussian(rows, spread=1.0, outputs=None, seed=0):
-    """Predictions whose targets have standard deviation `spread` where the model says 1, and means that matter."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (rows,) if outputs is None else (rows, outputs)
-    mean = 3 * torch.randn(shape, generator=generator)
-    p = GaussianPredictive(mean.expand(4, *shape).contiguous(), torch.tensor(1.0))
-    return p, mean + spread * torch.randn(shape, generator=generator)
-
-
-def categorical(rows, k=3, sharpen=1.0, seed=0):
-    """Predictions whose logits are `sharpen` times those the labels are drawn with."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(1, rows, k, generator=generator)
-    y = torch.multinomial(logits[0].softmax(-1), 1, generator=generator)[:, 0]
-    return CategoricalPredictive.from_logits(sharpen * logits), y
-
-
-def sentences(p, y, **options):
-    return assess(p, y, **options).verdict
-
-
-@pytest.mark.parametrize(
-    ("rows", "spread", "mark", "word"),
-    [(1000, 1.0, "good", "Well calibrated"), (1000, 2.0, "bad", "Overconfident"), (1000, 0.4, "caution", "Underconfident"),
-     (10, 1.0, "caution", "too few")],
-)  # fmt: skip
-def test_verdict_on_coverage(rows, spread, mark, word):
-    first = sentences(*gaussian(rows, spread))[0]
-    assert first.mark == mark
-    assert word in first.meaning
-
-
-def test_verdict_states_the_coverage():
-    p, y = gaussian(200)
-    lower, upper = p.interval(0.95)
-    share = 100 * ((lower <= y) & (y <= upper)).double().mean().item()
-    assert f"contain {share:.1f}".removesuffix(".0") in sentences(p, y)[0].finding
-    assert "200 held-out rows" in sentences(p, y)[0].finding
-    assert "held-out" not in sentences(p, y, held_out=False)[0].finding
-
-
-@pytest.mark.parametrize(
-    ("rows", "sharpen", "mark", "word"),
-    [(3000, 1.0, "good", "Well calibrated"), (3000, 3.0, "bad", "Overconfident"), (3000, 0.3, "caution", "Underconfident"),
-     (8, 1.0, "caution", "too few")],
-)  # fmt: skip
-def test_verdict_on_confidence(rows, sharpen, mark, word):
-    first = sentences(*categorical(rows, sharpen=sharpen))[0]
-    assert first.mark == mark
-    assert word in first.meaning
-
-
-def test_verdict_when_the_baseline_is_as_good():
-    p = GaussianPredictive(torch.zeros(2, 500), torch.tensor(1.0))
-    skill = sentences(p, torch.randn(500, generator=torch.Generator().manual_seed(0)))[1]
-    assert skill.mark == "bad"
-    assert "No better than the baseline" in skill.meaning
-
-
-def test_verdict_on_the_ranking_of_errors_by_uncertainty():
-    std = torch.linspace(0.1, 3, 400)
-    y = std * torch.randn(400, generator=torch.Generator().manual_seed(0))
-    ranked = sentences(GaussianPredictive(torch.zeros(1, 400), std.view(1, -1)), y)[2]
-    reversed_ranking = sentences(GaussianPredictive(torch.zeros(1, 400), std.flip(0).view(1, -1)), y)[2]
-    assert (ranked.mark, reversed_ranking.mark) == ("good", "caution")
-    assert "same for all rows" in sentences(*gaussian(400))[2].finding
-
-
 def test_an_assessment_is_computed_once_and_rendered(tmp_path):
     p, y = gaussian(60)
     assessment = assess(p, y, training_y=y, unit="m", held_out=False)
     assert assessment.scores == evaluate(p, y)
-    assert assessment.baseline == baseline_scores(p, y, y)
+    assert assessment.baselines == {CONSTANT: evaluate(constant_baseline(p, y, y), y)}
     page = render(assessment)
     assert all(sentence.finding in page for sentence in assessment.verdict)
     path = write_report(tmp_path / "report.html", predictive=p, y=y, training_y=y, unit="m", held_out=False)
@@ -108,23 +41,6 @@ def test_predictions_that_are_not_finite(tmp_path):
     with pytest.raises(DivergenceError, match="infinite or NaN"):
         write_report(tmp_path / "report.html", predictive=p, y=torch.zeros(3))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_baseline_of_regression():
-    y, training_y = torch.tensor([0.0, 4.0]), torch.tensor([1.0, 2.0, 3.0])
-    scores = baseline_scores(GaussianPredictive(torch.zeros(1, 2), torch.tensor(1.0)), y, training_y)
-    assert scores["rmse"] == pytest.approx(2.0)
-    std = math.sqrt(2 / 3)
-    assert scores["nll"] == pytest.approx(0.5 * (2 / std) ** 2 + math.log(std) + 0.5 * math.log(2 * math.pi))
-
-
-def test_baseline_of_classification():
-    p, _ = categorical(4, k=2)
-    scores = baseline_scores(p, torch.tensor([0, 0, 0, 1]), torch.tensor([0] * 300 + [1] * 100))
-    assert scores["accuracy"] == pytest.approx(0.75)
-    assert scores["nll"] == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)), abs=1e-3)
-    b = BernoulliPredictive.from_logits(torch.randn(2, 4))
-    assert baseline_scores(b, torch.tensor([0, 0, 0, 1]), None)["accuracy"] == pytest.approx(0.75)
 
 
 class Checker(html.parser.HTMLParser):
@@ -277,3 +193,39 @@ def test_a_missing_folder_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         write_report(tmp_path / "nowhere" / "report.html", predictive=p, y=y)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_that_drive_the_predictions(tmp_path):
+    from bayesify.inspection import Dependence, Explanation
+
+    p, y = gaussian(40)
+    names = [f"<column {i}>" for i in range(30)]
+    importance = pd.DataFrame(
+        {name: [0.5] * 30 for score in ("rmse", "nll", "std") for name in (score, f"{score}_se")}, index=names
+    )
+    curve = pd.DataFrame({"value": [1.0, 2.0], "mean": [0, 1], "lower": [-1, 0], "upper": [1, 2]})
+    found = Explanation(importance, [Dependence("<column 3>", "number", 0.9, curve)], "Computed on 40 rows.")
+    text = page_of(tmp_path, p, y, explanation=found, target="price")
+    assert "Which columns drive the predictions" in text
+    assert "Prediction by &lt;column 3&gt;" in text
+    assert "the first 20 of 30 columns" in text
+    assert "Computed on 40 rows." in text
+    assert "0.5 ± 0.5" in text
+
+
+@pytest.mark.parametrize(("make", "terms"), [(gaussian, ("std", "coverage")), (categorical, ("entropy", "mutual information"))])
+def test_the_page_explains_its_terms(make, terms, tmp_path):
+    text = page_of(tmp_path, *make(40))
+    assert "How to read this page" in text
+    assert all(f"<dt>{term}</dt>" in text for term in ("aleatoric", "epistemic", *terms))
+
+
+@pytest.mark.parametrize(
+    ("changes", "caption"),
+    [({}, "Lower is better."), ({"loss": [1.0, 3.0], "beta": [0.0, 1.0]}, "The loss rises because the weight of the KL does."),
+     ({"validation_nll": [1.0, 2.0]}, "Their loss rises after epoch 1, so the weights of that epoch are used.")],
+)  # fmt: skip
+def test_a_curve_that_rises_is_explained(changes, caption, tmp_path):
+    text = page_of(tmp_path, *gaussian(40), history=History(**{**vars(HISTORY), **changes}))
+    assert caption in text
+    assert ("rises" in text) is bool(changes)

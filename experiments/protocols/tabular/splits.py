@@ -80,7 +80,7 @@ class RegressionSplit(Split):
     def in_target_unit(self, p: Predictive) -> GaussianPredictive:
         assert isinstance(p, GaussianPredictive)
         # In single precision a large mean would absorb small deviations.
-        return GaussianPredictive(p.means.double(), p.stds.double()).rescale(self.mean, self.std)
+        return p.double().rescale(self.mean, self.std)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

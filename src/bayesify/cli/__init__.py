@@ -11,6 +11,8 @@ def main() -> None:
     """Run the command line; a missing package is reported in one line."""
     try:
         from bayesify.cli.app import app
+
+        app()
     except KeyboardInterrupt:
         sys.exit(130)
     except MissingDependencyError as error:
@@ -19,7 +21,6 @@ def main() -> None:
         if error.name is None or error.name.startswith("bayesify"):
             raise
         sys.exit(_missing(MissingDependencyError("the command line", error.name, extra="cli")))
-    app()
 
 
 def _missing(error: MissingDependencyError) -> int:

@@ -1,7 +1,8 @@
-"""The commands of the command line."""
+"""The commands of the command line.
 
-import dataclasses
-import re
+What a command works with is imported in its body: help, the version and errors of usage need no PyTorch.
+"""
+
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,16 +11,13 @@ import typer
 
 from bayesify import __version__
 from bayesify.cli.demo import demo
-from bayesify.cli.evaluation import assess_estimator, print_assessment, report_page, run_facts
-from bayesify.cli.files import check_file, check_output, prediction_table, write_table
-from bayesify.cli.fit import ESTIMATORS, fit
-from bayesify.cli.options import Data, estimator_fields
-from bayesify.cli.terminal import UsageError, handle_errors, print_line, print_table, say
-from bayesify.core.checks import check_fraction, check_integer
-from bayesify.core.method import Method
-from bayesify.data import read_table, split_target
+from bayesify.cli.explain import explain
+from bayesify.cli.files import check_input, check_level, check_output, check_report, write_table
+from bayesify.cli.fit import fit
+from bayesify.cli.options import Data, Decimal, Encoding, Separator
+from bayesify.cli.terminal import handle_errors, print_line, say
+from bayesify.core.checks import check_integer
 from bayesify.files import write_atomically
-from bayesify.persistence import load_config, load_model
 
 __all__ = ["app"]
 
@@ -46,6 +44,7 @@ def _options(
 
 app.command()(demo)
 app.command()(fit)
+app.command()(explain)
 
 
 @app.command()
@@ -54,22 +53,31 @@ def evaluate(
     model: Model,
     data: Data,
     report: Annotated[Path | None, typer.Option(help="Also write a report to this .html file.", show_default=False)] = None,
+    sep: Separator = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
 ) -> None:
     """Evaluate a model on a table with known targets."""
     started = time.perf_counter()
     if report is not None:
-        check_file(report)
-    target = load_config(model)["target"]["name"]
-    if target is None:
-        raise UsageError(f"the model in {model} was saved without the name of its target column; use it from Python")
-    estimator = load_model(model)
-    features, y = split_target(read_table(data), target)
+        check_report(report)
+    check_input(data)
+
+    from bayesify.cli.evaluation import assess_estimator, conformal_facts, print_assessment, report_page, run_facts
+    from bayesify.cli.predictions import note_differences
+    from bayesify.cli.tables import TextOptions, open_model
+
+    estimator, tables = open_model(model, TextOptions(sep, encoding, decimal))
+    features, y = tables.read_with_target(data)
+    note_differences(estimator, features)
     assessment = assess_estimator(estimator, features, y, held_out=False)
-    print_assessment(assessment)
+    conformal_results = conformal_facts(estimator, features, y)
+    print_assessment(assessment, conformal_results)
     if report is not None:
-        facts = {"Data": {"file": data, "model": model, "rows": f"{len(features):,}"}, **run_facts(started)}
-        write_atomically(report, report_page(estimator, assessment, features, target, facts))
-        say(f"\nReport: {report}")
+        data_facts = {"file": data, "model": model, "rows": f"{len(features):,}"}
+        facts = {"Data": data_facts, **conformal_results, **run_facts(started)}
+        write_atomically(report, report_page(estimator, assessment, features, str(y.name), facts))
+        say(f"\nReport: {report}", wrap=False)
 
 
 @app.command()
@@ -78,53 +86,49 @@ def predict(
     model: Model,
     data: Data,
     out: Annotated[Path | None, typer.Option(help="A .csv, .tsv or .parquet file.", show_default="CSV on standard output")] = None,
-    level: Annotated[float, typer.Option(help="Probability of the intervals (regression).")] = 0.95,
+    level: Annotated[float, typer.Option(help="Probability of the intervals or label sets.")] = 0.95,
     samples: Annotated[int | None, typer.Option(help="Draws of the weights.", show_default="as in training")] = None,
+    keep: Annotated[list[str] | None, typer.Option(help="Columns of DATA to copy, such as id,name.", show_default=False)] = None,
+    sep: Separator = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
 ) -> None:
     """Predict the rows of a table, with uncertainty.
 
-    Columns for regression: mean, std, lower, upper; for classification: prediction, p_<class>, entropy, mutual_information (nats).
+    Columns for regression: mean, std, lower, upper; for classification: prediction, p_<class>, entropy, mutual_information (nats),
+    and for a model fitted with --conformal: label_set. The column warning, if a row has one, names values unlike those of training.
+    Text has 5 significant digits of std and as many decimals of mean, lower and upper; .parquet has all digits.
     """
-    check_fraction("--level", level)
+    check_level(level)
     check_output(out)
     if samples is not None:
         check_integer("--samples", samples)
-    config = load_config(model)
-    estimator = load_model(model)
+    check_input(data)
+
+    from bayesify.cli.predictions import kept_columns, note_differences, prediction_table, rounded
+    from bayesify.cli.tables import TextOptions, open_model
+
+    estimator, tables = open_model(model, TextOptions(sep, encoding, decimal))
     if samples is not None:
         estimator.set_params(samples=samples)
-    table = read_table(data).drop(columns=config["target"]["name"], errors="ignore")
-    write_table(prediction_table(estimator, estimator.predictive(table), table.index, level), out)
+    table = tables.read(data)
+    kept = kept_columns(table, keep or [])
+    features = table.drop(columns=tables.target, errors="ignore")
+    predictions = prediction_table(estimator, features, estimator.predictive(features), table.index, level)
+    if out is None or out.suffix.lower() != ".parquet":
+        predictions = rounded(predictions)
+    differences = note_differences(estimator, features)
+    if (differences != "").any():
+        predictions["warning"] = differences.to_numpy()
+    for position, name in enumerate(kept):
+        predictions.insert(position, name, kept[name].to_numpy())
+    write_table(predictions, out)
 
 
 @app.command()
 @handle_errors
 def methods() -> None:
     """List the methods and the fields that --set can change."""
-    rows = [[name, _first_sentence(kind.__doc__), _defaults(name)] for name, kind in sorted(Method.registry.items())]
-    print_table(["method", "description", "fields and defaults"], rows, left=3)
-    print_line()
-    kind = ESTIMATORS["regression"]
-    params = kind().get_params(deep=False)
-    print_line("Training parameters of every method (likelihood: regression only):", style="bold")
-    print_line(", ".join(f"{name}={_text(params[name])}" for name in estimator_fields(kind)))
-    print_line("beta is the final weight of the KL. Of two values, the first is for regression, the second for classification.")
-    print_line(f"The default method is {kind.default_method}.")
+    from bayesify.cli.method_list import print_methods
 
-
-def _defaults(method: str) -> str:
-    """The default fields and beta for regression and, if different, for classification."""
-    recipes = [kind.recipe(method) for kind in ESTIMATORS.values()]
-    settings = [{**{field.name: getattr(m, field.name) for field in dataclasses.fields(m)}, "beta": beta} for m, beta in recipes]
-    texts = {name: dict.fromkeys(_text(values[name]) for values in settings) for name in settings[0]}
-    return ", ".join(f"{name}={' or '.join(values)}" for name, values in texts.items())
-
-
-def _first_sentence(text: str | None) -> str:
-    return re.split(r"(?<=\.)\s", " ".join((text or "").split()))[0]
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "none"
-    return f"{value:.4g}" if isinstance(value, float) else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    print_methods()

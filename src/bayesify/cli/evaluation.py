@@ -13,12 +13,25 @@ import torch
 from torch import Tensor
 
 from bayesify.cli.terminal import UsageError, print_line, print_table
+from bayesify.data import conform
 from bayesify.environment import environment
-from bayesify.estimators import BayesianClassifier, BayesianEstimator
-from bayesify.formatting import duration, plural
+from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
+from bayesify.formatting import duration, number, percent, plural
+from bayesify.inspection import explain
 from bayesify.report import Assessment, assess, render
+from bayesify.report.baselines import Baselines, fit_baselines
 
-__all__ = ["assess_estimator", "encode_targets", "print_assessment", "report_page", "run_facts"]
+__all__ = [
+    "assess_estimator",
+    "conformal_facts",
+    "encode_targets",
+    "print_assessment",
+    "report_page",
+    "run_facts",
+    "train_baselines",
+]
+
+_EXPLAINED_ROWS = 20  # fewer rows say nothing about columns
 
 
 def encode_targets(estimator: BayesianEstimator, y: pd.Series) -> Tensor:
@@ -48,25 +61,60 @@ def assess_estimator(
     y: pd.Series,
     training_y: pd.Series | None = None,
     *,
+    baselines: Baselines | None = None,
     held_out: bool = True,
 ) -> Assessment:
-    """Predict the rows and evaluate the predictions."""
+    """Predict the rows and evaluate the predictions; `baselines` are those of `train_baselines` for the same rows."""
     targets = encode_targets(estimator, y)  # before the prediction, which takes longer
-    baseline_y = None if training_y is None else encode_targets(estimator, training_y)
-    return assess(estimator.predictive(features), targets, training_y=baseline_y, held_out=held_out)
+    return assess(
+        estimator.predictive(features),
+        targets,
+        training_y=None if training_y is None else encode_targets(estimator, training_y),
+        baselines=None if baselines is None else baselines.predictives,
+        note="" if baselines is None else baselines.note,
+        labels=list(estimator.classes_) if isinstance(estimator, BayesianClassifier) else None,
+        held_out=held_out,
+    )
 
 
-def print_assessment(assessment: Assessment) -> None:
-    """Print the metrics of the model and of the baseline, then the verdict."""
+def train_baselines(
+    estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, test_features: pd.DataFrame, seed: int
+) -> Baselines:
+    """Train baselines on the training table of an estimator and predict the test rows."""
+    return fit_baselines(estimator, features, encode_targets(estimator, y), test_features, seed=seed)
+
+
+def print_assessment(assessment: Assessment, conformal: Mapping[str, Mapping[str, object]] | None = None) -> None:
+    """Print the metrics of the model and of the baselines, then the verdict, and the result of `conformal_facts`."""
     print_table(
-        [f"{assessment.row}s", "model", "baseline", "unit"],
-        [[card.name, card.value, card.baseline, card.unit] for card in assessment.cards],
+        [f"{assessment.row}s", "model", *assessment.baselines, "unit"],
+        [[card.name, card.value, *card.baselines.values(), card.unit] for card in assessment.cards],
     )
     print_line()
     signs = {"good": ("✓", "green"), "caution": ("!", "yellow"), "bad": ("✕", "red")}
     for sentence in assessment.verdict:
         sign, color = signs[sentence.mark]
         print_line(f"{sign} {sentence.finding} {sentence.meaning}", style=color)
+    for facts in (conformal or {}).values():
+        print_line(f"{facts['guarantee']} Here: {facts['these rows']}.")
+
+
+def conformal_facts(
+    estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, level: float = 0.95
+) -> dict[str, dict[str, object]]:
+    """Return what a conformal model guarantees, and its coverage of these rows; nothing for another model."""
+    if estimator.conformal_ is None:
+        return {}
+    targets = encode_targets(estimator, y).numpy()
+    if isinstance(estimator, BayesianClassifier):
+        sets = estimator.predict_set(features, level)
+        inside, size = sets[np.arange(len(targets)), targets], f"{number(sets.sum(1).mean(), 3)} labels per set on average"
+    else:
+        assert isinstance(estimator, BayesianRegressor)
+        lower, upper = estimator.predict_interval(features, level).T
+        inside, size = (lower <= targets) & (targets <= upper), f"mean width {number((upper - lower).mean())}"
+    covered = f"{percent(inside.mean())} of {plural(len(targets), 'row')}, {size}"
+    return {"Conformal prediction": {"guarantee": estimator.conformal_.guarantee(level), "these rows": covered}}
 
 
 def report_page(
@@ -78,23 +126,50 @@ def report_page(
     comparison: Sequence[Mapping[str, object]] | None = None,
 ) -> bytes:
     """Render the report; the method, the network and the training parameters precede the other facts."""
-    network = " → ".join(map(str, [estimator.in_features_, *estimator.hidden, estimator.out_features_]))
-    layers = {"layers": network, "weights": f"{sum(p.numel() for p in estimator.bnn_.parameters()):,} trained parameters"}
-    shown_elsewhere = ("method", "net", "hidden", "progress", "random_state")
-    params = {name: value for name, value in estimator.get_params(deep=False).items() if name not in shown_elsewhere}
-    params |= {"epochs": len(estimator.history_), "beta": estimator.beta_in_use()}
-    params["batch_size"] = params["batch_size"] or "automatic"
+    y = assessment.y.numpy()
+    labels = list(estimator.classes_) if isinstance(estimator, BayesianClassifier) else None
+    known = y if labels is None else estimator.classes_[y]
+    explanation = explain(estimator, features, known) if len(y) >= _EXPLAINED_ROWS else None
     page = render(
         assessment,
         title=f"Model evaluation: {target}",
         target=target,
-        labels=list(estimator.classes_) if isinstance(estimator, BayesianClassifier) else None,
-        features=features,
+        labels=labels,
+        features=_as_read(estimator, features),
         history=estimator.history_,
         comparison=comparison,
-        facts={"Method": estimator.method_in_use().to_dict(), "Network and training": {**layers, **params}, **facts},
+        explanation=explanation,
+        facts={"Method": estimator.method_in_use().to_dict(), "Network and training": _training_facts(estimator), **facts},
     )
     return page.encode()
+
+
+def _as_read(estimator: BayesianEstimator, features: pd.DataFrame) -> pd.DataFrame:
+    """Dates and numbers that the table has as text, as the model reads them."""
+    result = features.copy()
+    for name, values in features.items():
+        column = next((c for c in estimator.columns_ if c.name == str(name)), None)
+        if column is not None and column.kind in ("number", "datetime") and not pd.api.types.is_numeric_dtype(values):
+            numbers = conform(values.to_frame(), [column], new=False)[column.name]
+            result[name] = pd.to_datetime(numbers, unit="D") if column.kind == "datetime" else numbers
+    return result
+
+
+def _training_facts(estimator: BayesianEstimator) -> dict[str, object]:
+    """Layers and parameters as they were used; "automatic" for what depends on the table."""
+    network = " → ".join(map(str, [estimator.in_features_, *estimator.in_use("hidden"), estimator.out_features_]))
+    facts: dict[str, object] = {
+        "layers": network,
+        "weights": f"{sum(p.numel() for p in estimator.bnn_.parameters()):,} trained parameters",
+    }
+    shown_elsewhere = ("method", "net", "hidden", "progress", "random_state")
+    params = {name: value for name, value in estimator.get_params(deep=False).items() if name not in shown_elsewhere}
+    for name, value in params.items():
+        by_method = name in ("activation", "encoding", "learning_rate", "likelihood")
+        facts[name] = estimator.in_use(name) if by_method else "automatic" if value is None else value
+    if not estimator.history_.validation_nll:
+        facts["patience"] = "none, as no rows choose the epoch"
+    return facts | {"epochs": len(estimator.history_), "beta": estimator.beta_in_use(), "samples": estimator.samples_in_use()}
 
 
 def run_facts(started: float, seed: int | None = None) -> dict[str, dict[str, object]]:

@@ -1,38 +1,26 @@
-"""Tables of predictions, and output files."""
+"""Files of tables: checks before the work, and writing."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from bayesify.cli.terminal import UsageError
-from bayesify.estimators import BayesianClassifier, BayesianEstimator
 from bayesify.files import atomic_file, write_atomically
-from bayesify.predictive import GaussianPredictive, Predictive
 
-__all__ = ["check_file", "check_output", "prediction_table", "to_csv", "write_table"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["check_file", "check_input", "check_level", "check_output", "check_report", "to_csv", "write_table"]
 
 _ENDINGS = (".csv", ".tsv", ".parquet")
 
 
-def prediction_table(estimator: BayesianEstimator, predictive: Predictive, index: pd.Index, level: float) -> pd.DataFrame:
-    """Tabulate predictions, one line per row.
-
-    Regression: mean, std (noise included), lower and upper bound of the central interval. Classification: prediction, p_<class> for
-    each class, entropy and mutual_information in nats.
-    """
-    if isinstance(predictive, GaussianPredictive):
-        lower, upper = predictive.interval(level)
-        columns = {"mean": predictive.mean, "std": predictive.std, "lower": lower, "upper": upper}
-        return pd.DataFrame({name: values.numpy() for name, values in columns.items()}, index=index)
-    assert isinstance(estimator, BayesianClassifier)
-    probs = predictive.probs.numpy()
-    table = {"prediction": estimator.classes_[predictive.prediction.numpy()]}
-    table.update({f"p_{label}": probs[:, k] for k, label in enumerate(estimator.classes_)})
-    table.update({"entropy": predictive.entropy.numpy(), "mutual_information": predictive.mutual_information.numpy()})
-    return pd.DataFrame(table, index=index)
+def check_input(path: Path) -> None:
+    """Raise a UsageError if there is no such file, before `read_table` and PyTorch are imported; "-" is standard input."""
+    if str(path) != "-" and not path.exists():
+        raise UsageError(f"{path} does not exist; give a table such as a .csv or .parquet file")
 
 
 def check_output(path: Path | None) -> None:
@@ -42,6 +30,22 @@ def check_output(path: Path | None) -> None:
     if path.suffix.lower() not in _ENDINGS:
         raise UsageError(f"--out {path}: unknown ending {path.suffix!r}; use {', '.join(_ENDINGS)}")
     check_file(path)
+
+
+def check_report(path: Path) -> None:
+    """Raise a UsageError unless a report can be written to `path`."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(
+            f"--report {path}: a report is HTML; choose a name that ends in .html, and print it from a browser for PDF"
+        )
+    check_file(path)
+
+
+def check_level(level: float) -> None:
+    """Raise a UsageError unless `level` is a probability below 1."""
+    if not 0 <= level < 1:
+        hint = f"; for {level:g} % give {level / 100:g}" if 1 < level < 100 else ""
+        raise UsageError(f"--level must be a number in [0, 1), got {level!r}{hint}")
 
 
 def check_file(path: Path) -> None:
@@ -66,5 +70,5 @@ def write_table(table: pd.DataFrame, path: Path | None) -> None:
 
 def to_csv(table: pd.DataFrame, separator: str = ",") -> str:
     """Convert to CSV text; an index other than 0, 1, 2, ... is the first column."""
-    is_default = table.index.name is None and table.index.equals(pd.RangeIndex(len(table)))
+    is_default = table.index.name is None and list(table.index) == list(range(len(table)))
     return table.to_csv(sep=separator, index=not is_default, lineterminator="\n")

@@ -22,8 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bayesify.errors import ISSUES, BayesifyError, BayesifyWarning, ConfigurationError
+from bayesify.progress import ProgressBar
 
 __all__ = ["UsageError", "fail", "handle_errors", "interruptible", "print_line", "print_table", "say"]
+
+_LINE_SECONDS = 30.0  # between lines of progress where standard error is no terminal
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,14 +36,19 @@ class UsageError(ConfigurationError):
     """A command-line argument, or a combination of arguments, is not possible."""
 
 
-def say(text: str, *, style: str = "") -> None:
-    """Print a note on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, style=style))
+def say(text: str, *, style: str = "", wrap: bool = True) -> None:
+    """Print a note on standard error; `wrap=False` for commands and paths, which are copied."""
+    _print(Console(stderr=True, highlight=False), Text(text, style=style), wrap)
 
 
 def print_line(text: str = "", *, style: str = "") -> None:
     """Print a line on standard output."""
-    Console(highlight=False, soft_wrap=True).print(Text(text, style=style))
+    _print(Console(highlight=False), Text(text, style=style))
+
+
+def _print(console: Console, text: Text, wrap: bool = True) -> None:
+    """Print text, wrapped between words on a terminal, and in one line elsewhere."""
+    console.print(text, soft_wrap=not (wrap and console.is_terminal))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
@@ -55,7 +63,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: i
     if console.is_terminal:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for j, name in enumerate(header):
-            table.add_column(Text(name), justify="left" if j < left else "right", overflow="fold")
+            table.add_column(Text(name), justify="left" if j < left else "right", overflow="fold", no_wrap=j == 0)
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
@@ -70,8 +78,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: i
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """Print a message as one line and exit."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text.assemble(("bayesify: ", "bold red"), " ".join(message.split())))
+    _print(Console(stderr=True, highlight=False), Text.assemble(("bayesify: ", "bold red"), " ".join(message.split())))
     raise typer.Exit(code)
 
 
@@ -80,11 +87,12 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        ProgressBar.line_seconds = _LINE_SECONDS
         with _warnings_as_notes():
             try:
                 with interruptible():
                     return command(*args, **kwargs)
-            except (typer.Exit, typer.Abort):
+            except (typer.Exit, typer.Abort, ModuleNotFoundError):  # the last is reported by `main`
                 raise
             except KeyboardInterrupt:
                 fail("interrupted", 130)
@@ -117,6 +125,8 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
+    except (typer.Exit, typer.Abort):  # the command has reported the interrupt
+        raise
     except Exception as error:
         if interrupted:
             raise KeyboardInterrupt from error

@@ -1,18 +1,36 @@
 """Tables: reading, checks, and encoding as network inputs."""
 
-from bayesify.data.columns import Column, conform, describe_columns
+from bayesify.data.column import Column
+from bayesify.data.columns import conform, describe_columns
 from bayesify.data.encoding import SoftClip, preprocessing
+from bayesify.data.interchange import as_table
 from bayesify.data.reading import read_table
-from bayesify.data.target import check_target, infer_task, split_target
+from bayesify.data.target import (
+    check_target,
+    drop_missing_target,
+    infer_task,
+    read_target,
+    split_target,
+    target_format,
+    task_reason,
+)
+from bayesify.data.unusual import drift, unusual_values
 
 __all__ = [
     "Column",
     "SoftClip",
+    "as_table",
     "check_target",
     "conform",
     "describe_columns",
+    "drift",
+    "drop_missing_target",
     "infer_task",
     "preprocessing",
     "read_table",
+    "read_target",
     "split_target",
+    "target_format",
+    "task_reason",
+    "unusual_values",
 ]

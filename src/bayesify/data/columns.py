@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import math
 import numbers
 import re
 import warnings
@@ -12,49 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bayesify.data.text_values import date_format, number_format, parse_numbers
-from bayesify.errors import DataError, MissingDependencyError
+import numpy as np
+import pandas as pd
+
+from bayesify.data.column import KINDS, Column, format_value
+from bayesify.data.conversion import convert
+from bayesify.data.text_values import date_format, number_format
+from bayesify.errors import DataError
 from bayesify.formatting import listing
 
-try:
-    import numpy as np
-    import pandas as pd
-except ImportError as error:
-    raise MissingDependencyError("tables", "pandas", extra="tables") from error
+__all__ = ["check_unique_names", "check_value_types", "conform", "describe_columns"]
 
-__all__ = ["KINDS", "Column", "check_unique_names", "check_value_types", "conform", "describe_columns", "format_value"]
-
-KINDS = ("number", "boolean", "datetime", "category")
-_DAY = pd.Timedelta(days=1)
-_EPOCH = pd.Timestamp(0, tz="UTC")
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 _ROW_NAME = re.compile(r"(?:.*[_ ])?(?:id|index|row|rowid|row number|nr|no|unnamed: ?\d+)", re.IGNORECASE)
 _MAX_CATEGORIES = 100
-_LARGEST = 1e100  # squares of larger values overflow
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Column:
-    """Kind and range of one column of the training table.
-
-    Args:
-        name: the column's name.
-        kind: "number", "boolean", "datetime" (encoded as days since 1970), "category", or "dropped".
-        minimum, maximum: of numeric, boolean and datetime columns (in days).
-        categories: the most frequent categories, at most 100.
-        missing: fraction of rows without a value.
-        reason: why the column was dropped.
-        format: of text: the decimal separator of numbers, or the `strftime` format of dates; empty for other columns.
-    """
-
-    name: str
-    kind: str
-    minimum: float | None = None
-    maximum: float | None = None
-    categories: tuple[str, ...] = ()
-    missing: float = 0.0
-    reason: str = ""
-    format: str = ""
+_LEVELS = np.arange(1, 20) / 20
 
 
 def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
@@ -96,13 +66,14 @@ def conform(X: pd.DataFrame, columns: Sequence[Column], *, new: bool = True) -> 
     used = [column for column in columns if column.kind != "dropped"]
     if absent := [column.name for column in used if column.name not in positions]:
         raise DataError(
-            f"X lacks columns the model was trained on: {listing(map(repr, absent))}; it has {listing(map(repr, positions))}"
+            f"the table lacks columns of the training table: {listing(map(repr, absent))}; it has {listing(map(repr, positions))}"
         )
     if new and (unknown := sorted(set(positions) - {column.name for column in columns})):
         warnings.warn(
-            f"X has columns that were not in the training table; they are ignored: {listing(map(repr, unknown))}", stacklevel=3
+            f"the table has columns that were not in the training table; they are ignored: {listing(map(repr, unknown))}",
+            stacklevel=3,
         )
-    return pd.DataFrame({c.name: _convert(X.iloc[:, positions[c.name]], c, tell=new) for c in used}, index=X.index)
+    return pd.DataFrame({c.name: convert(X.iloc[:, positions[c.name]], c, tell=new) for c in used}, index=X.index)
 
 
 def check_unique_names(names: Iterable[object], source: str) -> None:
@@ -121,18 +92,13 @@ def check_value_types(name: str, values: pd.Series) -> None:
                 )
 
 
-def format_value(value: Any) -> str:
-    """Representation of a cell without NumPy types: 2 instead of np.int64(2)."""
-    return repr(value.item() if isinstance(value, np.generic) else value)
-
-
 def _describe(name: str, values: pd.Series) -> Column:
     present = values.dropna()
     missing = round(1 - len(present) / max(1, len(values)), 6)
     if present.empty:
         return Column(name=name, kind="dropped", missing=1.0, reason="it has no values")
     kind, written = _kind(name, present)
-    converted = _convert(present, Column(name=name, kind=kind, format=written)).dropna()
+    converted = convert(present, Column(name=name, kind=kind, format=written)).dropna()
     missing = round(1 - len(converted) / max(1, len(values)), 6)
     distinct = converted.nunique()
     if _identifies_rows(name, converted, kind):
@@ -145,15 +111,27 @@ def _describe(name: str, values: pd.Series) -> Column:
         if written:
             example = f", such as {format_value(present.iloc[0])}"
             warnings.warn(f"column {name!r} is text and read as {_described(kind, written)}{example}", stacklevel=4)
+        quantiles = np.unique(np.quantile(converted, _LEVELS, method="inverted_cdf"))  # values that occur
         return Column(
-            name=name, kind=kind, minimum=float(converted.min()), maximum=float(converted.max()), missing=missing, format=written
+            name=name,
+            kind=kind,
+            minimum=float(converted.min()),
+            maximum=float(converted.max()),
+            missing=missing,
+            format=written,
+            rows=len(values),
+            quantiles=tuple(quantiles.tolist()),
+            shares=tuple(np.round(np.searchsorted(np.sort(converted), quantiles, side="right") / len(converted), 6).tolist()),
         )
     if distinct >= 20 and distinct > 0.9 * len(present):
         example = format_value(present.iloc[0])
         reason = f"nearly all of its {len(present)} values are distinct ({example}, ...), as in an identifier or free text"
         warnings.warn(f"column {name!r} is not used: {reason}", stacklevel=4)
         return Column(name=name, kind="dropped", missing=missing, reason=reason)
-    return Column(name=name, kind=kind, categories=tuple(converted.value_counts().index[:_MAX_CATEGORIES]), missing=missing)
+    shares = converted.value_counts(normalize=True).head(_MAX_CATEGORIES).round(6)
+    return Column(
+        name=name, kind=kind, categories=tuple(shares.index), missing=missing, rows=len(values), shares=tuple(shares.tolist())
+    )
 
 
 def _identifies_rows(name: str, converted: pd.Series, kind: str) -> bool:
@@ -211,63 +189,3 @@ def _kind_of_value(value: Any) -> str:
     if isinstance(value, datetime.date):
         return "datetime"
     return "category" if isinstance(value, str) else type(value).__name__
-
-
-def _convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Series:
-    """Convert to text (categories) or float; raise a `DataError` for values that do not fit the kind.
-
-    In a column of numbers that was text in training, text that is no number is a missing value; `tell` warns of it.
-    """
-    name, kind = column.name, column.kind
-    if kind == "category":
-        return values.astype(object).map(_text, na_action="ignore").where(values.notna(), np.nan)
-    is_text = bool(column.format) and values.notna().any() and values.dropna().map(lambda x: isinstance(x, str)).all()
-    if is_text and kind == "number":
-        result = parse_numbers(values.astype(object).where(values.notna(), "").astype(str), column.format)
-    else:
-        result = _days(values, column.format if is_text else "") if kind == "datetime" else _floats(values, kind)
-    invalid = result.isna() & values.notna()
-    if is_text and kind == "number":
-        if not (tell and invalid.any()):
-            return result
-        others = listing(map(repr, dict.fromkeys(values[invalid])), most=3)
-        warnings.warn(
-            f"column {name!r} has text that is no number in {int(invalid.sum())} of {len(values)} rows ({others}); it is treated "
-            "as missing",
-            stacklevel=5,
-        )
-    elif invalid.any():
-        first = int(invalid.argmax())
-        raise DataError(
-            f"column {name!r} must be of kind {kind!r}, got {format_value(values.iloc[first])} in row {first} "
-            f"({int(invalid.sum())} such rows); correct these values or leave them empty"
-        )
-    too_large = result.abs() > _LARGEST
-    if too_large.any():
-        problem = "infinite" if np.isinf(result).any() else f"beyond {_LARGEST:g}"
-        raise DataError(f"column {name!r} is {problem} in {int(too_large.sum())} of {len(result)} rows; drop or correct them")
-    return result
-
-
-def _days(values: pd.Series, written: str = "") -> pd.Series:
-    if pd.api.types.is_numeric_dtype(values):  # pandas would read them as nanoseconds
-        return pd.Series(np.nan, values.index)
-    return (pd.to_datetime(values, errors="coerce", utc=True, format=written or "mixed") - _EPOCH) / _DAY
-
-
-def _floats(values: pd.Series, kind: str) -> pd.Series:
-    if pd.api.types.is_timedelta64_dtype(values):
-        return values / _DAY
-    if pd.api.types.is_datetime64_any_dtype(values):
-        return pd.Series(np.nan, values.index)
-    try:
-        result = pd.to_numeric(values.astype(object), errors="coerce").astype(float)
-    except OverflowError:  # an integer beyond the range of float64
-        result = values.map(lambda value: math.inf if isinstance(value, int) and abs(value) > _LARGEST else value)
-        result = pd.to_numeric(result, errors="coerce").astype(float)
-    return result.where(result.isin((0.0, 1.0))) if kind == "boolean" else result
-
-
-def _text(value: Any) -> str:
-    """Text of a category; 1 and 1.0 are the same, since a missing value turns a column of integers into floats."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

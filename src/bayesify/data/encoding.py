@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from bayesify.core.checks import check_positive
-from bayesify.data.columns import Column
+from bayesify.data.column import Column
 from bayesify.errors import MissingDependencyError
 
 try:
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from sklearn.utils import Tags
 
-__all__ = ["SoftClip", "preprocessing"]
+__all__ = ["MAX_CATEGORIES", "MIN_FREQUENCY", "SoftClip", "preprocessing"]
+
+MIN_FREQUENCY, MAX_CATEGORIES = 0.005, 50  # of categories with an indicator of their own
 
 
 class SoftClip(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -100,7 +102,9 @@ def preprocessing(columns: Sequence[Column]) -> ColumnTransformer:
         ("scale", StandardScaler()),
         ("impute", SimpleImputer(strategy="median", add_indicator=True)),
     ]
-    encode = OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=0.005, max_categories=50, sparse_output=False)
+    encode = OneHotEncoder(
+        handle_unknown="infrequent_if_exist", min_frequency=MIN_FREQUENCY, max_categories=MAX_CATEGORIES, sparse_output=False
+    )
     categorical_steps: list[tuple[str, Any]] = [
         ("impute", SimpleImputer(strategy="constant", fill_value="(missing)")),
         ("encode", encode),

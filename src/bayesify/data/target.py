@@ -1,4 +1,4 @@
-"""The target column: separation from the inputs, task inference and checks before training."""
+"""The target column: separation from the inputs, numbers that are text, task inference and checks before training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 import pandas as pd
 
 from bayesify.core.checks import check_choice
-from bayesify.data.columns import check_unique_names, check_value_types, format_value
-from bayesify.errors import DataError
+from bayesify.data.column import format_value
+from bayesify.data.columns import check_unique_names, check_value_types
+from bayesify.data.text_values import number_format, parse_numbers
+from bayesify.errors import DataError, warn
 from bayesify.formatting import listing
 
-__all__ = ["check_target", "infer_task", "split_target"]
+__all__ = ["check_target", "drop_missing_target", "infer_task", "read_target", "split_target", "target_format", "task_reason"]
 
 _MAX_CLASSES = 30
 _LARGEST = 1e150  # squares of larger values overflow
@@ -43,24 +45,125 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
     return table.drop(columns=target), table[target]
 
 
+def target_format(y: pd.Series, task: str = "auto") -> str:
+    """Return the decimal separator of a target that is numbers written as text; empty for other targets, and for classes.
+
+    Args:
+        y: the target of the training table.
+        task: "regression", "classification" or "auto"; with "auto", text is read as numbers if nearly all of it is, such as "$5",
+            "1,200" or "3,5", and has more than two distinct values.
+
+    Example:
+        >>> import pandas as pd
+        >>> [target_format(pd.Series(y)) for y in (["$6,457", "$95", "$105"], ["3,5", "4,5", "1,5"], ["no", "yes"], [1.5, 2.5])]
+        ['.', ',', '', '']
+    """
+    text = y.dropna()
+    if task == "classification" or not _is_text(text):
+        return ""
+    if task == "auto":
+        return number_format(text.astype(str)) if text.nunique() > 2 else ""
+    return number_format(text.astype(str)) or "."
+
+
+def read_target(y: pd.Series, written: str) -> pd.Series:
+    """Read a target in the format of the training table; text that is no number is missing, with a warning.
+
+    Args:
+        y: the target of any table.
+        written: from `target_format`.
+
+    Raises:
+        DataError: no value is a number.
+
+    Example:
+        >>> import pandas as pd
+        >>> read_target(pd.Series(["1.200,5", "950"], name="price"), ",").tolist()
+        [1200.5, 950.0]
+    """
+    present = y.dropna()
+    if not written or not _is_text(present):
+        return y
+    result = parse_numbers(y.astype(object).where(y.notna(), "").astype(str), written)
+    strays = present[result[y.notna()].isna().to_numpy()]
+    examples = listing(map(repr, dict.fromkeys(strays)), most=3)
+    if len(strays) == len(present):
+        raise DataError(f"the target {y.name!r} has no numbers, but {examples}; regression needs numbers")
+    if len(strays):
+        warn(f"the target {y.name!r} has text that is no number in {len(strays)} of {len(y)} rows ({examples})")
+    return result
+
+
+def drop_missing_target(X: pd.DataFrame, y: pd.Series, source: str = "the table") -> tuple[pd.DataFrame, pd.Series]:
+    """Drop the rows without a target, with a warning that counts them; integers and booleans get the types they have without gaps.
+
+    Args:
+        X: the inputs.
+        y: the target.
+        source: the table's name in the warning.
+
+    Example:
+        >>> import pandas as pd
+        >>> X, y = drop_missing_target(pd.DataFrame({"a": [1, 2, 3]}), pd.Series([0, None, 1], name="label"))
+        >>> len(X), y.tolist()
+        (2, [0, 1])
+    """
+    known = y.notna().to_numpy()
+    if known.all():
+        return X, _without_gaps(y)
+    warn(f"the target {y.name!r} is missing in {len(y) - known.sum():,} of {len(y):,} rows of {source}; they are not used")
+    X, y = X[known], _without_gaps(y[known])
+    if pd.api.types.is_float_dtype(y) and (y % 1 == 0).all():
+        y = y.astype(np.int64)
+    return X, y
+
+
+def _without_gaps(y: pd.Series) -> pd.Series:
+    """Convert types that allow missing values, such as Int64, to those of NumPy."""
+    nullable = getattr(y.dtype, "numpy_dtype", None)
+    return y.infer_objects() if nullable is None or isinstance(y.dtype, np.dtype) else y.astype(nullable)
+
+
 def infer_task(y: pd.Series | np.ndarray) -> Literal["regression", "classification"]:
     """Infer the task from a target, ignoring missing values.
 
-    Classification: text, categories, booleans, any target with two distinct values, and integers with at most 30 distinct values
-    that occur five times or more on average. Regression: everything else.
+    Classification: text, categories, booleans, any target with two distinct values, and integers with at most 30 distinct values,
+    each of which occurs twice or more and five times on average. Regression: everything else.
 
     Example:
         >>> import pandas as pd
         >>> infer_task(pd.Series(["no", "yes", "no"])), infer_task(pd.Series([1.5, 2.5, 3.5])), infer_task(pd.Series([0, 1, 2] * 5))
         ('classification', 'regression', 'classification')
     """
+    return _infer(y)[0]
+
+
+def task_reason(y: pd.Series | np.ndarray) -> str:
+    """Return why `infer_task` took few distinct numbers for classes or for numbers; empty for targets that leave no choice.
+
+    Example:
+        >>> task_reason(pd.Series([3, 4, 5] * 9))
+        'it has 3 distinct integers'
+    """
+    return _infer(y)[1]
+
+
+def _infer(y: pd.Series | np.ndarray) -> tuple[Literal["regression", "classification"], str]:
     values = pd.Series(y).dropna()
     distinct = values.nunique()
-    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values) or distinct == 2:
-        return "classification"
+    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+        return "classification", ""
+    if distinct == 2:
+        return "classification", "" if set(values) == {0, 1} else "it has 2 distinct numbers"
     if pd.api.types.is_integer_dtype(values) and distinct <= min(_MAX_CLASSES, len(values) // 5):
-        return "classification"
-    return "regression"
+        found = f"it has {distinct} distinct integers"
+        is_count = values.value_counts().min() == 1  # an integer in a single row is the end of a range rather than a class
+        return ("regression", f"{found}, some in a single row") if is_count else ("classification", found)
+    return "regression", ""
+
+
+def _is_text(present: pd.Series) -> bool:
+    return present.dtype != "category" and len(present) > 0 and bool(present.map(lambda value: isinstance(value, str)).all())
 
 
 def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
@@ -104,8 +207,11 @@ def _check_classification(y: pd.Series, name: str) -> None:
     counts = counts[counts > 0]  # a categorical dtype also counts unused categories
     if len(counts) == 1:
         raise DataError(f"{name} has a single class, {format_value(counts.index[0])}; at least two are needed")
+    is_numeric = pd.api.types.is_numeric_dtype(y) or bool(target_format(y, "auto"))
     if len(counts) > len(y) // 2:
-        raise DataError(f"{name} has {len(counts)} classes in {len(y)} rows; check that it is neither numeric nor an identifier")
+        advice = "use --task regression to predict numbers" if is_numeric else "check that it is not an identifier"
+        raise DataError(f"{name} has {len(counts)} classes in {len(y)} rows; {advice}")
     if len(single := counts[counts == 1]):
-        classes = ", ".join(map(format_value, single.index[:10])) + (" ..." if len(single) > 10 else "")
-        raise DataError(f"{name} has classes with a single row: {classes}; merge them with others or drop these rows")
+        advice = ", or use --task regression to predict numbers" if is_numeric else ""
+        classes = listing(map(format_value, single.index))
+        raise DataError(f"{name} has classes with a single row: {classes}; merge them with others or drop these rows{advice}")

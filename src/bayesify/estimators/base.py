@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
-from bayesify.data import conform, describe_columns, preprocessing
+from bayesify.data import as_table, conform, describe_columns, preprocessing, unusual_values
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
-from bayesify.estimators.network import mlp
+from bayesify.estimators.conformal import ConformalCalibration
+from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
 from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.prediction import predict
 from bayesify.train import History, Training, fit
@@ -40,11 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BayesianEstimator"]
 
-_STEPS = 4000  # of the optimizer, if `epochs` is None
+_ROWS_PER_MEMBER = 4  # of the table, for validation by folds
+_EPOCHS = 10  # at least, if `epochs` is None
 _ROWS, _DRAWS = 1024, 20  # per call in prediction; fixed, because the noise depends on the draws per call
 
 
-class BayesianEstimator(EstimatorParameters):
+class BayesianEstimator(ConformalCalibration, EstimatorParameters):
     """Base class of `BayesianRegressor` and `BayesianClassifier`, which document the parameters."""
 
     @abstractmethod
@@ -78,7 +80,8 @@ class BayesianEstimator(EstimatorParameters):
         """Train on a table.
 
         Args:
-            X: (N, columns), a DataFrame of numbers, booleans, dates and categories, or an array of numbers; NaN is a missing value.
+            X: (N, columns), a DataFrame (pandas, polars, ...) of numbers, booleans, dates and categories, or an array of numbers,
+                also a sparse one if it is at most 1 GiB as a dense one; NaN is a missing value.
             y: (N,) targets; in regression also (N, D).
             checkpoint: file for the state of training, from which the same call continues (needs an integer `random_state`).
             loggers: functions of every epoch's record.
@@ -103,6 +106,7 @@ class BayesianEstimator(EstimatorParameters):
             progress=self.progress,
         )
         self.settle()
+        self._calibrate()
         return self
 
     def _prepare(self, X: ArrayLike | pd.DataFrame, y: ArrayLike) -> tuple[Training, dict[str, Any]]:
@@ -112,39 +116,68 @@ class BayesianEstimator(EstimatorParameters):
             raise DataError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         table = self._table(X, reset=True)
         check_consistent_length(X, y)
-        target = self._learn_target(y)
         generator = check_random_state(self.random_state)
         self.seed_ = int(generator.randint(2**31 - 1))
+        table, y = self._hold_out(table, y)
+        target = self._learn_target(y)
         self.columns_ = describe_columns(table)
         self.preprocessing_ = preprocessing(self.columns_)
         inputs = self._inputs(self.preprocessing_.fit_transform(conform(table, self.columns_, new=False)))
 
-        validation_rows = math.ceil(self.validation_fraction * len(inputs))
-        order = torch.from_numpy(np.random.RandomState(self.seed_).permutation(len(inputs)))
-        train, validation = order[validation_rows:].sort().values, order[:validation_rows].sort().values
-        if not len(train):
-            raise ConfigurationError(f"validation_fraction={self.validation_fraction} leaves no row of {len(inputs)} to train on")
-        batch_size = self.batch_size or min(128, max(32, len(train) // 10))
-        epochs = self.epochs or math.ceil(_STEPS / math.ceil(len(train) / batch_size))
         self.likelihood_, outputs = self._make_likelihood()
-        self.build(inputs.shape[1], outputs)
+        train, validation = self._split(len(inputs))
+        self.build(inputs.shape[1], outputs, self._encoded(inputs))
+        for module in self.bnn_.modules():
+            if isinstance(module, PiecewiseLinearEncoding):
+                module.fit(inputs)
+        data = inputs[train], target[train]
         training = Training(
             bnn=self.bnn_,
-            data=(inputs[train], target[train]),
+            data=data,
             likelihood=self.likelihood_,
-            validation=(inputs[validation], target[validation]) if validation_rows else None,
+            validation=(inputs[validation], target[validation]) if isinstance(validation, Tensor) else validation,
             seed=self.seed_,
             beta=self.beta_in_use(),
-            learning_rate=self.learning_rate,
+            learning_rate=self.in_use("learning_rate"),
         )
-        return training, {
+        return training, self._schedule(len(train), validation is not None)
+
+    def _split(self, rows: int) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
+        """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble."""
+        members = getattr(self.method_in_use(), "members", 1)
+        if self.validation_fraction is None and members > 1:
+            return torch.arange(rows), "folds" if rows >= _ROWS_PER_MEMBER * members else None
+        validation_rows = math.ceil(self.in_use("validation_fraction") * rows)
+        if validation_rows >= rows:
+            raise ConfigurationError(f"validation_fraction={self.validation_fraction} leaves no row of {rows} to train on")
+        order = torch.from_numpy(np.random.RandomState(self.seed_).permutation(rows))
+        return order[validation_rows:].sort().values, order[:validation_rows].sort().values if validation_rows else None
+
+    def _schedule(self, rows: int, validated: bool) -> dict[str, Any]:
+        """Return the settings of training that several models can share, for a number of rows."""
+        settings = self.training_settings
+        low, high = settings.batch_sizes
+        batch_size = self.batch_size or min(high, max(low, rows // settings.batches))
+        epochs = self.epochs or max(_EPOCHS, math.ceil(settings.steps / math.ceil(rows / batch_size)))
+        patience = self.patience
+        if patience is None and settings.patience is not None and validated:
+            patience = max(10, math.ceil(settings.patience * epochs))
+        return {
             "epochs": epochs,
             "batch_size": batch_size,
             "samples": self.train_samples,
             "scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
-            "patience": self.patience,
+            "patience": patience,
+            "validation_samples": max(1, min(16, self.samples_in_use() // getattr(self.method_in_use(), "members", 1))),
             "accelerator": self.accelerator,
         }
+
+    def _encoded(self, inputs: Tensor) -> list[int]:
+        """The indices of the inputs with a piecewise linear encoding: numbers with four values or more."""
+        if self.net is not None or self.in_use("encoding") != "piecewise":
+            return []
+        numbers = sum(column.kind in ("number", "datetime", "boolean") for column in self.columns_)
+        return [i for i in range(numbers) if len(inputs[:, i].unique()) >= 4]
 
     def predictive(self, X: ArrayLike | pd.DataFrame) -> Predictive:
         """Return the predictive distribution of X (N, columns): a mixture over `samples` draws, in the units of the targets.
@@ -157,7 +190,7 @@ class BayesianEstimator(EstimatorParameters):
             self.bnn_,
             self._inputs(self.preprocessing_.transform(table)).to(next(self.bnn_.parameters()).dtype),
             self.likelihood_,
-            samples=self.samples,
+            samples=self.samples_in_use(),
             chunk=_DRAWS,
             batch_size=_ROWS,
             seed=self.seed_,
@@ -165,16 +198,26 @@ class BayesianEstimator(EstimatorParameters):
             progress=self.progress,
         )
 
+    def unusual(self, X: ArrayLike | pd.DataFrame) -> pd.Series:
+        """Return what no training row prepared the model for, by row, as `bayesify.data.unusual_values` does; "" if nothing."""
+        check_is_fitted(self)
+        return unusual_values(self._table(X, reset=False), self.columns_)
+
     def log_score(self, X: ArrayLike | pd.DataFrame, y: ArrayLike) -> float:
         """Return the mean log predictive density or probability of the targets, in nats per row and in their units."""
         return float(self.predictive(X).log_prob(self._encode_target(y)).mean())
 
-    def build(self, in_features: int, out_features: int) -> None:
-        """Build the Bayesian network, with initial weights that depend on the seed alone."""
-        self.in_features_, self.out_features_ = in_features, out_features
+    def build(self, in_features: int, out_features: int, encoded: Sequence[int] = ()) -> None:
+        """Build the Bayesian network, with initial weights that depend on the seed alone.
+
+        Args:
+            in_features, out_features: of the network.
+            encoded: indices of the inputs with a piecewise linear encoding.
+        """
+        self.in_features_, self.out_features_, self.encoded_ = in_features, out_features, tuple(encoded)
         with own_noise(()) as reseed:
             reseed(self.seed_)
-            make = self.net or partial(mlp, hidden=self.hidden, activation=self.activation)
+            make = self.net or partial(mlp, hidden=self.in_use("hidden"), activation=self.in_use("activation"), encoded=encoded)
             self.bnn_ = bayesify(make(in_features, out_features), self.method_in_use())
 
     def settle(self) -> None:
@@ -184,6 +227,7 @@ class BayesianEstimator(EstimatorParameters):
 
     def _table(self, X: Any, *, reset: bool) -> pd.DataFrame:
         """Return X as a DataFrame; the columns of an array get the names of training, or x0, x1, ..."""
+        X = as_table(X)
         if isinstance(X, pd.DataFrame) and (reset or self.named_columns_):
             if reset:
                 validate_data(self, X, skip_check_array=True)
@@ -205,5 +249,6 @@ class BayesianEstimator(EstimatorParameters):
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         tags.target_tags.required = True
         return tags

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from bayesify.calibration import fit_temperature
+from bayesify.conformal import ConformalSets
 from bayesify.core.method import Method
-from bayesify.errors import DataError, MissingDependencyError
+from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import CLASSIFICATION, Recipe
 from bayesify.likelihoods import Categorical, Likelihood
@@ -23,7 +25,7 @@ try:
     import pandas as pd
     from sklearn.base import ClassifierMixin
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import column_or_1d
+    from sklearn.utils.validation import check_is_fitted, column_or_1d
 except ImportError as error:
     raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
 
@@ -36,16 +38,19 @@ __all__ = ["BayesianClassifier"]
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """Bayesian neural network for classification.
 
-    Inputs are preprocessed by `bayesify.data.preprocessing`. Columns of `predict_proba` and of `predictive(X).probs` are in the
-    order of `classes_`.
+    The default is an ensemble of eight networks. Inputs are preprocessed by `bayesify.data.preprocessing`. Columns of
+    `predict_proba` and of `predictive(X).probs` are in the order of `classes_`.
 
     Args:
-        method, hidden, activation, net, epochs, batch_size, learning_rate, beta, train_samples, samples, validation_fraction,
-            patience, random_state, accelerator, progress: as for `BayesianRegressor`; the default `beta` of `MeanField`
-            rises to 1, the evidence lower bound.
+        method, hidden, activation, encoding, net, epochs, batch_size, learning_rate, beta, train_samples, samples,
+            validation_fraction, patience, conformal, random_state, accelerator, progress: as for `BayesianRegressor`; the default
+            `beta` of `MeanField` rises to 1, the evidence lower bound.
+        calibrate: "temperature" holds out a random 20 % of the rows, at most 2,000, to scale the logits by one number, so that the
+            probabilities fit these rows (`fit_temperature`). It is `likelihood_.temperature`.
 
     Attributes:
         classes_: the labels, sorted, (K,).
+        conformal_, folds_: the scores of the calibration rows, or None; the models of "cross".
         bnn_, likelihood_, history_, columns_, preprocessing_, n_features_in_, feature_names_in_: as for `BayesianRegressor`.
 
     Example:
@@ -57,6 +62,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """
 
     default_beta: ClassVar[float] = 1.0
+    calibration_type = ConformalSets
     recipes: ClassVar[Mapping[type[Method], Recipe]] = CLASSIFICATION
 
     def predict(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
@@ -67,6 +73,33 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def predict_proba(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
         """Return the probability of each class, (N, K)."""
         return self.predictive(X).probs.numpy()
+
+    def predict_set(self, X: ArrayLike | pd.DataFrame, level: float = 0.9) -> np.ndarray:
+        """Return which of `classes_` are in the set of each row, (N, K) booleans: the true label is, with probability `level`.
+
+        The sets are those of `ConformalSets` with `score="lac"`: the classes above a certain probability, and always the most
+        probable one. The classifier must have been fitted with `conformal`.
+
+        Raises:
+            ConfigurationError: fitted without calibration; `level` is not possible, or needs more calibration rows.
+        """
+        check_is_fitted(self)
+        if not isinstance(self.conformal_, ConformalSets):
+            raise ConfigurationError(f"predict_set needs calibration rows; fit {type(self).__name__}(conformal=True)")
+        return self.conformal_.sets(self._calibrated(X), level).numpy()
+
+    def _calibrate(self) -> None:
+        if self.calibrate is None or self._kept is None:
+            super()._calibrate()
+            return
+        X, y = self._take_kept()
+
+        def predictive_at(temperature: float) -> CategoricalPredictive:
+            self.likelihood_ = Categorical(temperature=temperature)
+            return self.predictive(X)
+
+        temperature = fit_temperature(predictive_at, self._encode_target(y))
+        self.likelihood_ = Categorical(temperature=temperature)
 
     def predictive(self, X: ArrayLike | pd.DataFrame) -> CategoricalPredictive:
         predictive = super().predictive(X)

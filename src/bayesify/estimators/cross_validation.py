@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bayesify.errors import ConfigurationError, DivergenceError, MissingDependencyError
+from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
-from bayesify.train import Training, fit_many
+from bayesify.estimators.together import train_together
 
 try:
     import numpy as np
@@ -53,25 +53,7 @@ def fit_together(fits: Sequence[tuple[BayesianEstimator, Any, Any]], *, progress
             raise TypeError(f"fits must contain BayesianRegressor or BayesianClassifier, got {type(estimator).__name__}")
     if len({id(estimator) for estimator in estimators}) < len(estimators):
         raise ConfigurationError("fits contains the same estimator twice; make a copy with sklearn.base.clone")
-    groups: dict[str, list[int]] = {}
-    trainings: list[Training] = []
-    settings: list[dict[str, Any]] = []
-    for i, (estimator, X, y) in enumerate(fits):
-        training, shared = estimator._prepare(X, y)
-        trainings.append(training)
-        settings.append(shared)
-        groups.setdefault(repr({**shared, "scheduler": None}), []).append(i)
-    failures = []
-    for group in groups.values():
-        histories = fit_many([trainings[i] for i in group], **settings[group[0]], progress=progress)
-        for i, history in zip(group, histories, strict=True):
-            estimators[i].history_ = history
-            if history.failure is None:
-                estimators[i].settle()
-            else:
-                failures.append(f"estimator {i}: {history.failure}")
-    if failures:
-        raise DivergenceError(" ".join(failures))
+    train_together(fits, progress=progress)
 
 
 @dataclasses.dataclass(frozen=True)

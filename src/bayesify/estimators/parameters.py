@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
-from bayesify.core.checks import check_fraction, check_integer, check_positive
+from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, MissingDependencyError
-from bayesify.estimators.recipes import Recipe
+from bayesify.estimators.recipes import SINGLE, Recipe, TrainingSettings
 from bayesify.methods import DeepEnsemble
 from bayesify.objectives import KLSchedule, LinearWarmup
 
@@ -27,7 +27,7 @@ __all__ = ["EstimatorParameters"]
 class EstimatorParameters(BaseEstimator):
     """Parameters that both estimators have; the fields of the method are nested parameters, such as `method__prior_std`."""
 
-    default_method: ClassVar[str] = "MeanField"
+    default_method: ClassVar[str] = "DeepEnsemble"
     default_beta: ClassVar[float]
     """Final weight of the KL, for methods without a recipe."""
     recipes: ClassVar[Mapping[type[Method], Recipe]]
@@ -36,17 +36,20 @@ class EstimatorParameters(BaseEstimator):
         self,
         *,
         method: Method | str | None = None,
-        hidden: Sequence[int] = (64, 64),
-        activation: str = "relu",
+        hidden: Sequence[int] | None = None,
+        activation: str | None = None,
+        encoding: str | None = None,
         net: Callable[[int, int], nn.Module] | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
-        learning_rate: float = 1e-2,
+        learning_rate: float | None = None,
         beta: float | KLSchedule | None = None,
         train_samples: int = 1,
-        samples: int = 100,
-        validation_fraction: float = 0.0,
+        samples: int | None = None,
+        validation_fraction: float | None = None,
         patience: int | None = None,
+        conformal: bool | Literal["cross"] = False,
+        calibrate: Literal["temperature"] | None = None,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
         progress: bool | None = None,
@@ -54,6 +57,7 @@ class EstimatorParameters(BaseEstimator):
         self.method = method
         self.hidden = hidden
         self.activation = activation
+        self.encoding = encoding
         self.net = net
         self.epochs = epochs
         self.batch_size = batch_size
@@ -63,6 +67,8 @@ class EstimatorParameters(BaseEstimator):
         self.samples = samples
         self.validation_fraction = validation_fraction
         self.patience = patience
+        self.conformal = conformal
+        self.calibrate = calibrate
         self.random_state = random_state
         self.accelerator = accelerator
         self.progress = progress
@@ -108,6 +114,24 @@ class EstimatorParameters(BaseEstimator):
         recipe = self.recipes.get(type(method))
         return LinearWarmup(beta=self.default_beta if recipe is None else recipe.beta, fraction=0.5)
 
+    @property
+    def training_settings(self) -> TrainingSettings:
+        """The values of parameters that are None, by the method."""
+        recipe = self.recipes.get(type(self.method_in_use()))
+        return SINGLE if recipe is None else recipe.training
+
+    def in_use(self, name: str) -> Any:
+        """Return a parameter; if it is None, its value in `training_settings`."""
+        value = getattr(self, name)
+        return getattr(self.training_settings, name) if value is None else value
+
+    def samples_in_use(self) -> int:
+        """Return `samples`; if None, one draw per member of an ensemble of plain networks, otherwise that of the settings."""
+        method = self.method_in_use()
+        if self.samples is None and isinstance(method, DeepEnsemble) and method.base is None:
+            return method.members
+        return self.in_use("samples")
+
     def _check_parameters(self) -> None:
         if not isinstance(self.method, Method | str | None):
             raise TypeError(f"method must be a Method such as MeanField(), the name of one, or None, got {self.method!r}")
@@ -115,11 +139,17 @@ class EstimatorParameters(BaseEstimator):
         for name in ("epochs", "batch_size", "patience"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
-        for name in ("train_samples", "samples"):
-            check_integer(name, getattr(self, name))
-        check_positive("learning_rate", self.learning_rate)
-        check_fraction("validation_fraction", self.validation_fraction)
-        if self.patience is not None and not self.validation_fraction:
+        check_integer("train_samples", self.train_samples)
+        check_integer("samples", self.samples_in_use())
+        check_positive("learning_rate", self.in_use("learning_rate"))
+        check_fraction("validation_fraction", self.in_use("validation_fraction"))
+        check_choice("encoding", self.in_use("encoding"), ("standard", "piecewise"))
+        check_choice("conformal", self.conformal, (False, True, "cross"))
+        check_choice("calibrate", self.calibrate, (None, "temperature"))
+        if self.conformal and self.calibrate:
+            raise ConfigurationError(f"conformal={self.conformal} and calibrate={self.calibrate!r} exclude each other; choose one")
+        by_folds = self.validation_fraction is None and isinstance(self.method_in_use(), DeepEnsemble)
+        if self.patience is not None and not by_folds and not self.in_use("validation_fraction"):
             raise ConfigurationError("patience needs a validation_fraction above 0, such as 0.1")
 
 

@@ -5,18 +5,20 @@ Shapes: S draws, N rows, D outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayesify.conformal import ConformalIntervals
 from bayesify.core.checks import check_choice
 from bayesify.core.method import Method
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import REGRESSION, Recipe
-from bayesify.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesify.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
 from bayesify.objectives import KLSchedule
 from bayesify.predictive import GaussianPredictive
 
@@ -35,31 +37,40 @@ if TYPE_CHECKING:
 __all__ = ["BayesianRegressor"]
 
 _NOISE = 0.3  # initial, in standard deviations of the targets
+_COMPONENTS = 3  # of the mixture
+_NARROWEST, _WIDEST = 1e-3, 10.0  # standard deviations of a component, in standard deviations of the targets
 
 
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """Bayesian neural network for regression.
 
-    Inputs are preprocessed by `bayesify.data.preprocessing`, targets are standardized for training; predictions are in the original
-    units.
+    The default is an ensemble of eight networks whose noise may have any distribution. Inputs are preprocessed by
+    `bayesify.data.preprocessing`, targets are standardized for training; predictions are in the original units.
 
     Args:
         method: a method, or the name of one, such as "VSD", for the fields in `BayesianRegressor.recipes`; None for
             `BayesianRegressor.default_method`. Its fields are parameters too, such as `method__prior_std`.
-        hidden: widths of the hidden layers.
+        hidden: widths of the hidden layers. None here and below for a value that suits the method: `training_settings`.
         activation: "elu", "gelu", "leaky_relu", "relu", "silu" or "tanh".
+        encoding: "piecewise" precedes the network by a `PiecewiseLinearEncoding` of the numbers, "standard" does not.
         net: function `(in_features, out_features) -> nn.Module`, instead of `hidden` and `activation`. Such a model can be pickled,
             but not saved by `save_model`.
-        likelihood: "gaussian" learns one noise level per output, with "heteroscedastic" the network predicts it for every row.
-        epochs: passes over the data; None for about 4,000 steps.
-        batch_size: rows per step; None for 10 % of the rows, at least 32 and at most 128.
+        likelihood: "gaussian" learns one noise level per output, with "heteroscedastic" the network predicts it for every row;
+            "mixture" is a `GaussianMixture` of three components, for targets of any distribution.
+        epochs: passes over the data, at most; None for a number that makes `training_settings.steps` steps.
+        batch_size: rows per step; None for a share of the rows.
         learning_rate: initial rate of Adam, with cosine decay to 0.
         beta: weight of the KL, or its schedule; 1 maximizes the evidence lower bound. None for a schedule that rises over half of
             training to the value for the method, 0.3 (a cold posterior) for `MeanField`.
         train_samples: draws per row and step in training.
-        samples: S, the number of draws in prediction.
-        validation_fraction: fraction of the rows held out to select the weights of the best epoch; 0 trains on all rows.
-        patience: stop after this number of epochs without improvement on the held-out rows.
+        samples: S, the number of draws in prediction; None for one per network of an ensemble, otherwise 100.
+        validation_fraction: fraction of the rows held out to select the weights of the best epoch; 0 trains on all rows. None: the
+            members of an ensemble hold out a different part each, so that no row is lost; other methods train on all rows.
+        patience: stop after this number of epochs without improvement on the held-out rows; None for a sixth of the epochs in
+            ensembles, otherwise for no stop.
+        conformal: True holds out a random 20 % of the rows, at most 2,000, to calibrate the intervals: they then have the stated
+            coverage on average, however wrong the model is (`bayesify.conformal`). "cross" calibrates with all rows, and trains
+            five more models. `predictive` stays as it is.
         random_state: an integer makes training reproducible. Predictions of a fitted model are always the same in every call.
         accelerator: "cpu", "cuda" or "auto"; small networks train faster on the CPU.
         progress: whether to show a progress bar; None shows it on a terminal.
@@ -70,6 +81,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         history_: losses of training.
         columns_: kinds of the columns.
         preprocessing_: the fitted transformer of the inputs.
+        conformal_, folds_: the scores of the calibration rows, or None; the models of "cross".
         target_mean_, target_std_: of each output, (D,).
         n_features_in_, feature_names_in_: as in scikit-learn; columns of a DataFrame are matched by name, in any order.
 
@@ -82,24 +94,27 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """
 
     default_beta: ClassVar[float] = 0.3
+    calibration_type = ConformalIntervals
     recipes: ClassVar[Mapping[type[Method], Recipe]] = REGRESSION
 
     def __init__(
         self,
         *,
         method: Method | str | None = None,
-        hidden: Sequence[int] = (64, 64),
-        activation: str = "relu",
+        hidden: Sequence[int] | None = None,
+        activation: str | None = None,
+        encoding: str | None = None,
         net: Callable[[int, int], nn.Module] | None = None,
-        likelihood: str = "gaussian",
+        likelihood: str | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
-        learning_rate: float = 1e-2,
+        learning_rate: float | None = None,
         beta: float | KLSchedule | None = None,
         train_samples: int = 1,
-        samples: int = 100,
-        validation_fraction: float = 0.0,
+        samples: int | None = None,
+        validation_fraction: float | None = None,
         patience: int | None = None,
+        conformal: bool | Literal["cross"] = False,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
         progress: bool | None = None,
@@ -108,6 +123,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             method=method,
             hidden=hidden,
             activation=activation,
+            encoding=encoding,
             net=net,
             epochs=epochs,
             batch_size=batch_size,
@@ -117,6 +133,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             samples=samples,
             validation_fraction=validation_fraction,
             patience=patience,
+            conformal=conformal,
             random_state=random_state,
             accelerator=accelerator,
             progress=progress,
@@ -130,15 +147,25 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return (mean, self._array(predictive.std)) if return_std else mean
 
     def predict_interval(self, X: ArrayLike | pd.DataFrame, level: float = 0.95) -> np.ndarray:
-        """Return central intervals of probability `level`, lower and upper bounds: (N, 2) or (N, D, 2)."""
-        return np.stack([self._array(bound) for bound in self.predictive(X).interval(level)], -1)
+        """Return intervals of probability `level`, lower and upper bounds: (N, 2) or (N, D, 2).
+
+        They are central intervals of `predictive(X)`; with `conformal`, those of `ConformalIntervals`, whose coverage is
+        guaranteed for each output.
+
+        Raises:
+            ConfigurationError: `level` is not possible, or needs more calibration rows.
+        """
+        if isinstance(self.conformal_, ConformalIntervals):
+            bounds = self.conformal_.interval(self._calibrated(X), level)
+        else:
+            bounds = self.predictive(X).interval(level)
+        return np.stack([self._array(bound) for bound in bounds], -1)
 
     def predictive(self, X: ArrayLike | pd.DataFrame) -> GaussianPredictive:
         predictive = super().predictive(X)
         assert isinstance(predictive, GaussianPredictive)
         # float64, because float32 would round small deviations from a large mean.
-        mean, std = torch.from_numpy(self.target_mean_), torch.from_numpy(self.target_std_)
-        return GaussianPredictive(predictive.means.double(), predictive.stds.double()).rescale(mean, std)
+        return predictive.double().rescale(torch.from_numpy(self.target_mean_), torch.from_numpy(self.target_std_))
 
     predictive.__doc__ = BayesianEstimator.predictive.__doc__
 
@@ -152,6 +179,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if constant.any():
             column = "" if values.ndim == 1 else f" in column {int(constant.argmax())}"
             raise DataError(f"y is the same number in every row{column}; there is nothing to learn")
+        self.rounding_ = max(_NARROWEST, float((_rounding(columns) / self.target_std_).max()))
         return torch.from_numpy((columns - self.target_mean_) / self.target_std_).float()
 
     def describe_target(self) -> dict[str, Any]:
@@ -162,9 +190,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         self.target_mean_, self.target_std_ = np.array(facts["mean"], dtype=float), np.array(facts["std"], dtype=float)
 
     def _make_likelihood(self) -> tuple[Likelihood, int]:
-        check_choice("likelihood", self.likelihood, ("gaussian", "heteroscedastic"))
-        outputs = len(self.target_mean_)
-        if self.likelihood == "heteroscedastic":
+        name, outputs = self.in_use("likelihood"), len(self.target_mean_)
+        check_choice("likelihood", name, ("gaussian", "heteroscedastic", "mixture"))
+        if name == "mixture":
+            likelihood = GaussianMixture(components=_COMPONENTS, min_std=self.rounding_, max_std=_WIDEST)
+            return likelihood, _COMPONENTS * (1 + 2 * outputs)
+        if name == "heteroscedastic":
             return HeteroscedasticGaussian(), 2 * outputs
         return Gaussian(std=_NOISE if outputs == 1 else [_NOISE] * outputs, learn=True), outputs
 
@@ -181,3 +212,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _rounding(columns: np.ndarray) -> np.ndarray:
+    """The standard deviation of the rounding error of each column (N, D), 0 where most numbers are distinct.
+
+    Without it, the likelihood of a mixture would grow without limit on numbers that occur often.
+    """
+    distinct = [np.unique(column) for column in columns.T]
+    return np.array([np.diff(values).min() / math.sqrt(12) if len(values) <= len(columns) / 2 else 0.0 for values in distinct])

@@ -3,5 +3,6 @@
 from bayesify.likelihoods.base import Likelihood
 from bayesify.likelihoods.discrete import Bernoulli, Categorical
 from bayesify.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from bayesify.likelihoods.mixture import GaussianMixture
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood"]
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "GaussianMixture", "HeteroscedasticGaussian", "Likelihood"]

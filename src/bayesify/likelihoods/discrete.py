@@ -6,7 +6,7 @@ Shapes: S draws, B batch, K classes, D labels, * any further dimensions (tokens)
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.core.checks import check_integer
+from bayesify.core.checks import check_integer, check_positive
 from bayesify.errors import DataError
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive, check_binary, check_labels
@@ -23,6 +23,7 @@ class Categorical(Likelihood):
         ignore_index: a label whose targets are ignored (padding).
         class_dim: the dimension of the classes in the outputs (B, ...) of the network: -1, the last, or 1 for segmentation maps
             (B, K, H, W). Predictive distributions have it last.
+        temperature: by which logits are divided; `bayesify.calibration.fit_temperature` finds it on held-out rows.
 
     Example:
         >>> Categorical().log_prob(torch.zeros(1, 2, 4), torch.tensor([3, 0]))
@@ -31,11 +32,12 @@ class Categorical(Likelihood):
 
     impossible = True
 
-    def __init__(self, ignore_index: int = -100, class_dim: int = -1) -> None:
+    def __init__(self, ignore_index: int = -100, class_dim: int = -1, temperature: float = 1.0) -> None:
         if class_dim != -1:
             check_integer("class_dim", class_dim)
-        super().__init__(ignore_index=ignore_index, class_dim=class_dim)
-        self.ignore_index, self.class_dim = ignore_index, class_dim
+        check_positive("temperature", temperature)
+        super().__init__(ignore_index=ignore_index, class_dim=class_dim, temperature=temperature)
+        self.ignore_index, self.class_dim, self.temperature = ignore_index, class_dim, temperature
 
     def check_outputs(self, outputs: Tensor) -> None:
         layout = "(S, B, K) or (S, B, ..., K), classes last" if self.class_dim == -1 else f"with class_dim={self.class_dim}"
@@ -55,16 +57,21 @@ class Categorical(Likelihood):
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         if y.is_floating_point():
             raise TypeError(f"y must have integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
-        outputs = self._classes_last(outputs)
+        outputs = self._logits(outputs)
         labels = y.long().expand(outputs.shape[:-1])
         losses = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=self.ignore_index, reduction="none")
         return -losses.view(labels.shape)
 
     def mixture(self, outputs: Tensor) -> CategoricalPredictive:
-        return CategoricalPredictive.from_logits(self._classes_last(outputs), self.ignore_index)
+        return CategoricalPredictive.from_logits(self._logits(outputs), self.ignore_index)
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        """Logits (S, B, *, K), divided by the temperature."""
+        logits = self._classes_last(outputs)
+        return logits if self.temperature == 1 else logits / self.temperature
 
     def _classes_last(self, outputs: Tensor) -> Tensor:
-        """Logits (S, B, *, K)."""
+        """Outputs (S, B, *, K)."""
         return outputs if self.class_dim == -1 else outputs.movedim(self.class_dim + 1, -1)
 
 

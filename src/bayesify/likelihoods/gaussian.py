@@ -14,9 +14,10 @@ from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.predictive.base import without_single
-from bayesify.predictive.gaussian import GaussianPredictive, normal_log_density
+from bayesify.predictive.gaussian import GaussianPredictive
+from bayesify.predictive.mixtures import normal_log_density
 
-__all__ = ["Gaussian", "HeteroscedasticGaussian"]
+__all__ = ["Gaussian", "HeteroscedasticGaussian", "check_numbers"]
 
 
 class Gaussian(Likelihood):
@@ -62,7 +63,7 @@ class Gaussian(Likelihood):
             raise DataError(f"std has {self.log_std.shape[0]} values but outputs {tuple(outputs.shape)} have {width} per example")
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
-        _check_numbers(y)
+        check_numbers(y)
 
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         return normal_log_density(y.to(outputs.dtype), outputs, at_least_float32(self.log_std))
@@ -115,7 +116,7 @@ class HeteroscedasticGaussian(Likelihood):
         return (*outputs.shape[1:-1], outputs.shape[-1] // 2)
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
-        _check_numbers(y)
+        check_numbers(y)
 
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         return normal_log_density(y.to(outputs.dtype), *self._moments(outputs))
@@ -142,7 +143,8 @@ class HeteroscedasticGaussian(Likelihood):
         return means, at_most(log_stds, math.log(self.max_std))
 
 
-def _check_numbers(y: Tensor) -> None:
+def check_numbers(y: Tensor) -> None:
+    """Raise DataError unless all targets are finite."""
     invalid = ~y.isfinite()
     if invalid.any():
         raise DataError(f"y must be finite, got {int(invalid.sum())} NaN or infinite of {y.numel()} values; drop these examples")

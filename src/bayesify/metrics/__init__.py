@@ -4,12 +4,15 @@ from bayesify.metrics.calibration import Reliability, expected_calibration_error
 from bayesify.metrics.evaluation import evaluate
 from bayesify.metrics.out_of_distribution import ood_metrics
 from bayesify.metrics.predictions import accuracy, brier, coverage, crps, interval_width, nll, rmse
+from bayesify.metrics.ranking import average_precision, balanced_accuracy, roc_auc
 from bayesify.metrics.robustness import CorruptionErrors, corruption_errors
 
 __all__ = [
     "CorruptionErrors",
     "Reliability",
     "accuracy",
+    "average_precision",
+    "balanced_accuracy",
     "brier",
     "corruption_errors",
     "coverage",
@@ -22,4 +25,5 @@ __all__ = [
     "ood_metrics",
     "reliability",
     "rmse",
+    "roc_auc",
 ]

@@ -7,10 +7,13 @@ from torch import Tensor
 
 from bayesify.metrics.calibration import expected_calibration_error, maximum_calibration_error
 from bayesify.metrics.predictions import accuracy, brier, coverage, crps, interval_width, rmse
+from bayesify.metrics.ranking import average_precision, balanced_accuracy, roc_auc
 from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
 from bayesify.predictive.base import align_targets
 
 __all__ = ["evaluate"]
+
+_MOST_CLASSES = 100  # of the metrics that sort the rows once per class
 
 
 def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
@@ -21,8 +24,9 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
         y: the N targets. Labels or tokens (except ignored ones) of one row count as separate predictions, except in `nll`.
 
     Returns:
-        Classification: nll (nats per row), accuracy, brier, ece and mce (15 equal-width bins). Regression: nll, rmse and crps (in
-        the unit of y, over rows and outputs), coverage_95 and width_95 of the central 95 % interval.
+        Classification: nll (nats per row), accuracy, balanced_accuracy, brier, ece and mce (15 equal-width bins); also roc_auc and
+        average_precision (of the rarer of two classes) if y has two classes or more, of at most 100. Regression: nll, rmse and crps
+        (in the unit of y, over rows and outputs), coverage_95 and width_95 of the central 95 % interval.
 
     Raises:
         TypeError: an unknown type of predictive.
@@ -50,9 +54,19 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
         if isinstance(predictive, CategoricalPredictive):
             probs, y = probs[y != predictive.ignore_index], y[y != predictive.ignore_index]
         scores["accuracy"] = accuracy(probs, y)
+        scores["balanced_accuracy"] = balanced_accuracy(probs, y)
+        scores |= _ranking(probs, y)
         scores["brier"] = brier(probs, y)
         scores["ece"] = expected_calibration_error(probs, y)
         scores["mce"] = maximum_calibration_error(probs, y)
     else:
         raise TypeError(f"predictive must be categorical, Bernoulli or Gaussian, got {type(predictive).__name__}")
     return {name: float(value) for name, value in scores.items()}
+
+
+def _ranking(probs: Tensor, y: Tensor) -> dict[str, Tensor]:
+    counts = torch.bincount(y, minlength=probs.shape[1])
+    if probs.shape[1] > _MOST_CLASSES or (counts > 0).sum() < 2:
+        return {}
+    rarer = int(counts[1] <= counts[0])
+    return {"roc_auc": roc_auc(probs, y), "average_precision": average_precision(probs, y, rarer)}

@@ -13,7 +13,7 @@ from bayesify.predictive import GaussianPredictive
 from bayesify.predictive.base import align_targets
 from bayesify.predictive.discrete import check_labels
 
-__all__ = ["accuracy", "brier", "coverage", "crps", "interval_width", "nll", "rmse", "top_class"]
+__all__ = ["accuracy", "brier", "checked_probs", "coverage", "crps", "interval_width", "nll", "rmse", "top_class"]
 
 
 def nll(probs: Tensor, y: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def nll(probs: Tensor, y: Tensor) -> Tensor:
         >>> nll(torch.tensor([[0.5, 0.5], [0.1, 0.9]]), torch.tensor([0, 1]))
         tensor(0.3993)
     """
-    probs, y = _class_probs(probs, y)
+    probs, y = checked_probs(probs, y)
     return -probs.gather(1, y.unsqueeze(1)).log().mean()
 
 
@@ -36,7 +36,7 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
         >>> brier(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))
         tensor(0.2500)
     """
-    probs, y = _class_probs(probs, y)
+    probs, y = checked_probs(probs, y)
     return (probs - torch.nn.functional.one_hot(y, probs.shape[1])).square().sum(1).mean()
 
 
@@ -92,7 +92,7 @@ def crps(predictive: GaussianPredictive, y: Tensor) -> Tensor:
     return predictive.crps(y).mean()
 
 
-def _class_probs(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def checked_probs(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities (N, K) and labels (N,), checked."""
     probs = torch.stack([1 - probs, probs], 1) if probs.dim() == 1 else probs
     if probs.dim() != 2 or y.shape != probs.shape[:1] or len(y) == 0:
@@ -106,6 +106,6 @@ def _class_probs(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def top_class(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Probability of the predicted class, at most 1, and whether that class is correct (1 or 0), each (N,)."""
-    probs, y = _class_probs(probs, y)
+    probs, y = checked_probs(probs, y)
     highest, predicted = probs.max(1)
     return highest.clamp_max(1), (predicted == y).to(probs.dtype)

@@ -27,7 +27,7 @@ __all__ = [
     "write_directory",
 ]
 
-FORMAT = 1
+FORMAT = 2  # 2: columns have quantiles and shares; format 1 is read as well
 KIND = "bayesify-model"
 CHECKPOINT = "training.ckpt"  # of the training run whose model will be saved in the directory
 CONFIG, WEIGHTS, PREPROCESSING = "config.json", "weights.safetensors", "preprocessing.skops"
@@ -133,7 +133,8 @@ def _replace(directory: Path, draft: Path) -> None:
         return
     model_files = {CONFIG, WEIGHTS, PREPROCESSING}
     if _is_model(directory):
-        model_files.update(json.loads((directory / CONFIG).read_bytes()).get("companions", []))
+        config = json.loads((directory / CONFIG).read_bytes())
+        model_files.update(config.get("companions", []), config.get("files", {}))
     backup = draft.with_suffix(".old")
     os.replace(directory, backup)
     try:

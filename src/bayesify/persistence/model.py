@@ -39,6 +39,7 @@ __all__ = ["load_model", "save_model"]
 
 _TRUSTED = ["bayesify.data.encoding.SoftClip", "numpy.dtype"]  # in addition to the types that skops trusts
 _ESTIMATORS: dict[str, type[BayesianEstimator]] = {"regression": BayesianRegressor, "classification": BayesianClassifier}
+_BY_METHOD = ("hidden", "activation", "encoding", "likelihood", "learning_rate")  # what None means may change; saved as used
 _SCHEDULES: dict[str, type[KLSchedule]] = {kind.__name__: kind for kind in (Constant, Cyclical, LinearWarmup)}
 
 
@@ -49,6 +50,7 @@ def save_model(
     target: str | None = None,
     metrics: Mapping[str, float] | None = None,
     companions: Mapping[str, bytes] | None = None,
+    reading: Mapping[str, str] | None = None,
 ) -> None:
     """Save a fitted estimator as a directory.
 
@@ -60,6 +62,7 @@ def save_model(
         target: name of the target column.
         metrics: results to store with the model.
         companions: contents of additional files, by name.
+        reading: how the training table was read, for the tables that the command line will read.
 
     Raises:
         TypeError: not a bayesify estimator.
@@ -67,6 +70,7 @@ def save_model(
         OSError: no space or no permission; nothing has changed.
     """
     config, files = _describe(estimator, target, metrics)
+    config["reading"] = dict(reading or {})
     write_directory(directory, config, files, companions or {})
 
 
@@ -80,20 +84,25 @@ def load_model(directory: str | os.PathLike[str]) -> BayesianEstimator:
         ModelFileError: not a model, or a damaged, incomplete, edited or newer one.
     """
     config = load_config(directory)
-    weights, preprocessing = (read_verified(directory, config, name) for name in (WEIGHTS, PREPROCESSING))
-    path = Path(directory)
+    return _load(Path(directory), config, config, "")
+
+
+def _load(path: Path, verified: dict[str, Any], config: dict[str, Any], prefix: str) -> BayesianEstimator:
+    """Load the model, or the model of a fold, whose files have a prefix; `verified` has the checksums."""
+    weights, preprocessing = (read_verified(path, verified, prefix + name) for name in (WEIGHTS, PREPROCESSING))
     with _model_file_errors(path / CONFIG, KeyError, TypeError, ValueError):
         estimator = _restore_settings(config)
         sizes = config["network"]["in_features"], config["network"]["out_features"]
     with _model_file_errors(path / CONFIG, ConfigurationError):
-        estimator.build(*sizes)
+        estimator.build(*sizes, config["network"].get("encoded", ()))
         estimator.settle()
     with _model_file_errors(path / WEIGHTS, safetensors.SafetensorError, RuntimeError):  # a damaged file, or another network
         state = safetensors.torch.load(weights)
-        for prefix, module in (("bnn.", estimator.bnn_), ("likelihood.", estimator.likelihood_)):
-            module.load_state_dict({name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)})
+        for part, module in (("bnn.", estimator.bnn_), ("likelihood.", estimator.likelihood_)):
+            module.load_state_dict({name.removeprefix(part): x for name, x in state.items() if name.startswith(part)})
     with _model_file_errors(path / PREPROCESSING, Exception):  # skops reads untrusted bytes, and documents no error types for them
         estimator.preprocessing_ = skops.io.loads(preprocessing, trusted=_TRUSTED)  # rejects all types but its own and these
+    estimator.folds_ = [_load(path, verified, fold, _fold(k)) for k, fold in enumerate(config.get("folds", ()))]
     return estimator
 
 
@@ -101,7 +110,7 @@ def _restore_settings(config: dict[str, Any]) -> BayesianEstimator:
     """Create the estimator without network and preprocessing."""
     estimator = _ESTIMATORS[config["task"]](**_parameters(config))
     estimator.seed_ = config["seed"]
-    estimator.columns_ = tuple(Column(**{**c, "categories": tuple(c["categories"])}) for c in config["columns"])
+    estimator.columns_ = tuple(_restore_column(facts) for facts in config["columns"])
     estimator.named_columns_ = config["named_columns"]
     estimator.n_features_in_ = len(estimator.columns_)
     estimator.likelihood_ = Likelihood.from_dict(config["likelihood"])
@@ -109,7 +118,15 @@ def _restore_settings(config: dict[str, Any]) -> BayesianEstimator:
     if config["feature_names"]:
         estimator.feature_names_in_ = np.array([column.name for column in estimator.columns_], dtype=object)
     estimator.restore_target(config["target"])
+    if config.get("conformal") is not None:
+        estimator.conformal_ = estimator.calibration_type.from_dict(config["conformal"])
     return estimator
+
+
+def _restore_column(facts: dict[str, Any]) -> Column:
+    """Create a column from JSON, whose lists were tuples; fields that earlier versions did not write have defaults."""
+    lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
+    return Column(**{**facts, **lists})
 
 
 def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] | None) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -125,10 +142,12 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
             "a model with a custom net cannot be saved, because loading it would execute code; use hidden and activation, or save "
             "estimator.bnn_.state_dict()"
         )
+    folds = [_describe(fold, None, None) for fold in estimator.folds_]
     params = estimator.get_params(deep=False)
     del params["net"]
     params["method"] = estimator.method_in_use().to_dict()
-    params["hidden"] = list(estimator.hidden)
+    params |= {name: estimator.in_use(name) for name in _BY_METHOD if name in params} | {"samples": estimator.samples_in_use()}
+    params["hidden"] = list(params["hidden"])
     if isinstance(estimator.beta, KLSchedule):
         params["beta"] = {"schedule": type(estimator.beta).__name__, **dataclasses.asdict(estimator.beta)}
     if isinstance(estimator.random_state, np.random.RandomState):
@@ -137,26 +156,39 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
         "bayesify": __version__,
         "task": task,
         "params": params,
-        "network": {"in_features": estimator.in_features_, "out_features": estimator.out_features_},
+        "network": {
+            "in_features": estimator.in_features_,
+            "out_features": estimator.out_features_,
+            "encoded": list(estimator.encoded_),
+        },
         "likelihood": estimator.likelihood_.to_dict(),
         "seed": estimator.seed_,
         "columns": [dataclasses.asdict(column) for column in estimator.columns_],
         "named_columns": estimator.named_columns_,
         "feature_names": "feature_names_in_" in fitted,
         "target": {"name": target, **estimator.describe_target()},
+        "folds": [fold for fold, _ in folds],
+        "conformal": None if estimator.conformal_ is None else estimator.conformal_.to_dict(),
         "history": estimator.history_.to_dict(),
         "metrics": dict(metrics or {}),
     }
     parts = {"bnn": estimator.bnn_, "likelihood": estimator.likelihood_}
     state = {f"{part}.{name}": x.contiguous() for part, module in parts.items() for name, x in module.state_dict().items()}
     files = {WEIGHTS: safetensors.torch.save(state), PREPROCESSING: skops.io.dumps(estimator.preprocessing_)}
+    files |= {_fold(k) + name: content for k, (_, parts) in enumerate(folds) for name, content in parts.items()}
     return _json_value(config), files
+
+
+def _fold(number: int) -> str:
+    """The prefix of the files of a fold's model."""
+    return f"fold{number}-"
 
 
 def _parameters(config: dict[str, Any]) -> dict[str, Any]:
     params = dict(config["params"])
     params["method"] = Method.from_dict(params["method"])
     params["hidden"] = tuple(params["hidden"])
+    params.setdefault("encoding", "standard")  # of models saved before there was another
     if isinstance(params["beta"], dict):
         fields = dict(params["beta"])
         params["beta"] = _SCHEDULES[fields.pop("schedule")](**fields)

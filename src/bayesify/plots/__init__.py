@@ -1,6 +1,7 @@
 """Figures of calibration, predictions and training; each function draws on matplotlib Axes and returns them."""
 
 from bayesify.plots.calibration import plot_coverage, plot_rejection, plot_reliability, plot_uncertainty_error
+from bayesify.plots.explanations import plot_dependence, plot_effects, plot_importance
 from bayesify.plots.history import plot_kl, plot_training
 from bayesify.plots.predictions import plot_bands, plot_confusion, plot_feature, plot_predictions, plot_uncertainty
 
@@ -8,7 +9,10 @@ __all__ = [
     "plot_bands",
     "plot_confusion",
     "plot_coverage",
+    "plot_dependence",
+    "plot_effects",
     "plot_feature",
+    "plot_importance",
     "plot_kl",
     "plot_predictions",
     "plot_rejection",

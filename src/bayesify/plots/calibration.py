@@ -46,7 +46,7 @@ def plot_coverage(predictive: Predictive, y: Tensor, ax: Axes | None = None, *, 
     ax.plot(levels, torch.searchsorted(smallest_level, levels, right=True) / len(y), color=BLUE, label="observed")
     _percent(ax, "xy")
     label(ax, "interval level", "targets inside the interval")
-    legend(ax, loc="upper left")
+    legend(ax)
     return ax
 
 
@@ -82,7 +82,7 @@ def plot_reliability(predictive: Predictive, y: Tensor, ax: Axes | None = None, 
     ax.plot(confidence, accuracy, color=BLUE, marker="o", markersize=5, label="observed")
     _percent(ax, "xy")
     label(ax, "confidence", "accuracy")
-    legend(ax, loc="upper left")
+    legend(ax)
     return ax
 
 
@@ -125,7 +125,7 @@ def plot_uncertainty_error(predictive: Predictive, y: Tensor, ax: Axes | None = 
     ax.set_xlim(0, 1.08 * max(expected.max().item(), 1e-12))
     ax.set_ylim(0, top)
     label(ax, *labels)
-    legend(ax, loc="upper left")
+    legend(ax)
     return ax
 
 
@@ -165,7 +165,7 @@ def plot_rejection(predictive: Predictive, y: Tensor, ax: Axes | None = None, *,
         low = min(curve[pick].min().item(), 0.98)
         ax.set_ylim(max(0, low - 0.15 * (1 - low)), 1 + 0.1 * (1 - low))
     label(ax, "fraction of rows rejected, most uncertain first", "root mean squared error" if regression else "accuracy")
-    legend(ax, loc="lower left" if regression else "lower right")
+    legend(ax)
     return ax
 
 

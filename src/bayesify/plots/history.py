@@ -19,7 +19,8 @@ __all__ = ["plot_kl", "plot_training"]
 def plot_training(history: History, ax: Axes | None = None) -> Axes:
     """Plot the negative ELBO, the negative log likelihood and, if there is one, the validation loss, with the selected epoch.
 
-    The gap between the first two is the weighted KL per example. Early values far above the rest are cut off.
+    The loss is the negative ELBO; its gap to the negative log likelihood (NLL) is the weighted KL per example. Early
+    values far above the rest are cut off.
 
     Args:
         history: from `bayesify.train.fit`.
@@ -35,11 +36,11 @@ def plot_training(history: History, ax: Axes | None = None) -> Axes:
     """
     ax = axes(ax)
     epochs = range(1, len(history) + 1)
-    ax.plot(epochs, history.loss, color=MUTED, label="training: negative ELBO")
-    ax.plot(epochs, history.nll, color=BLUE, label="training: negative log likelihood")
+    ax.plot(epochs, history.loss, color=MUTED, label="training loss")
+    ax.plot(epochs, history.nll, color=BLUE, label="training NLL")
     curves = [history.loss, history.nll]
     if history.validation_nll:
-        ax.plot(epochs, history.validation_nll, color=ORANGE, label="validation: negative log likelihood")
+        ax.plot(epochs, history.validation_nll, color=ORANGE, label="validation NLL")
         curves.append(history.validation_nll)
     best = history.best_epoch
     if best is not None:
@@ -48,7 +49,7 @@ def plot_training(history: History, ax: Axes | None = None) -> Axes:
     finite = sorted(v for curve in curves for v in curve if math.isfinite(v))
     if len(history) >= 10 and finite:
         low, high = finite[0], finite[int(0.95 * (len(finite) - 1))]
-        ax.set_ylim(low - 0.08 * (high - low + 1e-9), high + 0.3 * (high - low + 1e-9))
+        ax.set_ylim(low - 0.08 * (high - low + 1e-9), high + 0.08 * (high - low + 1e-9))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     label(ax, "epoch", "nats per example")
     legend(ax)

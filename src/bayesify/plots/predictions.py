@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.core.checks import check_fraction
 from bayesify.errors import DataError
 from bayesify.plots.statistics import class_predictions, equal_count_bins, row_uncertainty, select_output
-from bayesify.plots.style import BLUE, INK, MUTED, ORANGE, REFERENCE, axes, label, legend, shorten
+from bayesify.plots.style import BLUE, INK, MUTED, ORANGE, REFERENCE, axes, date_axis, label, legend, shorten
 from bayesify.predictive import Predictive
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def plot_predictions(
         alpha = 0.85 if len(y) <= 300 else 0.4
         ax.scatter(y[rows], mean[rows], s=size, color=color, alpha=alpha, linewidths=0, rasterized=raster, label=text)
     label(ax, f"true {name}", f"predicted {name}")
-    legend(ax, loc="upper left")
+    legend(ax)
     return ax
 
 
@@ -88,7 +88,8 @@ def plot_bands(
     x = torch.as_tensor(x).detach().double().cpu().flatten()
     order = x.argsort()
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    bands = ((p.interval(level), 0.16, "with aleatoric uncertainty"), (p.means.quantile(tails, 0), 0.3, "epistemic uncertainty"))
+    epistemic = p.draw_means.quantile(tails, 0)
+    bands = ((p.interval(level), 0.16, "with aleatoric uncertainty"), (epistemic, 0.3, "epistemic uncertainty"))
     for (low, high), alpha, text in bands:
         ax.fill_between(x[order], low[order], high[order], color=BLUE, alpha=alpha, linewidth=0, label=text)
     ax.plot(x[order], p.mean[order], color=BLUE, label="mean")
@@ -161,10 +162,10 @@ def plot_uncertainty(predictive: Predictive, ax: Axes | None = None, *, output: 
     ax.fill_between(100 * position, 0, noise, color=MUTED, alpha=0.45, linewidth=0, label="aleatoric")
     ax.fill_between(100 * position, noise, total, color=ORANGE, alpha=0.75, linewidth=0, label="epistemic")
     ax.set_xlim(0, 100)
-    ax.set_ylim(0, max(1.25 * total.max().item(), 1e-12))
+    ax.set_ylim(0, max(1.05 * total.max().item(), 1e-12))
     ax.xaxis.set_major_formatter("{x:.0f}%")
     label(ax, "rows by increasing uncertainty", name)
-    legend(ax, loc="upper left")
+    legend(ax)
     return ax
 
 
@@ -197,6 +198,8 @@ def plot_feature(predictive: Predictive, feature: Series, ax: Axes | None = None
             ax.plot([x for x, _ in medians], [d for _, d in medians], color=ORANGE, label="median")
             legend(ax)
         ax.set_ylim(bottom=0)
+        if is_datetime64_any_dtype(values):
+            date_axis(ax)
         label(ax, str(feature.name), name)
     else:
         texts = values.astype(str)

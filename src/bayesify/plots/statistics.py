@@ -75,15 +75,14 @@ def select_output(predictive: Predictive, y: Tensor | None = None, output: int =
         raise TypeError(
             f"predictive must be of regression, got {type(predictive).__name__}; see plot_reliability and plot_confusion"
         )
-    means, stds = predictive.means.detach().double().cpu(), predictive.stds.detach().double().cpu()
-    y = torch.zeros(means.shape[1:]) if y is None else align_targets(torch.as_tensor(y), means.shape[1:])
+    p = predictive.detach().to("cpu").double()
+    y = torch.zeros(p.mean.shape) if y is None else align_targets(torch.as_tensor(y), tuple(p.mean.shape))
     y = y.detach().double().cpu()
-    if means.dim() == 2:
-        means, stds, y = means.unsqueeze(-1), stds.unsqueeze(-1), y.unsqueeze(-1)
     check_integer("output", output, least=0)
-    if output >= means.shape[-1]:
-        raise ConfigurationError(f"output must be below {means.shape[-1]}, the number of outputs, got {output}")
-    return GaussianPredictive(means[..., output], stds[..., min(output, stds.shape[-1] - 1)]), y[..., output]
+    outputs = 1 if p.means.dim() == 2 else p.means.shape[-1]
+    if output >= outputs:
+        raise ConfigurationError(f"output must be below {outputs}, the number of outputs, got {output}")
+    return (p, y) if p.means.dim() == 2 else (p.output(output), y[..., output])
 
 
 def row_uncertainty(predictive: Predictive, output: int = 0) -> tuple[Tensor, Tensor, str]:

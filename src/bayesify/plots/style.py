@@ -8,11 +8,12 @@ from bayesify.errors import MissingDependencyError
 
 try:
     from matplotlib.axes import Axes
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
 except ImportError as error:
     raise MissingDependencyError("figures", "matplotlib", extra="plots") from error
 
-__all__ = ["BLUE", "GRID", "INK", "MUTED", "ORANGE", "REFERENCE", "THEME", "axes", "label", "legend", "shorten"]
+__all__ = ["BLUE", "GRID", "INK", "MUTED", "ORANGE", "REFERENCE", "THEME", "axes", "date_axis", "label", "legend", "shorten"]
 
 # Blue and vermilion of the Okabe-Ito palette; the report replaces these five colors with CSS variables, for its dark mode.
 BLUE = "#0072b2"
@@ -51,6 +52,13 @@ def axes(ax: Axes | None, size: tuple[float, float] = (4.6, 3.2)) -> Axes:
     return ax
 
 
+def date_axis(ax: Axes) -> None:
+    """Few ticks with short dates on the horizontal axis."""
+    locator = AutoDateLocator(maxticks=6)
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+
+
 def label(ax: Axes, x: str, y: str) -> None:
     """Label both axes; mathtext is off, since labels may come from data."""
     ax.set_xlabel(shorten(x), color=INK, parse_math=False)
@@ -58,7 +66,12 @@ def label(ax: Axes, x: str, y: str) -> None:
 
 
 def legend(ax: Axes, **kwargs: Any) -> None:
-    """Add a legend without a frame."""
+    """Add a legend without a frame: above the axes, where it covers no data, unless `loc` is given."""
+    if "loc" not in kwargs:
+        texts = ax.get_legend_handles_labels()[1]
+        fits = sum(map(len, texts)) + 6 * len(texts) <= 50
+        kwargs |= {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "columnspacing": 1.2, "handlelength": 1.5}
+        kwargs.setdefault("ncols", max(1, len(texts)) if fits else 2)
     ax.legend(frameon=False, labelcolor=INK, **kwargs)
 
 

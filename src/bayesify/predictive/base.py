@@ -6,6 +6,7 @@ Shapes: S draws, N rows, K classes, D outputs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
@@ -66,7 +67,18 @@ class Predictive(ABC):
 
     def to(self, device: torch.device | str) -> Self:
         """A copy on that device."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return self._map(lambda tensor: tensor.to(device))
+
+    def detach(self) -> Self:
+        """A copy without gradients."""
+        return self._map(Tensor.detach)
+
+    def double(self) -> Self:
+        """A copy in float64, in which small deviations from a large mean keep their digits."""
+        return self._map(Tensor.double)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        tensors = {name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return type(self)(**{**vars(self), **tensors})
 
     def __repr__(self) -> str:

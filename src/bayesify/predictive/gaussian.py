@@ -1,6 +1,6 @@
 """Predictive distribution for regression: a mixture of normal distributions per row and output.
 
-Shapes: S draws, N rows, D outputs.
+Shapes: S draws, M components per draw, N rows, D outputs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,23 +17,28 @@ from bayesify.core.checks import check_fraction
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from
+from bayesify.predictive.mixtures import mixture_crps, mixture_quantile, normal_cdf, normal_log_density
 
-__all__ = ["GaussianPredictive", "normal_log_density"]
+__all__ = ["GaussianPredictive"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GaussianPredictive(Predictive):
-    r"""Equal-weight mixture of S normal distributions per row and output.
+    r"""Mixture of S draws per row, each a normal distribution of every output, or a mixture of M.
 
     $$\mathrm{Var}\,y = \underbrace{\tfrac1S\sum_s \sigma_s^2}_{\text{aleatoric}} +
     \underbrace{\tfrac1S\sum_s (\mu_s - \bar\mu)^2}_{\text{epistemic}}$$
 
-    The epistemic part divides by S, not S - 1: it is the variance of this mixture. Cumulative probabilities, quantiles and scores
-    are those of the mixture, not of a normal distribution with its moments.
+    with the mean and variance $\mu_s, \sigma_s^2$ of draw s; draws have the weights $1/S$ or those given. The epistemic part
+    divides by S, not S - 1: it is the variance of this mixture. Cumulative probabilities, quantiles and scores are those of the
+    mixture, not of a normal distribution with its moments.
 
     Args:
-        means: (S, N) or (S, N, D).
+        means: (S M, N) or (S M, N, D), the M components of a draw after each other.
         stds: standard deviations of the noise, above 0, broadcastable to `means` without copies.
+        weights: of the components, (S M, N), at least 0, with the sum 1 over the S M; None for equal weights. All outputs of a row
+            have the same, so that a component is a joint distribution of the outputs.
+        components: M.
 
     Example:
         >>> p = GaussianPredictive(torch.tensor([[-1.0], [1.0]]), torch.tensor(2.0))
@@ -44,6 +48,8 @@ class GaussianPredictive(Predictive):
 
     means: Tensor
     stds: Tensor
+    weights: Tensor | None = None
+    components: int = 1
 
     missing: ClassVar[tuple[str, ...]] = (
         "probs",
@@ -60,27 +66,41 @@ class GaussianPredictive(Predictive):
         stds = stds.reshape((1,) * (means.dim() - stds.dim()) + stds.shape)
         if means.dim() < 2 or any(size not in (1, full) for size, full in zip(stds.shape, means.shape, strict=True)):
             raise DataError(f"stds {tuple(self.stds.shape)} must broadcast to means (S, N, ...), got {tuple(means.shape)}")
+        if self.weights is not None and self.weights.shape != means.shape[:2]:
+            raise DataError(f"weights must be one per component and row, {tuple(means.shape[:2])}, got {tuple(self.weights.shape)}")
+        if self.components < 1 or len(means) % self.components:
+            raise DataError(f"means {tuple(means.shape)} must have components={self.components} for every draw")
         object.__setattr__(self, "means", means)
         object.__setattr__(self, "stds", stds)
 
     @property
     def samples(self) -> int:
-        return self.means.shape[0]
+        return len(self.means) // self.components
 
     def __len__(self) -> int:
         return self.means.shape[1]
 
     @property
     def mean(self) -> Tensor:
-        return self.means.mean(0)
+        return self._average(self.means)
+
+    @property
+    def draw_means(self) -> Tensor:
+        """The mean of y under every draw: (S, N) or (S, N, D)."""
+        return self._by_draw(self._shares * self.means) / self._draw_shares
 
     @property
     def aleatoric(self) -> Tensor:
-        return self.stds.square().mean(0).expand(self.means.shape[1:])
+        within = self.stds.square()
+        if self.components > 1:
+            within = within + (self.means - self.draw_means.repeat_interleave(self.components, 0)).square()
+        return self._average(within).expand(self.means.shape[1:])
 
     @property
     def epistemic(self) -> Tensor:
-        return self.means.var(0, correction=0)
+        if self.weights is None:
+            return self.draw_means.var(0, correction=0)
+        return (self._draw_shares * (self.draw_means - self.mean).square()).sum(0)
 
     @property
     def variance(self) -> Tensor:
@@ -93,20 +113,22 @@ class GaussianPredictive(Predictive):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log of the mean density of y (N,) or (N, D): (N,) nats, joint over the outputs."""
-        log_density = normal_log_density(align_targets(y, self.mean.shape), self.means, self.stds.log())
-        return torch.logsumexp(sum_from(log_density, 2), 0) - math.log(self.samples)
+        log_density = sum_from(normal_log_density(align_targets(y, self.mean.shape), self.means, self.stds.log()), 2)
+        if self.weights is not None:
+            return torch.logsumexp(log_density + self.weights.log(), 0)
+        return torch.logsumexp(log_density, 0) - math.log(len(self.means))
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) per output, shaped like `mean`."""
-        return _normal_cdf((align_targets(y, self.mean.shape) - self.means) / self.stds).mean(0)
+        return self._average(normal_cdf((align_targets(y, self.mean.shape) - self.means) / self.stds))
 
     def quantile(self, q: float) -> Tensor:
         """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`, to the precision of its dtype."""
         if not 0 < q < 1:
             raise ConfigurationError(f"q must be a number in (0, 1), got {q!r}")
         # mirror the upper half, as small tail probabilities keep their digits
-        sign = 1 if q <= 0.5 else -1
-        return torch.cat([sign * _quantile(sign * p.means, p.stds, min(q, 1 - q)) for p, _ in self._blocks()])
+        sign, tail = (1, q) if q <= 0.5 else (-1, 1 - q)
+        return torch.cat([sign * mixture_quantile(sign * p.means, p.stds, p._shares, tail) for p, _ in self._blocks()])
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Central interval that contains y with probability `level`: lower and upper, each shaped like `mean`."""
@@ -116,13 +138,15 @@ class GaussianPredictive(Predictive):
     def crps(self, y: Tensor) -> Tensor:
         r"""Continuous ranked probability score of y per output, in the unit of y, shaped like `mean`; smaller is better.
 
-        $$\mathrm{E}|Y - y| - \tfrac12 \mathrm{E}|Y - Y'| = \frac1S\sum_s A(y - \mu_s, \sigma_s^2) -
-        \frac1{2S^2}\sum_{s,t} A(\mu_s - \mu_t, \sigma_s^2 + \sigma_t^2)$$
+        $$\mathrm{E}|Y - y| - \tfrac12 \mathrm{E}|Y - Y'| = \sum_c w_c A(y - \mu_c, \sigma_c^2) -
+        \tfrac12\sum_{c,d} w_c w_d A(\mu_c - \mu_d, \sigma_c^2 + \sigma_d^2)$$
 
-        Source: Grimit, Gneiting, Berrocal & Johnson (2006), equation (5); A(m, v) is the mean of |N(m, v)|.
+        with sums over the components of all draws, and the mean A(m, v) of |N(m, v)|.
+
+        Source: Grimit, Gneiting, Berrocal & Johnson (2006), equation (5).
         """
         y = align_targets(y, self.mean.shape)
-        return torch.cat([_crps(y[rows], p.means, p.stds.expand_as(p.means)) for p, rows in self._blocks()])
+        return torch.cat([mixture_crps(y[rows], p.means, p.stds.expand_as(p.means), p._shares) for p, rows in self._blocks()])
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianPredictive:
         """Predictive distribution of mean + std * y, to undo a standardization; mean and std are numbers or one per output (D,)."""
@@ -131,12 +155,23 @@ class GaussianPredictive(Predictive):
         allowed = ((), (1,), tuple(self.means.shape[2:])[-1:])
         if shift.shape not in allowed or scale.shape not in allowed or not (scale > 0).all():
             raise ConfigurationError(f"mean and std must be numbers or one per output, std above 0, got {mean} and {std}")
-        return GaussianPredictive(shift + scale * self.means, scale * self.stds)
+        return dataclasses.replace(self, means=shift + scale * self.means, stds=scale * self.stds)
+
+    def output(self, index: int) -> GaussianPredictive:
+        """The marginal distribution of one of D outputs: means (S M, N)."""
+        stds = self.stds[..., min(index, self.stds.shape[-1] - 1)]
+        return dataclasses.replace(self, means=self.means[..., index], stds=stds)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One target per draw, noise included: shaped like `means`."""
+        """One target per draw, noise included: (S, N) or (S, N, D)."""
         noise = torch.randn(self.means.shape, dtype=self.means.dtype, device=self.means.device, generator=generator)
-        return self.means + self.stds * noise
+        targets = self.means + self.stds * noise
+        if self.components == 1:
+            return targets
+        by_row = self._all_weights.unflatten(0, (-1, self.components)).movedim(1, -1)
+        chosen = torch.multinomial(by_row.flatten(0, 1), 1, generator=generator).view(self.samples, 1, -1)
+        chosen = chosen.reshape(chosen.shape + (1,) * (targets.dim() - 2))
+        return targets.unflatten(0, (-1, self.components)).take_along_dim(chosen, 1).squeeze(1)
 
     def mix(self, *others: Any) -> Self:
         self._check_same(others, "rows")
@@ -147,64 +182,51 @@ class GaussianPredictive(Predictive):
         return self._join((self, *others), 1)
 
     def _join(self, parts: tuple[Self, ...], dim: int) -> Self:
-        stds = self.stds
+        if any(p.components != self.components for p in parts):
+            raise DataError(f"predictives must have equally many components, got {[p.components for p in parts]}")
+        stds, weights = self.stds, None
         if any(p.stds.shape[dim] > 1 or not torch.equal(p.stds, stds) for p in parts):
             shape = [max(sizes) for sizes in zip(*(p.stds.shape for p in parts), strict=True)]
             stds = torch.cat([p.stds.expand(*shape[:dim], p.means.shape[dim], *shape[dim + 1 :]) for p in parts], dim)
-        return dataclasses.replace(self, means=torch.cat([p.means for p in parts], dim), stds=stds)
+        if any(p.weights is not None for p in parts):
+            total = sum(p.samples for p in parts)
+            weights = torch.cat([p._all_weights * (p.samples / total if dim == 0 else 1) for p in parts], dim)
+        return dataclasses.replace(self, means=torch.cat([p.means for p in parts], dim), stds=stds, weights=weights)
+
+    @property
+    def _all_weights(self) -> Tensor:
+        """The weights of the components, (S M, N)."""
+        if self.weights is not None:
+            return self.weights
+        return self.means.new_full(self.means.shape[:2], 1 / len(self.means))
+
+    @property
+    def _shares(self) -> Tensor:
+        """The weights of the components, broadcastable to `means`."""
+        if self.weights is None:
+            return self.means.new_full((1,) * self.means.dim(), 1 / len(self.means))
+        return self.weights.reshape(self.weights.shape + (1,) * (self.means.dim() - 2))
+
+    @property
+    def _draw_shares(self) -> Tensor:
+        """The weights of the draws, broadcastable to `draw_means`; those of impossible draws are above 0, for a quotient."""
+        if self.weights is None:
+            return self.means.new_full((1,) * self.means.dim(), 1 / self.samples)
+        return self._by_draw(self._shares).clamp_min(torch.finfo(self.means.dtype).tiny)
+
+    def _by_draw(self, x: Tensor) -> Tensor:
+        """Sum over the components of every draw: (S M, ...) -> (S, ...)."""
+        return x if self.components == 1 else x.unflatten(0, (-1, self.components)).sum(1)
+
+    def _average(self, x: Tensor) -> Tensor:
+        """The mean over all components: (S M, N, ...) -> (N, ...)."""
+        return x.mean(0) if self.weights is None else (self._shares * x).sum(0)
 
     def _blocks(self) -> Iterator[tuple[GaussianPredictive, slice]]:
         """Blocks of rows, small enough that temporaries stay in the cache."""
         size = max(1, 2**17 * len(self) // max(1, self.means.numel()))
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
-            yield GaussianPredictive(self.means[:, rows], self.stds if self.stds.shape[1] == 1 else self.stds[:, rows]), rows
-
-
-def normal_log_density(y: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log density of y under N(mean, exp(log_std)^2), elementwise, nats."""
-    return -0.5 * ((y - mean) * torch.exp(-log_std)).square() - log_std - 0.5 * math.log(2 * math.pi)
-
-
-def _normal_cdf(z: Tensor) -> Tensor:
-    # torch.special.ndtr uses 1 + erf, which has no digits left in the lower tail
-    return 0.5 * torch.erfc(-math.sqrt(0.5) * z)
-
-
-def _quantile(means: Tensor, stds: Tensor, q: float) -> Tensor:  # (S, N, ...) -> (N, ...)
-    # The mixture's quantile is between the smallest and largest of its components'. Newton steps within this bracket; bisection
-    # where they leave it or shrink too slowly, as the density vanishes between two distant modes.
-    ends = means + NormalDist().inv_cdf(q) * stds
-    low, high = ends.amin(0), ends.amax(0)
-    x, last = (low + high) / 2, high - low
-    precision = 4 * torch.finfo(x.dtype).eps
-    converged = torch.zeros_like(x, dtype=torch.bool)
-    for _ in range(200):
-        u = (x - means) / stds
-        excess = _normal_cdf(u).mean(0) - q
-        density = (torch.exp(-0.5 * u.square()) / (stds * math.sqrt(2 * math.pi))).mean(0)
-        low, high = torch.where(excess < 0, x, low), torch.where(excess < 0, high, x)
-        newton = x - excess / density
-        take = (newton > low) & (newton < high) & ((newton - x).abs() < 0.5 * last)
-        converged = converged | (excess.abs() <= precision * (q + density * x.abs()))  # rounding of q and x
-        new = torch.where(converged, x, torch.where(take, newton, (low + high) / 2))
-        x, last = new, (new - x).abs()
-        if (last <= precision * x.abs()).all():
-            break
-    return x
-
-
-def _crps(y: Tensor, means: Tensor, stds: Tensor) -> Tensor:
-    draws = means.shape[0]
-    # a draw paired with itself has A(0, 2 sigma^2) = 2 sigma / sqrt(pi); all other pairs occur twice
-    pairs = stds.sum(0) / math.sqrt(math.pi)
-    for s in range(draws - 1):
-        spread = torch.hypot(stds[s], stds[s + 1 :])
-        pairs = pairs + _mean_absolute(means[s] - means[s + 1 :], spread).sum(0)
-    return _mean_absolute(y - means, stds).mean(0) - pairs / draws**2
-
-
-def _mean_absolute(mean: Tensor, std: Tensor) -> Tensor:
-    """E|X| of a normal X."""
-    z = mean / std
-    return std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mean * torch.erf(z * math.sqrt(0.5))
+            weights = None if self.weights is None else self.weights[:, rows]
+            stds = self.stds if self.stds.shape[1] == 1 else self.stds[:, rows]
+            yield dataclasses.replace(self, means=self.means[:, rows], stds=stds, weights=weights), rows

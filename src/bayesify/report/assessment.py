@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,19 +12,21 @@ from torch import Tensor
 from bayesify.errors import ConfigurationError, DivergenceError
 from bayesify.formatting import number, percent
 from bayesify.metrics import evaluate
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
-from bayesify.report.verdict import Sentence, verdict
+from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.report.sentence import Sentence
+from bayesify.report.skill import CONSTANT, constant_baseline
+from bayesify.report.verdict import verdict
 
-__all__ = ["Assessment", "Card", "assess", "baseline_scores"]
+__all__ = ["Assessment", "Card", "assess"]
 
 
 class Card(NamedTuple):
-    """A metric of the model and of the baseline, as text."""
+    """A metric of the model and of each baseline, as text."""
 
     name: str
     value: str
     unit: str
-    baseline: str
+    baselines: dict[str, str]
     meaning: str
 
 
@@ -35,8 +38,9 @@ class Assessment:
         predictive: of the N rows, on the CPU.
         y: their targets, on the CPU.
         scores: metrics of the model, from `bayesify.metrics.evaluate`.
-        baseline: the same metrics of the baseline, which ignores the inputs.
-        from_training: whether the baseline was computed from the training targets rather than from `y`.
+        baselines: the same metrics of each baseline, by name; "constant" ignores the inputs.
+        note: how the baselines were made, if that differs from what a reader expects.
+        from_training: whether the constant baseline was computed from the training targets rather than from `y`.
         held_out: whether the model was not trained on these rows.
         cards: metrics as text.
         verdict: conclusions in sentences.
@@ -45,7 +49,8 @@ class Assessment:
     predictive: Predictive
     y: Tensor
     scores: dict[str, float]
-    baseline: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+    note: str
     from_training: bool
     held_out: bool
     cards: list[Card]
@@ -58,19 +63,30 @@ class Assessment:
 
 
 def assess(
-    predictive: Predictive, y: Tensor, *, training_y: Tensor | None = None, unit: str = "", held_out: bool = True
+    predictive: Predictive,
+    y: Tensor,
+    *,
+    training_y: Tensor | None = None,
+    baselines: Mapping[str, Predictive] | None = None,
+    note: str = "",
+    unit: str = "",
+    labels: Sequence[object] | None = None,
+    held_out: bool = True,
 ) -> Assessment:
     """Evaluate predictions of N rows.
 
     Args:
         predictive: predictive distributions of N rows.
         y: their targets, as `predictive.log_prob` takes them.
-        training_y: the training targets, whose distribution is the baseline. Without them the baseline is the distribution of `y`.
+        training_y: the training targets, whose distribution is the constant baseline. Without them it is the distribution of `y`.
+        baselines: predictions of the same rows by other models, by name.
+        note: how the baselines were made, if that differs from what a reader expects.
         unit: of the target (regression).
+        labels: names of the K classes.
         held_out: whether the model was not trained on these rows.
 
     Raises:
-        ConfigurationError: no rows, or `y` of another length.
+        ConfigurationError: no rows, or `y` or a baseline of another length.
         DivergenceError: the predictions are not finite.
         MissingDependencyError: classification without torchmetrics.
 
@@ -86,41 +102,38 @@ def assess(
         )
     if isinstance(predictive, GaussianPredictive) and not (predictive.mean.isfinite() & predictive.std.isfinite()).all():
         raise DivergenceError("predictions of the model are infinite or NaN; train with a smaller learning_rate")
-    scores, baseline = evaluate(predictive, y), baseline_scores(predictive, y, training_y)
+    references = {CONSTANT: constant_baseline(predictive, y, training_y), **(baselines or {})}
+    scores, others = evaluate(predictive, y), {name: evaluate(p, y) for name, p in references.items()}
     return Assessment(
         predictive=predictive,
         y=y,
         scores=scores,
-        baseline=baseline,
+        baselines=others,
+        note=note,
         from_training=training_y is not None,
         held_out=held_out,
-        cards=_cards(scores, baseline, unit),
-        verdict=verdict(predictive, y, scores, baseline, row="held-out row" if held_out else "row"),
+        cards=_cards(scores, others, unit),
+        verdict=verdict(predictive, y, references, labels=labels, row="held-out row" if held_out else "row"),
     )
 
 
-def baseline_scores(predictive: Predictive, y: Tensor, training_y: Tensor | None) -> dict[str, float]:
-    """Evaluate the model that ignores its inputs: a normal distribution with the moments of the targets, or class frequencies."""
-    source = torch.as_tensor(y if training_y is None else training_y)
-    if isinstance(predictive, GaussianPredictive):
-        source = source.double().reshape(len(source), *predictive.mean.shape[1:])
-        std = source.std(0, correction=0)
-        means = source.mean(0).expand(1, *predictive.mean.shape)
-        return evaluate(GaussianPredictive(means, torch.where(std > 0, std, 1.0)), y.double())
-    if isinstance(predictive, BernoulliPredictive):
-        share = (source.double().sum(0) + 0.5) / (len(source) + 1)
-        return evaluate(BernoulliPredictive.from_logits(share.logit().expand(1, *predictive.probs.shape)), y)
-    assert isinstance(predictive, CategoricalPredictive)
-    k = predictive.probs.shape[-1]
-    counts = torch.bincount(source[source >= 0].flatten().long(), minlength=k).double() + 1 / k  # no class has probability 0
-    logits = counts.log().expand(1, *predictive.probs.shape)
-    return evaluate(CategoricalPredictive.from_logits(logits, predictive.ignore_index), y)
-
-
-def _cards(scores: dict[str, float], baseline: dict[str, float], unit: str) -> list[Card]:
+def _cards(scores: dict[str, float], baselines: dict[str, dict[str, float]], unit: str) -> list[Card]:
     formats = {
         "rmse": ("RMSE", number, unit, "Root mean squared error of the predictive mean."),
         "accuracy": ("accuracy", percent, "", "Share of rows whose most probable class is the true one."),
+        "balanced_accuracy": ("balanced accuracy", percent, "", "Mean over classes of the share of their rows that is found."),
+        "roc_auc": (
+            "ROC AUC",
+            number,
+            "",
+            "Chance that a row of a class ranks above a row of another; 0.5 for guessing.",
+        ),
+        "average_precision": (
+            "average precision",
+            number,
+            "",
+            "Area under precision and recall; for two classes of the rarer one.",
+        ),
         "coverage_95": ("95% coverage", percent, "", "Share of targets inside the central 95% interval; 95% is ideal."),
         "width_95": ("95% interval width", number, unit, "Mean width; narrower is better at a coverage of 95%."),
         "nll": ("NLL", number, "nats", "Mean negative log-likelihood of the targets; lower is better."),
@@ -129,7 +142,7 @@ def _cards(scores: dict[str, float], baseline: dict[str, float], unit: str) -> l
         "ece": ("ECE", percent, "", "Expected calibration error: mean gap between confidence and accuracy; above 0 for few rows."),
     }
     return [
-        Card(title, text(scores[name]), of, text(baseline[name]), meaning)
+        Card(title, text(scores[name]), of, {key: text(of_key[name]) for key, of_key in baselines.items()}, meaning)
         for name, (title, text, of, meaning) in formats.items()
         if name in scores
     ]

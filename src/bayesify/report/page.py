@@ -14,18 +14,39 @@ from bayesify.files import write_atomically
 from bayesify.formatting import looks_numeric, number, plural
 from bayesify.plots.style import shorten
 from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
-from bayesify.report import sections
+from bayesify.report import reasons, sections
 from bayesify.report.assessment import Assessment, assess
 from bayesify.report.sections import Section, Table
 from bayesify.report.uncertain_rows import most_uncertain, related_columns
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from pandas import DataFrame
 
+    from bayesify.inspection import Explanation
     from bayesify.train import History
 
-__all__ = ["render", "write_report"]
+__all__ = ["render", "render_page", "write_report"]
+
+_TERMS = {
+    "draws": "The network is evaluated with several plausible sets of weights. Where they disagree, the training data do not "
+    "settle the prediction.",
+    "aleatoric": "Uncertainty from noise in the data, which stays however much data there is.",
+    "epistemic": "Uncertainty from limited data: disagreement of the draws. It shrinks with more data like the row.",
+    "baseline": "A simpler model on the same rows. A model that does not beat it is not worth its effort.",
+}
+_REGRESSION = {
+    "std": "Standard deviation of a prediction, aleatoric and epistemic: about two thirds of the targets are within one std.",
+    "coverage": "Share of targets inside the intervals. Intervals of 95% should contain 95% of them: fewer means overconfident, "
+    "more means wider than needed.",
+    "NLL, CRPS": "Scores of the whole predicted distribution. They reward accurate means and honest intervals; lower is better.",
+}
+_CLASSIFICATION = {
+    "confidence": "Probability of the predicted class. Of predictions with 80%, 80% should be correct.",
+    "entropy": "Total uncertainty about the class, in nats: 0 if it is certain, 0.69 if two classes are equally probable.",
+    "mutual information": "The epistemic part of the entropy, in nats: how much the draws disagree.",
+    "NLL, Brier score": "Scores of the predicted probabilities. They reward both accuracy and calibration; lower is better.",
+    "ROC AUC": "How well the probabilities rank rows, whatever the threshold; it does not depend on how rare a class is.",
+}
 
 
 def write_report(
@@ -42,6 +63,7 @@ def write_report(
     history: History | None = None,
     comparison: Sequence[Mapping[str, object]] | None = None,
     facts: Mapping[str, Mapping[str, object]] | None = None,
+    explanation: Explanation | None = None,
     held_out: bool = True,
 ) -> Path:
     """Evaluate predictions of N rows and write the result as one self-contained HTML page, atomically.
@@ -49,7 +71,7 @@ def write_report(
     Args:
         path: of the page, in an existing folder.
         predictive, y, training_y, unit, held_out: as for `assess`.
-        title, target, labels, features, history, comparison, facts: as for `render`.
+        title, target, labels, features, history, comparison, facts, explanation: as for `render`.
 
     Returns:
         The path.
@@ -69,7 +91,7 @@ def write_report(
         'report.html'
     """
     page = render(
-        assess(predictive, y, training_y=training_y, unit=unit, held_out=held_out),
+        assess(predictive, y, training_y=training_y, unit=unit, labels=labels, held_out=held_out),
         title=title,
         target=target,
         labels=labels,
@@ -77,6 +99,7 @@ def write_report(
         history=history,
         comparison=comparison,
         facts=facts,
+        explanation=explanation,
     )
     write_atomically(path, page.encode())
     return Path(path)
@@ -92,6 +115,7 @@ def render(
     history: History | None = None,
     comparison: Sequence[Mapping[str, object]] | None = None,
     facts: Mapping[str, Mapping[str, object]] | None = None,
+    explanation: Explanation | None = None,
 ) -> str:
     """Render an assessment as one HTML page without scripts or external resources.
 
@@ -104,6 +128,7 @@ def render(
         history: of the training.
         comparison: other models on the same rows: one mapping of column to value each, the first column naming the model.
         facts: the configuration: mappings of name to value under a heading each, such as `{"Method": method.to_dict()}`.
+        explanation: from `bayesify.inspection.explain`, which columns drive the predictions.
 
     Raises:
         ConfigurationError: arguments that do not match.
@@ -120,11 +145,14 @@ def render(
         sections.predictions(predictive, y, names, labels),
         sections.uncertainty(predictive, names, features, related, most_uncertain(predictive, y, features, related, names, labels)),
     ]
+    if explanation is not None:
+        parts.append(reasons.drivers(explanation, _predicted(predictive, names, labels)))
     if comparison:
         parts.append(_comparison(comparison))
     if history is not None and len(history):
         parts.append(sections.training(history))
-    page = _template().render(
+    return render_page(
+        "report",
         title=title,
         subtitle=" · ".join(
             (
@@ -135,9 +163,35 @@ def render(
         ),
         assessment=assessment,
         sections=parts,
+        terms={**_TERMS, **(_REGRESSION if isinstance(predictive, GaussianPredictive) else _CLASSIFICATION)},
         facts={heading: {name: _text(value) for name, value in values.items()} for heading, values in (facts or {}).items()},
     )
+
+
+def render_page(template: str, **values: object) -> str:
+    """Render a template of this package: "report", or "page" of `title`, `subtitle` and `sections`.
+
+    Raises:
+        MissingDependencyError: without Jinja.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingDependencyError("reports", "jinja2", extra="report") from error
+    loader = jinja2.FileSystemLoader(Path(__file__).parent.parent / "templates")
+    pages = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = pages.get_template(f"{template}.html.j2").render(**values)
     return page.encode("utf-8", errors="replace").decode()  # text from data may have characters that UTF-8 lacks
+
+
+def _predicted(predictive: Predictive, names: Sequence[str], labels: Sequence[object] | None) -> str:
+    """What `partial_dependence` averages by default."""
+    if isinstance(predictive, GaussianPredictive):
+        return names[0]
+    index = 1 if predictive.log_probs.shape[-1] == 2 else 0
+    return f"probability of {shorten(index if labels is None else labels[index], 24)}"
 
 
 def _names(predictive: Predictive, target: str | Sequence[str]) -> list[str]:
@@ -173,15 +227,3 @@ def _text(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
     return number(value) if isinstance(value, float) else str(value)
-
-
-def _template() -> Template:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingDependencyError("reports", "jinja2", extra="report") from error
-    loader = jinja2.FileSystemLoader(Path(__file__).parent.parent / "templates")
-    pages = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return pages.get_template("report.html.j2")

@@ -161,8 +161,7 @@ def training(history: History) -> Section:
     curves = picture(
         "Loss",
         f"Negative ELBO and negative log-likelihood over {epochs}, in nats per example.",
-        "Lower is better. The gap between the training curves is the weighted KL."
-        + (" The validation rows are not used for training." if history.validation_nll else ""),
+        _caption(history),
         lambda ax: plots.plot_training(history, ax),
         "training",
     )
@@ -178,6 +177,23 @@ def training(history: History) -> Section:
             )
         )
     return Section("Training", f"{epochs}{early}{best}; {duration(sum(history.seconds))}.", pictures)
+
+
+def _caption(history: History) -> str:
+    """How to read the curves, and why one of them rises."""
+    parts = ["Lower is better. The loss is the negative ELBO; its gap to the NLL (negative log-likelihood) is the weighted KL."]
+    if _rises(history.loss) and history.beta[-1] > history.beta[0]:
+        parts.append("The loss rises because the weight of the KL does.")
+    if history.validation_nll:
+        parts.append("The validation rows are not used for training.")
+        if history.best_epoch and _rises(history.validation_nll):
+            parts.append(f"Their loss rises after epoch {history.best_epoch}, so the weights of that epoch are used.")
+    return " ".join(parts)
+
+
+def _rises(curve: Sequence[float]) -> bool:
+    """Whether a curve ends clearly above its minimum."""
+    return len(curve) > 1 and curve[-1] - min(curve) > 0.05 * (max(curve) - min(curve))
 
 
 def _outputs(predictive: GaussianPredictive, y: Tensor, names: Sequence[str]) -> Table:

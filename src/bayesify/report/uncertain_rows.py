@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import numbers
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from bayesify.report.sections import Table
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-__all__ = ["most_uncertain", "related_columns"]
+__all__ = ["cell", "most_uncertain", "related_columns"]
 
 
 def related_columns(predictive: Predictive, features: DataFrame | None, most: int = 3) -> list[str]:
@@ -67,7 +68,7 @@ def most_uncertain(
     left_out = max(0, len(shown) - columns)
     shown = dict(list(shown.items())[:columns])
     rows = [
-        [shorten(index[i], 24), *values, number(total[i].item(), 3), *(_cell(column.iloc[i]) for column in shown.values())]
+        [shorten(index[i], 24), *values, number(total[i].item(), 3), *(cell(column.iloc[i]) for column in shown.values())]
         for i, values in zip(order, cells, strict=True)
     ]
     header += [shorten(column, 24) for column in shown]
@@ -94,11 +95,13 @@ def _explained(values: Series, ranks: Tensor) -> float:
     return 1 - within.item() * (len(ranks) - 1) / (len(ranks) - len(sizes))
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value of a table as text."""
     from pandas import isna
 
     if isna(value) is True:
         return "missing"
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         return number(float(value))
-    return shorten(value, 32)
+    text = str(value)
+    return shorten(text.removesuffix(" 00:00:00") if isinstance(value, datetime.date) else text, 32)

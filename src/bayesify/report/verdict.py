@@ -2,110 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from bayesify.formatting import number, percent, plural
-from bayesify.plots.statistics import binomial_interval, class_predictions, select_output
+from bayesify.plots.statistics import binomial_interval, class_predictions
+from bayesify.plots.style import shorten
 from bayesify.predictive import GaussianPredictive, Predictive
 from bayesify.predictive.base import align_targets
+from bayesify.report.calibration_tests import LEVELS, ClassCalibration, IntervalCalibration, class_calibration, interval_calibration
+from bayesify.report.sentence import Mark, Sentence
+from bayesify.report.skill import skill, squared_errors
 
-__all__ = ["Sentence", "verdict"]
+__all__ = ["verdict"]
 
-Mark = Literal["good", "caution", "bad"]
-
-
-class Sentence(NamedTuple):
-    """A finding (good, caution or bad) and what it means."""
-
-    mark: Mark
-    finding: str
-    meaning: str
+_ENOUGH_ROWS = 100  # to call a model calibrated: then a 50 % interval holds 40 to 60 % by chance
+_FALSE_ALARMS = 0.05  # of the tests of calibration
+_RANKED_ROWS = 50  # to compare a fifth of them with the others
+_CLOSE = 0.02  # deviation of a share that hardly matters
+_LARGE = 0.1  # deviation of a share that matters
 
 
 def verdict(
-    predictive: Predictive, y: Tensor, scores: dict[str, float], baseline: dict[str, float], *, row: str = "held-out row"
+    predictive: Predictive,
+    y: Tensor,
+    baselines: Mapping[str, Predictive],
+    *,
+    labels: Sequence[object] | None = None,
+    row: str = "held-out row",
 ) -> list[Sentence]:
-    """Up to three findings: calibration, comparison with the baseline, and whether uncertain rows have larger errors.
+    """Findings on calibration, on the comparison with baselines, and on whether uncertain rows have larger errors.
 
     Args:
         predictive: of N rows.
         y: their targets.
-        scores: metrics of the model, from `bayesify.metrics.evaluate`.
-        baseline: the same metrics of the baseline.
+        baselines: predictives of the same rows by name, among them that of `constant_baseline` as "constant".
+        labels: names of the K classes.
         row: the noun for one row.
     """
     if isinstance(predictive, GaussianPredictive):
-        lower, upper = predictive.interval(0.95)
-        y = align_targets(torch.as_tensor(y).to(lower.device), tuple(lower.shape))
-        inside = ((lower <= y) & (y <= upper)).double()
-        uncertainty, errors = _per_row_errors(predictive, y)
+        y = align_targets(torch.as_tensor(y).to(predictive.mean.device), tuple(predictive.mean.shape))
+        outputs = y.shape[1] if y.dim() > 1 else 1
+        size = plural(len(y), row) + (f" \N{MULTIPLICATION SIGN} {plural(outputs, 'output')}" if outputs > 1 else "")
         return [
-            _coverage(inside.mean().item(), inside.numel(), len(predictive), row),
-            _skill("RMSE", scores["rmse"], baseline["rmse"], "predicting the mean", number),
-            *_ranking(uncertainty, errors, "RMSE", squared=True),
+            _intervals(interval_calibration(predictive.cdf(y)), len(y), outputs, size),
+            *skill(predictive, y, baselines, row),
+            *_ranking(_relative_uncertainty(predictive, y), squared_errors(predictive, y), "RMSE", squared=True),
         ]
     values = class_predictions(predictive, y)
-    errors = 1 - values.correct
     return [
-        _confidence(values.confidence, values.correct, row),
-        _skill("error rate", 1 - scores["accuracy"], 1 - baseline["accuracy"], "predicting the most frequent class", percent),
-        *_ranking(values.entropy, errors, "error rate", squared=False),
+        _classes(class_calibration(values.probs, values.y), len(values.y), row, labels),
+        *skill(predictive, y, baselines, row),
+        *_ranking(values.entropy, 1 - values.correct, "error rate", squared=False),
     ]
 
 
-def _coverage(share: float, cells: int, rows: int, row: str, level: float = 0.95) -> Sentence:
-    # The outputs of a row are dependent, so the range is that of N rows.
-    low, high = binomial_interval(rows, level)
-    size = plural(rows, row) + (f" \N{MULTIPLICATION SIGN} {plural(cells // rows, 'output')}" if cells > rows else "")
-    finding = f"{percent(level)} intervals contain {percent(share)} of the targets ({size})."
-    deviation = 0 if low - 1e-9 <= share <= high + 1e-9 else share - level
-    mark, meaning = _calibration(-deviation, high - low > 0.15, rows)
-    return Sentence(mark, finding, f"{meaning}. 95% range for a calibrated model: {percent(low)} to {percent(high)}.")
+def _intervals(result: IntervalCalibration, rows: int, outputs: int, size: str) -> Sentence:
+    levels, shares = (_and([percent(value).removesuffix("%") for value in values]) for values in (LEVELS, result.shares))
+    finding = f"Intervals of {levels}% contain {shares}% of the targets ({size})."
+    ranges = " and ".join("{} to {}".format(*map(percent, binomial_interval(rows, level))) for level in (LEVELS[0], LEVELS[-1]))
+    chance = f"By chance, {percent(LEVELS[0])} and {percent(LEVELS[-1])} intervals of a calibrated model contain {ranges}."
+    mark, meaning = _interval_meaning(result, rows)
+    where = f" Most of all output {result.worst + 1}." if outputs > 1 and result.p <= _FALSE_ALARMS else ""
+    return Sentence(mark, finding, f"{meaning}.{where} {chance}")
 
 
-def _confidence(confidence: Tensor, correct: Tensor, row: str) -> Sentence:
-    rows, mean, accuracy = len(correct), confidence.mean().item(), correct.mean().item()
-    finding = f"The mean confidence is {percent(mean)}, the accuracy {percent(accuracy)} ({plural(rows, row)})."
-    # The number of correct predictions of a calibrated model is a sum of independent Bernoulli draws, nearly normal.
-    spread = 1.96 * (confidence * (1 - confidence)).sum().sqrt().item() / rows + 0.5 / rows
-    low, high = max(0, mean - spread), min(1, mean + spread)
-    mark, meaning = _calibration(0 if abs(accuracy - mean) <= spread else mean - accuracy, spread > 0.1, rows)
-    return Sentence(mark, finding, f"{meaning}. 95% range for a calibrated model: {percent(low)} to {percent(high)}.")
+def _interval_meaning(result: IntervalCalibration, rows: int) -> tuple[Mark, str]:
+    largest = max(map(abs, (*result.deviations, result.above - 0.5)))
+    if result.p > _FALSE_ALARMS:
+        return _no_evidence(rows, largest)
+    narrow, wide = (max(sign * d for d in result.deviations) for sign in (-1, 1))
+    is_narrow, is_wide = (any(sign * z > 2 for z in result.z) for sign in (-1, 1))
+    if largest <= _CLOSE:
+        return "good", f"Close to calibrated, slightly {'over' if narrow > wide else 'under'}confident"
+    bias = ""
+    if abs(result.above_z) > 2:
+        word = "low" if result.above > 0.5 else "high"
+        bias = f"predictions are too {word}: {percent(result.above)} of the targets are above the median"
+    then = f"; {bias}" if bias else ""
+    if is_narrow and is_wide:
+        return "caution", f"Wrong shape: some intervals are too wide and others too narrow, as for errors with heavy tails{then}"
+    if is_narrow:
+        return "bad" if narrow > _LARGE else "caution", f"Overconfident: the intervals are too narrow{then}"
+    if is_wide:
+        return "caution", f"Underconfident: the intervals are too wide{then}"
+    return "caution", f"Biased: {bias}"
 
 
-def _calibration(excess: float, is_wide: bool, rows: int) -> tuple[Mark, str]:
-    """Interpret the excess confidence, 0 if it is within the 95 % range of a calibrated model; `is_wide` is that range."""
-    if excess == 0:
-        if is_wide:
-            return "caution", f"No evidence of miscalibration, but {plural(rows, 'row')} are too few for a reliable check"
-        return "good", "Well calibrated"
-    if abs(excess) < 0.015:
-        return "good", f"Close to calibrated, slightly {'over' if excess > 0 else 'under'}confident"
-    if excess > 0:
-        return "bad" if excess > 0.1 else "caution", "Overconfident: the predicted uncertainty is too low"
-    return "caution", "Underconfident: the predicted uncertainty is too high"
+def _classes(result: ClassCalibration, rows: int, row: str, labels: Sequence[object] | None) -> Sentence:
+    overall = result.overall
+    finding = f"The mean confidence is {percent(overall.expected)}, the accuracy {percent(overall.observed)} ({plural(rows, row)})."
+    mark, meaning = _class_meaning(result, rows, labels)
+    return Sentence(mark, finding, f"{meaning}.")
 
 
-def _skill(name: str, model: float, baseline: float, rule: str, text: Callable[[float], str]) -> Sentence:
-    finding = f"The {name} is {text(model)}, compared with {text(baseline)} for {rule} (baseline)."
-    if baseline <= 0:
-        return Sentence("caution", finding, "The baseline makes no errors on these rows.")
-    reduction = 1 - model / baseline
-    if reduction <= 0.02:
-        return Sentence(
-            "bad", finding, "No better than the baseline: the columns may not be informative, or training was too short."
-        )
-    return Sentence("good" if reduction >= 0.1 else "caution", finding, f"A reduction of {percent(reduction)}.")
+def _class_meaning(result: ClassCalibration, rows: int, labels: Sequence[object] | None) -> tuple[Mark, str]:
+    overall = result.overall
+    gaps = [overall, *result.bins, *result.classes.values()]
+    if result.p > _FALSE_ALARMS:
+        return _no_evidence(rows, max(abs(gap.size) for gap in (overall, *result.classes.values())))
+    if max(abs(gap.size) for gap in gaps) <= _CLOSE:
+        return "good", "Close to calibrated"
+    worst = max((gap for gap in gaps if abs(gap.size) > _CLOSE), key=lambda gap: abs(gap.z))
+    if abs(overall.z) > 2 or worst is overall:
+        if overall.size > 0:
+            return "bad" if overall.size > _LARGE else "caution", "Overconfident: the predicted uncertainty is too low"
+        return "caution", "Underconfident: the predicted uncertainty is too high"
+    if worst in result.bins:
+        word = "Overconfident" if worst.size > 0 else "Underconfident"
+        return "caution", f"{word} where the confidence is about {percent(worst.expected)}: {percent(worst.observed)} are correct"
+    index = next(k for k, gap in result.classes.items() if gap is worst)
+    name = index if labels is None else shorten(labels[index], 24)
+    shares = f"{percent(worst.expected)} on average, while its share is {percent(worst.observed)}"
+    return "caution", f"The probability of class {name} is too {'high' if worst.size > 0 else 'low'}: {shares}"
+
+
+def _no_evidence(rows: int, largest: float) -> tuple[Mark, str]:
+    """The meaning of a test of calibration that finds nothing; `largest` is the largest deviation of a share."""
+    if rows < _ENOUGH_ROWS:
+        return "caution", f"No evidence of miscalibration, but {plural(rows, 'row')} are too few for a reliable check"
+    if largest > _LARGE:
+        return "caution", "No clear evidence of miscalibration, but the deviation is large; check more rows"
+    return "good", "Well calibrated"
+
+
+def _and(texts: list[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def _ranking(uncertainty: Tensor, errors: Tensor, name: str, squared: bool) -> list[Sentence]:
     """Compare the errors of the most uncertain 20 % of the rows with those of the others."""
-    if len(uncertainty) < 50:
-        return []
+    if len(uncertainty) < _RANKED_ROWS or not errors.any():
+        return []  # without errors there is nothing to rank
     order = uncertainty.argsort()
     cut = len(order) - len(order) // 5
     if (uncertainty[order[-1]] - uncertainty[order[0]]).item() <= 1e-3 * uncertainty[order[-1]].item():
@@ -124,15 +154,9 @@ def _ranking(uncertainty: Tensor, errors: Tensor, name: str, squared: bool) -> l
     return [Sentence("caution", finding, meaning)]
 
 
-def _per_row_errors(predictive: GaussianPredictive, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Uncertainty and squared error of each row, averaged over outputs in units of the standard deviation of their targets."""
-    if predictive.mean.dim() == 1:
-        p, y = select_output(predictive, y)
-        return p.std, (y - p.mean).square()
-    uncertainty, error = [], []
-    for output in range(predictive.mean.shape[1]):
-        p, target = select_output(predictive, y, output)
-        scale = target.std(correction=0).clamp_min(1e-12) if len(target) > 1 else torch.tensor(1.0)
-        uncertainty.append(p.variance / scale**2)
-        error.append(((target - p.mean) / scale).square())
-    return torch.stack(uncertainty).mean(0).sqrt(), torch.stack(error).mean(0)
+def _relative_uncertainty(predictive: GaussianPredictive, y: Tensor) -> Tensor:
+    """Standard deviation of each row; of several outputs, in units of the standard deviation of their targets."""
+    if predictive.mean.dim() == 1 or predictive.mean.shape[1] == 1:
+        return predictive.std.flatten().double()
+    scale = y.double().std(0, correction=0).clamp_min(1e-12)
+    return (predictive.variance.double() / scale**2).mean(1).sqrt()

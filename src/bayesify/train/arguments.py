@@ -35,7 +35,7 @@ class Training:
     bnn: Bayesian
     data: Data
     likelihood: Likelihood
-    validation: Data | None = None
+    validation: Data | Literal["folds"] | None = None
     auxiliary: AuxiliaryInputs | None = None
     seed: int = 0
     beta: float | KLSchedule = 1.0
@@ -112,6 +112,10 @@ def _check_model(training: Training, patience: int | None) -> None:
         check_kl_weight("beta", training.beta)
     if training.local_beta is not None:
         check_kl_weight("local_beta", training.local_beta)
+    if isinstance(training.validation, str) and (training.validation != "folds" or not getattr(bnn, "members", ())):
+        raise ConfigurationError(
+            f"validation must be data, or 'folds' for an ensemble, got {training.validation!r}; give validation=(inputs, y)"
+        )
     if patience is not None:
         check_integer("patience", patience)
         if training.validation is None:

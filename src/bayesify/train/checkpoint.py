@@ -153,14 +153,20 @@ def read(path: Path) -> dict[str, Any]:
 def _check_identity(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise a CheckpointError that lists the differences, with both values."""
     differences = [
-        f"{name} was {saved.get(name, 'absent')!r} and is {current.get(name, 'absent')!r}"
+        f"{name} was {_short(saved.get(name, 'absent'))} and is {_short(current.get(name, 'absent'))}"
         for name in {**saved, **current}
         if saved.get(name, "absent") != current.get(name, "absent")
     ]
     if differences:
-        listing = ", ".join(differences[:5]) + (f", and {len(differences) - 5} more" if len(differences) > 5 else "")
+        listing = ", ".join(differences[:3]) + (f", and {len(differences) - 3} more" if len(differences) > 3 else "")
         advice = f"use the same settings and data or another path, or {_RESTART}"
         raise CheckpointError(path, f"it belongs to another run ({listing})", advice)
+
+
+def _short(value: object) -> str:
+    """A value as text of at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _checksum(tensors: Any) -> int:

@@ -15,38 +15,48 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
     from lightning.fabric.loggers.logger import Logger
 
-__all__ = ["broadcast_buffers", "log", "make_fabric", "reduce"]
+__all__ = ["broadcast_buffers", "choose_device", "log", "make_fabric", "reduce"]
 
 
 def make_fabric(bnn: nn.Module, accelerator: str, devices: int | list[int], strategy: Any, precision: Any) -> Fabric:
-    """Return a launched Fabric; "auto" is the GPU of the network, else the first one, else the CPU.
+    """Return a launched Fabric on the device of `choose_device`.
 
     Raises:
         MissingDependencyError: Lightning is not installed.
         ConfigurationError: an accelerator, precision or strategy that `fit` does not support.
     """
-    check_choice("accelerator", accelerator, ("auto", "cpu", "cuda"))
     check_choice("precision", precision, ("32-true", "16-mixed", "bf16-mixed"))
+    device = choose_device(bnn, accelerator)
     try:
         from lightning.fabric import Fabric
         from lightning.fabric.strategies.ddp import DDPStrategy
         from lightning.fabric.strategies.single_device import SingleDeviceStrategy
     except ImportError as error:
         raise MissingDependencyError("training", "Lightning Fabric", extra="train") from error
-    if accelerator == "auto":
-        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("accelerator is 'cuda', but PyTorch has no CUDA device; use 'cpu' or 'auto'")
-    device = next(bnn.parameters()).device
-    if accelerator == "cuda" and devices == 1 and device.type == "cuda" and device.index is not None:
+    if devices == 1 and device.index is not None:
         devices = [device.index]
-    fabric = Fabric(accelerator=accelerator, devices=devices, strategy=strategy, precision=precision)
+    fabric = Fabric(accelerator=device.type, devices=devices, strategy=strategy, precision=precision)
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
         raise ConfigurationError(
             f"strategy must be 'auto' or 'ddp', got {strategy!r}; for sharded training write a loop with elbo and Fabric"
         )
     fabric.launch()
     return fabric
+
+
+def choose_device(bnn: nn.Module, accelerator: str) -> torch.device:
+    """Return the device to train on: "auto" and "cuda" are the GPU of the network, else the current one.
+
+    Raises:
+        ConfigurationError: an unknown accelerator, or no GPU.
+    """
+    check_choice("accelerator", accelerator, ("auto", "cpu", "cuda"))
+    if accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigurationError("accelerator is 'cuda', but PyTorch has no CUDA device; use 'cpu' or 'auto'")
+    device = next(bnn.parameters()).device
+    return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
 
 
 def reduce(fabric: Fabric, tensor: Tensor, how: Literal["mean", "sum"]) -> Tensor:

@@ -49,7 +49,7 @@ def fit(
     clip_norm: float | None = None,
     accumulate: int = 1,
     auxiliary: AuxiliaryInputs | None = None,
-    validation: Data | None = None,
+    validation: Data | Literal["folds"] | None = None,
     validation_samples: int = 16,
     patience: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -96,7 +96,8 @@ def fit(
         accumulate: batches per optimizer step.
         auxiliary: inputs away from the data, at which a network with `eta_aux` (VIFO) is also regularized: tensors, a `Dataset` or
             a `DataLoader`, with or without targets, restarted when exhausted. None draws them around the training data.
-        validation: data of the same types, evaluated after every epoch in eval mode.
+        validation: data of the same types, evaluated after every epoch in eval mode. "folds", for an ensemble of M members: each
+            holds out another M-th of the rows of `data` (tensors), so that all rows serve both purposes.
         validation_samples: draws of the predictive distribution in validation, with the same noise every epoch.
         patience: stop after this number of epochs without a lower validation NLL; needs `validation`.
         checkpoint: file for the state of the run; it is not deleted at the end.

@@ -54,5 +54,6 @@ def load_model_data(training: Training, batch_size: int, device: torch.device, r
     train, auxiliary = add_auxiliary_inputs(training.auxiliary, train, bnn, seed=seed_for(seed, "auxiliary", rank), **common)
     if training.validation is None:
         return ModelData(n, train, None, auxiliary)
+    assert not isinstance(training.validation, str)  # the parts of members are data
     validation = make_batches("validation", training.validation, bnn, likelihood, seed=seed, shuffle=False, **common)
     return ModelData(n, train, validation, auxiliary)

@@ -20,7 +20,7 @@ from bayesify.errors import ConfigurationError
 from bayesify.progress import ProgressBar
 from bayesify.train.arguments import Settings, Training, check_arguments
 from bayesify.train.data_loading import Batches, InMemoryBatches
-from bayesify.train.fabric import make_fabric
+from bayesify.train.fabric import choose_device
 from bayesify.train.history import History
 from bayesify.train.many.ensemble import merge_members, split_members
 from bayesify.train.many.loop import train_alone, train_together
@@ -99,7 +99,7 @@ def fit_many(
         validation_samples=validation_samples, patience=patience,
     )  # fmt: skip
     _check(models, settings)
-    device = make_fabric(models[0].bnn, accelerator, 1, "auto", "32-true").device
+    device = choose_device(models[0].bnn, accelerator)
     with generators_kept(device):
         data = [load_model_data(model, batch_size, device) for model in models]
     with _ProgressBar(progress, total=len(models) * epochs) as bar:

@@ -1,4 +1,7 @@
-"""Ensembles in `fit_many`: one training per member, whose results are merged afterwards."""
+"""Ensembles in `fit_many`: one training per member, whose results are merged afterwards.
+
+With `validation="folds"` every member is validated on another part of the rows, and trained on the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,58 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from bayesify.core.model import Bayesian
+from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.train.arguments import Training
+from bayesify.train.batch import as_batch, select_rows
 from bayesify.train.history import History
 from bayesify.train.process_state import seed_for
 
-__all__ = ["merge_members", "split_members"]
+__all__ = ["fold_rows", "merge_members", "split_members"]
 
 
 def split_members(training: Training) -> list[Training]:
     """Return one training per member of an ensemble, each with a seed and a likelihood; the training itself for other networks."""
     members = training.bnn.members if isinstance(training, Training) and isinstance(training.bnn, Bayesian) else ()
-    return [
+    parts = [
         dataclasses.replace(
             training, bnn=member, likelihood=copy.deepcopy(training.likelihood), seed=seed_for(training.seed, "member", k)
         )
         for k, member in enumerate(members)
     ] or [training]
+    return _split_rows(training, parts) if isinstance(training.validation, str) else parts
+
+
+def fold_rows(n: int, folds: int, seed: int) -> list[Tensor]:
+    """Return the validation rows of every member: `folds` disjoint parts of the rows, each of n // folds.
+
+    Example:
+        >>> sorted(torch.cat(fold_rows(6, 3, seed=0)).tolist())
+        [0, 1, 2, 3, 4, 5]
+    """
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed_for(seed, "folds")))
+    return [order[k * (n // folds) : (k + 1) * (n // folds)] for k in range(folds)]
+
+
+def _split_rows(training: Training, members: list[Training]) -> list[Training]:
+    """Give every member another part of the rows as validation data, and the others as training data."""
+    if len(members) < 2:
+        raise ConfigurationError("validation='folds' needs an ensemble of two members or more; give validation=(inputs, y)")
+    if not isinstance(training.data, tuple):
+        raise DataError(f"validation='folds' needs data=(inputs, y), tensors, got {type(training.data).__name__}")
+    data = as_batch("data", training.data)
+    if data.size < 2 * len(members):
+        raise DataError(f"validation='folds' needs two rows per member, {2 * len(members)}, got {data.size}")
+    dim, unbatched = training.bnn.batch_dim, training.bnn.unbatched
+    parts = []
+    for member, held_out in zip(members, fold_rows(data.size, len(members), training.seed), strict=True):
+        kept = torch.ones(data.size, dtype=torch.bool).index_fill_(0, held_out, False).nonzero().squeeze(1)
+        train, validation = (select_rows(data, index.to(data.y.device), dim, unbatched) for index in (kept, held_out))
+        parts.append(dataclasses.replace(member, data=(train.inputs, train.y), validation=(validation.inputs, validation.y)))
+    return parts
 
 
 def merge_members(training: Training, members: Sequence[Training], histories: Sequence[History]) -> History:

@@ -18,7 +18,7 @@ from bayesify.train.many.optimizers import Optimizers
 from bayesify.train.many.stack import Stack, StackedData
 from bayesify.train.model_data import ModelData
 from bayesify.train.objective import Objective, log_density
-from bayesify.train.process_state import preserved_state
+from bayesify.train.process_state import one_thread, preserved_state
 from bayesify.train.single_model import fit_single_model
 
 __all__ = ["train_alone", "train_together"]
@@ -70,6 +70,8 @@ def train_together(
     with ExitStack() as exits:
         for objective in objectives:
             exits.enter_context(preserved_state(objective, device))
+        work = sum(p.numel() for objective in objectives for p in objective.parameters()) * settings.batch_size * settings.samples
+        exits.enter_context(one_thread(device, work))
         stack = Stack(objectives, data[0].n, device, settings.samples, compile)
         loop = _Loop(trainings, data, settings, stack)
         for epoch in range(1, settings.epochs + 1):

@@ -85,8 +85,12 @@ _UNTRACEABLE = (RuntimeError, TypeError, ValueError, NotImplementedError, Attrib
 def _trace(function: Function, arguments: Sequence[Tensor]) -> _Graph:
     """Trace one model; make in-place operators functional, and random operators inputs."""
     module = trace_graph(function, arguments)
-    module = simplify(trace_graph(functionalize(module), arguments))
+    if any(getattr(node.target, "_schema", None) and node.target._schema.is_mutable for node in module.graph.nodes):
+        module = trace_graph(functionalize(module), arguments)
+    module = simplify(module)
     graph, draws = module.graph, []
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default  # stacked, a tensor may have other strides
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in list(graph.nodes):
         if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):

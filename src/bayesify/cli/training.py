@@ -1,0 +1,99 @@
+"""The parts of `bayesify fit`: the estimator that the options describe, its directory, and training."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from bayesify.cli.settings import parse, split
+from bayesify.cli.terminal import UsageError, fail, interruptible
+from bayesify.conformal import least_rows
+from bayesify.errors import CheckpointError, DivergenceError, warn
+from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
+from bayesify.estimators.conformal import calibration_rows
+from bayesify.methods import DeepEnsemble
+from bayesify.persistence import CHECKPOINT, check_destination
+
+__all__ = ["ESTIMATORS", "caution", "check_calibration", "make_estimator", "prepare_directory", "train"]
+
+ESTIMATORS: dict[str, type[BayesianEstimator]] = {"regression": BayesianRegressor, "classification": BayesianClassifier}
+
+
+def make_estimator(
+    task: str, method: str | None, settings: Sequence[str], seed: int, epochs: int | None, quiet: bool
+) -> BayesianEstimator:
+    """Build the estimator that the options describe.
+
+    Raises:
+        ConfigurationError: an unknown method or field, or a value that is not possible.
+    """
+    kind = ESTIMATORS[task]
+    default = kind(method=method).method_in_use()
+    fields, params = split(parse(settings), type(default), kind)
+    if epochs is not None:
+        params["epochs"] = epochs
+    try:
+        chosen = default.replace(**fields) if fields else default
+    except TypeError as error:
+        raise UsageError(f"--set {', '.join(fields)}: {error}") from error
+    return kind(method=chosen, random_state=seed, progress=False if quiet else None, **params)
+
+
+def caution(features: pd.DataFrame) -> None:
+    """Warn about a training table with many columns for its rows."""
+    rows, columns = features.shape
+    if 2 * columns > rows:
+        warn(
+            f"{columns:,} columns for {rows:,} training rows: the network can fit their noise. Select columns first, such as by "
+            "scikit-learn's SelectFromModel(LassoCV()), and compare with such a linear model"
+        )
+
+
+def check_calibration(estimator: BayesianEstimator, rows: int, *, random: bool) -> None:
+    """Check what a conformal model needs: rows for level 95 %, and test rows that are a random part of the table.
+
+    Raises:
+        UsageError: too few rows.
+    """
+    if estimator.conformal and not random:
+        warn("calibration rows are a random part of the training rows: the guarantee does not extend to later rows or other groups")
+    if estimator.conformal and (count := calibration_rows(rows, estimator.conformal)) < least_rows(0.95):
+        raise UsageError(
+            f"--conformal needs at least {least_rows(0.95)} calibration rows for level 95%, and {rows:,} training rows give "
+            f"{count}; add rows, --set conformal=cross to calibrate with all of them, or leave it out"
+        )
+
+
+def prepare_directory(out: Path, overwrite: bool, restart: bool) -> Path:
+    """Create the model directory, or check the existing one."""
+    directory = check_destination(out)
+    if (directory / "config.json").is_file() and not overwrite:
+        raise UsageError(f"{out} already holds a model; add --overwrite to overwrite it, or choose another --out")
+    directory.mkdir(exist_ok=True)
+    if restart:
+        (directory / CHECKPOINT).unlink(missing_ok=True)
+    return directory
+
+
+def train(estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, place: Path, out: Path) -> None:
+    """Fit with a checkpoint in the model directory, from which an interrupted run is resumed."""
+    checkpoint = place / CHECKPOINT
+    try:
+        # the members of an ensemble are trained together, which keeps no checkpoint
+        own = None if isinstance(estimator.method, DeepEnsemble) else checkpoint
+        with interruptible():
+            estimator.fit(features, y, checkpoint=own)
+    except CheckpointError as error:
+        raise UsageError(
+            f"the interrupted run in {out} cannot be continued: {error.reason}. Use its settings and data, or add --restart to "
+            "start afresh"
+        ) from error
+    except DivergenceError as error:
+        event, rate = str(error).partition(". ")[0], estimator.in_use("learning_rate")
+        raise UsageError(f"training diverged: {event}. Try a lower learning rate: --set learning_rate={rate / 10:g}") from error
+    except KeyboardInterrupt:
+        kept = f"; the same command goes on from the last epoch, kept in {out}" if checkpoint.exists() else ""
+        fail(f"interrupted{kept}", 130)
+    finally:
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()

@@ -1,0 +1,62 @@
+"""The description of a column of the training table."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bayesify.errors import MissingDependencyError
+
+try:
+    import numpy as np
+    import pandas as pd
+except ImportError as error:
+    raise MissingDependencyError("tables", "pandas", extra="tables") from error
+
+__all__ = ["DAY", "EPOCH", "KINDS", "Column", "format_value"]
+
+KINDS = ("number", "boolean", "datetime", "category")
+DAY = pd.Timedelta(days=1)
+EPOCH = pd.Timestamp(0, tz="UTC")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Column:
+    """Kind and range of one column of the training table.
+
+    Args:
+        name: the column's name.
+        kind: "number", "boolean", "datetime" (encoded as days since 1970), "category", or "dropped".
+        minimum, maximum: of numeric, boolean and datetime columns (in days).
+        categories: the most frequent categories, at most 100.
+        missing: fraction of rows without a value.
+        reason: why the column was dropped.
+        format: of text: the decimal separator of numbers, or the `strftime` format of dates; empty for other columns.
+        rows: number of rows of the training table; 0 in models of earlier versions, which have no quantiles and shares either.
+        quantiles: of numeric, boolean and datetime columns: the distinct ones of the 19 values at 5 %, 10 %, ..., 95 %.
+        shares: fraction of the values that are at most the quantile, or that are the category, for each of these.
+    """
+
+    name: str
+    kind: str
+    minimum: float | None = None
+    maximum: float | None = None
+    categories: tuple[str, ...] = ()
+    missing: float = 0.0
+    reason: str = ""
+    format: str = ""
+    rows: int = 0
+    quantiles: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a text file must leave this column as text: numbers and dates in a format, categories such as 01067."""
+        return bool(self.format) or (
+            self.kind == "category" and not all(c.isdecimal() and str(int(c)) == c for c in self.categories)
+        )
+
+
+def format_value(value: Any) -> str:
+    """Representation of a cell without NumPy types: 2 instead of np.int64(2)."""
+    return repr(value.item() if isinstance(value, np.generic) else value)

@@ -1,0 +1,79 @@
+"""Conversion of columns to text and floats."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bayesify.data.column import DAY, EPOCH, Column, format_value
+from bayesify.data.text_values import parse_numbers
+from bayesify.errors import DataError
+from bayesify.formatting import listing
+
+__all__ = ["convert"]
+
+_LARGEST = 1e100  # squares of larger values overflow
+
+
+def convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Series:
+    """Convert a column to text (categories) or float; raise a `DataError` for values that do not fit the kind.
+
+    In a column of numbers that was text in training, text that is no number is a missing value; `tell` warns of it.
+    """
+    name, kind = column.name, column.kind
+    if kind == "category":
+        return values.astype(object).map(_text, na_action="ignore").where(values.notna(), np.nan)
+    is_text = bool(column.format) and values.notna().any() and values.dropna().map(lambda x: isinstance(x, str)).all()
+    if is_text and kind == "number":
+        result = parse_numbers(values.astype(object).where(values.notna(), "").astype(str), column.format)
+    else:
+        result = _days(values, column.format if is_text else "") if kind == "datetime" else _floats(values, kind)
+    invalid = result.isna() & values.notna()
+    if is_text and kind == "number":
+        if not (tell and invalid.any()):
+            return result
+        others = listing(map(repr, dict.fromkeys(values[invalid])), most=3)
+        warnings.warn(
+            f"column {name!r} has text that is no number in {int(invalid.sum())} of {len(values)} rows ({others}); it is treated "
+            "as missing",
+            stacklevel=5,
+        )
+    elif invalid.any():
+        first = int(invalid.argmax())
+        raise DataError(
+            f"column {name!r} must be of kind {kind!r}, got {format_value(values.iloc[first])} in row {first} "
+            f"({int(invalid.sum())} such rows); correct these values or leave them empty"
+        )
+    too_large = result.abs() > _LARGEST
+    if too_large.any():
+        problem = "infinite" if np.isinf(result).any() else f"beyond {_LARGEST:g}"
+        raise DataError(f"column {name!r} is {problem} in {int(too_large.sum())} of {len(result)} rows; drop or correct them")
+    return result
+
+
+def _days(values: pd.Series, written: str = "") -> pd.Series:
+    if pd.api.types.is_numeric_dtype(values):  # pandas would read them as nanoseconds
+        return pd.Series(np.nan, values.index)
+    return (pd.to_datetime(values, errors="coerce", utc=True, format=written or "mixed") - EPOCH) / DAY
+
+
+def _floats(values: pd.Series, kind: str) -> pd.Series:
+    if pd.api.types.is_timedelta64_dtype(values):
+        return values / DAY
+    if pd.api.types.is_datetime64_any_dtype(values):
+        return pd.Series(np.nan, values.index)
+    try:
+        result = pd.to_numeric(values.astype(object), errors="coerce").astype(float)
+    except OverflowError:  # an integer beyond the range of float64
+        result = values.map(lambda value: math.inf if isinstance(value, int) and abs(value) > _LARGEST else value)
+        result = pd.to_numeric(result, errors="coerce").astype(float)
+    return result.where(result.isin((0.0, 1.0))) if kind == "boolean" else result
+
+
+def _text(value: Any) -> str:
+    """Text of a category; 1 and 1.0 are the same, since a missing value turns a column of integers into floats."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,49 @@
+"""Tables of other libraries: polars, pyarrow, narwhals, and SciPy's sparse matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import scipy.sparse
+
+from bayesify.errors import DataError
+
+__all__ = ["as_table"]
+
+_DENSE_BYTES = 2**30  # of the largest sparse matrix that is converted
+
+
+def as_table(X: Any) -> Any:
+    """Convert a table of another library to a DataFrame of pandas, and a sparse matrix to an array; return other values unchanged.
+
+    Args:
+        X: anything. Tables are objects with `to_pandas` or with the Arrow stream protocol.
+
+    Raises:
+        TypeError: a table that is not computed yet, such as a `polars.LazyFrame`.
+        DataError: a sparse matrix of more than 1 GiB as an array.
+
+    Example:
+        >>> import pyarrow
+        >>> as_table(pyarrow.table({"a": [1, 2], "b": ["x", "y"]})).to_dict("list")
+        {'a': [1, 2], 'b': ['x', 'y']}
+    """
+    if isinstance(X, pd.DataFrame):
+        return X
+    if scipy.sparse.issparse(X):
+        if (size := 8 * X.shape[0] * X.shape[1]) > _DENSE_BYTES:
+            raise DataError(
+                f"X is a sparse matrix of shape {X.shape}, which needs {size / 2**30:.1f} GiB as an array, and at most 1 GiB is "
+                "converted; reduce its columns first, for example with sklearn.decomposition.TruncatedSVD"
+            )
+        return X.toarray()
+    if hasattr(X, "to_pandas"):
+        return X.to_pandas()
+    if hasattr(X, "collect"):
+        raise TypeError(f"X is a {type(X).__name__}, which is not computed yet; pass X.collect()")
+    if hasattr(X, "__arrow_c_stream__"):
+        import pyarrow
+
+        return pyarrow.table(X).to_pandas()
+    return X

@@ -1,0 +1,180 @@
+"""Tables as text: encoding, separator and decimal separator are detected, and malformed lines are reported."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import itertools
+import re
+from collections.abc import Collection, Iterator
+
+import pandas as pd
+
+from bayesify.data.columns import check_unique_names
+from bayesify.data.text_values import parse_numbers
+from bayesify.errors import DataError, warn
+
+__all__ = ["decode", "find_decimal", "find_separator", "parse_text"]
+
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_SEPARATORS = ("\t", ";", "|", ",")  # the comma last, because it is also part of numbers and text
+_SAMPLE = 65_536  # characters
+_DECLARED = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # the first line of files that Excel splits correctly
+_FRACTION = {decimal: re.compile(rf"[+-]?\d+[{decimal}]\d+") for decimal in ",."}
+_THOUSANDS = {decimal: re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{decimal}]\d{{3}})+") for decimal in ",."}
+_GROUPED = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+|\d+)(?:,\d+)?")
+_TOO_LONG = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+
+
+def decode(content: bytes, encoding: str | None = None) -> str:
+    """Decode text: by its byte order mark, else as UTF-8, else as Windows-1252 or Latin-1 with a warning.
+
+    Args:
+        content: the bytes of a file.
+        encoding: the name of an encoding; None to detect it.
+
+    Raises:
+        DataError: an unknown encoding, bytes that it does not have, or NUL characters, which text does not contain.
+
+    Example:
+        >>> decode("Köln".encode("utf-16"))
+        'Köln'
+    """
+    name = encoding or next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
+    try:
+        text = content.decode(name)
+    except LookupError:
+        raise DataError(f"--encoding {encoding} is unknown; use utf-8, utf-16, cp1252 or another one that Python has") from None
+    except UnicodeDecodeError as error:
+        if encoding is not None or name != "utf-8":
+            raise DataError(
+                f"byte {error.start} is not {name} text; choose another --encoding, or save the file as UTF-8"
+            ) from None
+        text = _decode_one_byte_characters(content, error.start)
+    if "\0" in text:
+        raise DataError("it contains NUL characters: it is not text, or needs --encoding utf-16-le or utf-16-be")
+    return text
+
+
+def _decode_one_byte_characters(content: bytes, start: int) -> str:
+    try:
+        text, name = content.decode("cp1252"), "Windows-1252"
+    except UnicodeDecodeError:
+        text, name = content.decode("latin-1"), "Latin-1"
+    word = re.split(r"[\s,;|\"]", text[max(0, start - 20) : start])[-1] + re.split(r"[\s,;|\"]", text[start : start + 20])[0]
+    warn(f"the file is not UTF-8 and read as {name}, such as {word!r}; --encoding sets another encoding")
+    return text
+
+
+def find_separator(text: str, default: str = ",") -> str:
+    r"""Find the separator of columns: whichever of tab, semicolon, bar, comma and blank splits the first lines alike.
+
+    Args:
+        text: a table with a header row.
+        default: the result for a table with a single column.
+
+    Example:
+        >>> find_separator("a;b\n1,5;2,5\n"), find_separator("a\n1\n")
+        (';', ',')
+    """
+    if match := _DECLARED.match(text):
+        return match[1]
+    best, best_score = default, (0.0, 1)
+    for separator in _SEPARATORS:
+        counts = [len(row) for row in _rows(text, separator)]
+        if counts and counts[0] > 1:
+            score = sum(count == counts[0] for count in counts) / len(counts), counts[0]
+            best, best_score = max((best, best_score), (separator, score), key=lambda pair: pair[1])
+    if best_score[1] == 1:  # a single column, or blanks between the columns
+        counts = [len(row) for row in _rows(text, " ")]
+        return " " if len(counts) > 1 and counts[0] > 1 and len(set(counts)) == 1 else default
+    return best
+
+
+def find_decimal(text: str, separator: str, default: str = ".") -> str:
+    r"""Find the decimal separator of a table: a comma if its numbers have commas and none has a decimal point.
+
+    Args:
+        text: a table with a header row.
+        separator: of its columns; a table with commas between its columns has decimal points.
+        default: the result if nothing in the table decides: "1.200" and "1,200" do not.
+
+    Example:
+        >>> [find_decimal(f"a;b\n{value};2\n", ";", default=",") for value in ("1,5", "1.5", "1.200")]
+        [',', '.', ',']
+    """
+    if separator == ",":
+        return "."
+    cells = {cell.strip() for row in itertools.islice(_rows(text, separator), 1, None) for cell in row}
+    evidence = {
+        decimal for decimal in ",." if any(_FRACTION[decimal].fullmatch(x) and not _THOUSANDS[decimal].fullmatch(x) for x in cells)
+    }
+    return {frozenset(","): ",", frozenset(): default}.get(frozenset(evidence), ".")
+
+
+def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str] = ()) -> pd.DataFrame:
+    """Parse a table with a header row; an unnamed first column becomes the index.
+
+    Args:
+        text: the table.
+        separator: of the columns.
+        decimal: "." or ",".
+        as_text: columns to leave as text.
+
+    Raises:
+        DataError: duplicate column names, or a line with more fields than the header.
+        pandas.errors.EmptyDataError: no header.
+        ValueError: other errors of `pandas.read_csv`.
+    """
+    if match := _DECLARED.match(text):
+        text = text[match.end() :]
+    rows = _rows(text, separator)
+    header, first = next(rows, []), next(rows, [])
+    check_unique_names([name for name in header if name], "the header")  # pandas would rename them ("a", "a.1")
+    if any(first[len(header) :]):  # pandas would take the first fields for an index, or drop the last ones
+        raise _too_long(len(header), "the first row of data", len(first), separator)
+    try:
+        table = pd.read_csv(
+            io.StringIO(text),
+            sep=r"\s+" if separator == " " else separator,
+            decimal=decimal,
+            index_col=0 if len(header) > 1 and not header[0] else False,
+            dtype=dict.fromkeys(set(as_text) & set(header), str),
+            skipinitialspace=True,
+            low_memory=False,
+        )
+    except pd.errors.ParserError as error:
+        if match := _TOO_LONG.search(str(error)):
+            raise _too_long(int(match[1]), f"line {match[2]}", int(match[3]), separator) from None
+        raise
+    if decimal == ",":
+        _read_thousands(table, as_text)
+    return table
+
+
+def _read_thousands(table: pd.DataFrame, as_text: Collection[str]) -> None:
+    """Convert columns such as 1.200,5, which pandas leaves as text if the decimal separator is a comma."""
+    for name in table.columns.difference(list(as_text)):
+        present = table[name].dropna()
+        if len(present) and all(isinstance(value, str) and _GROUPED.fullmatch(value.strip()) for value in present):
+            table[name] = parse_numbers(present.astype(str), ",").reindex(table.index)
+
+
+def _too_long(header: int, line: str, fields: int, separator: str) -> DataError:
+    return DataError(
+        f"{line} has {fields} fields, and the header has {header}; put a field that contains the separator {separator!r} into "
+        "double quotes, or set another separator with --sep"
+    )
+
+
+def _rows(text: str, separator: str) -> Iterator[list[str]]:
+    """The first rows of a table, without empty lines."""
+    sample = text[:_SAMPLE]
+    if len(text) > _SAMPLE:
+        sample = sample[: sample.rfind("\n") + 1] or sample
+    reader = csv.reader(io.StringIO(sample, newline=""), delimiter=separator, skipinitialspace=True)
+    try:
+        yield from (row for row in reader if row)
+    except csv.Error:  # a field of more than 131,072 characters
+        return

@@ -1,0 +1,135 @@
+"""Partial dependence with bands from the posterior.
+
+Shapes: V values, R rows, S draws.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from bayesify.core.checks import check_fraction, check_integer
+from bayesify.data import conform
+from bayesify.errors import ConfigurationError, MissingDependencyError
+from bayesify.estimators import BayesianEstimator
+from bayesify.inspection.variants import Variants, check_column, choose_rows
+from bayesify.predictive import GaussianPredictive
+
+try:
+    import numpy as np
+    import pandas as pd
+except ImportError as error:
+    raise MissingDependencyError("explanations", "pandas", extra="tables") from error
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["Dependence", "partial_dependence"]
+
+_POINTS, _CATEGORIES = 20, 10
+
+
+class Dependence(NamedTuple):
+    """Averaged predictions for values of a column.
+
+    Attributes:
+        column: name of the column.
+        kind: "number", "boolean", "datetime" or "category".
+        level: of the intervals.
+        table: one row per value; columns "value" (a number, a date or a category), "mean", "lower", "upper" and in regression
+            "predictive_lower" and "predictive_upper".
+    """
+
+    column: str
+    kind: str
+    level: float
+    table: pd.DataFrame
+
+
+def partial_dependence(
+    estimator: BayesianEstimator,
+    X: ArrayLike | pd.DataFrame,
+    column: str,
+    *,
+    output: int | None = None,
+    level: float = 0.9,
+    rows: int = 200,
+    draws: int = 50,
+    seed: int = 0,
+) -> Dependence:
+    """The mean prediction over the rows if all of them had the same value in one column, for values of that column.
+
+    "lower" and "upper" are quantiles of this mean over draws of the weights: how well the model knows the curve. The predictive
+    interval, averaged over the rows, includes noise. Combinations of values that do not occur in the data are predicted too.
+
+    Args:
+        estimator: fitted.
+        X: (N, columns).
+        column: a column that the model uses.
+        output: index of the output (regression) or of the class, whose probability it is; by default the first output, or class 1
+            of two and class 0 of more.
+        level: of the intervals.
+        rows: at most so many rows are averaged, chosen at random.
+        draws: at most so many draws of the weights.
+        seed: of the rows.
+
+    Returns:
+        Predictions at up to 20 quantiles of a numeric column from 2.5 % to 97.5 %, or for its 10 most frequent categories.
+
+    Raises:
+        NotFittedError: the estimator is not fitted.
+        ConfigurationError: a column that the model does not use, or no such output.
+
+    Source: Friedman, *Greedy function approximation* (2001), section 8.2.
+
+    Example:
+        >>> import numpy as np
+        >>> from bayesify.estimators import BayesianRegressor
+        >>> X = np.random.default_rng(0).normal(size=(100, 2))
+        >>> model = BayesianRegressor(random_state=0, epochs=20).fit(X, X[:, 0])
+        >>> bool(partial_dependence(model, X, "x0").table["mean"].is_monotonic_increasing)
+        True
+    """
+    check_fraction("level", level)
+    check_integer("rows", rows)
+    check_integer("draws", draws)
+    variants = Variants(estimator, X, draws)
+    check_column(variants.columns, column)
+    kind = next(c.kind for c in estimator.columns_ if c.name == column)
+    sources, values = _grid(estimator, variants.table, column, kind)
+    chosen = choose_rows(len(variants.table), rows, seed)
+    default = np.tile(chosen, len(sources))
+    p, by_draw = variants.draws({column: np.repeat(sources, len(chosen))}, default)
+    if output is None:
+        output = 0 if isinstance(p, GaussianPredictive) or by_draw.shape[2] > 2 else 1
+    if not 0 <= output < by_draw.shape[2]:
+        raise ConfigurationError(f"output must be from 0 to {by_draw.shape[2] - 1}, got {output}")
+
+    averages = by_draw[..., output].reshape(len(by_draw), len(sources), -1).mean(2).double()  # (S, V)
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    lower, upper = averages.quantile(tails, 0)
+    table = {"value": values, "mean": averages.mean(0).numpy(), "lower": lower.numpy(), "upper": upper.numpy()}
+    if isinstance(p, GaussianPredictive):
+        bounds = (end.reshape(len(sources), len(chosen), -1)[..., output].mean(1).double().numpy() for end in p.interval(level))
+        table |= dict(zip(("predictive_lower", "predictive_upper"), bounds, strict=True))
+    return Dependence(column, kind, level, pd.DataFrame(table))
+
+
+def _grid(estimator: BayesianEstimator, table: pd.DataFrame, column: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the table whose cells are the grid, and their values. Cells keep their format: dates as text, decimal commas."""
+    position = [str(name) for name in table.columns].index(column)
+    used = next(c for c in estimator.columns_ if c.name == column)
+    values = conform(table.iloc[:, [position]], [used], new=False)[column]
+    present = np.flatnonzero(values.notna().to_numpy())
+    if kind == "category":
+        frequent = values.iloc[present].value_counts().index[:_CATEGORIES]
+        first = np.array([int((values == category).to_numpy().argmax()) for category in frequent])
+        return first, frequent.to_numpy(dtype=object)
+    order = present[values.iloc[present].to_numpy(dtype=float).argsort(kind="stable")]
+    picks = np.linspace(0.025, 0.975, _POINTS) * (len(order) - 1)
+    if values.nunique() <= _POINTS:
+        picks = np.arange(len(order))
+    numbers, first = np.unique(values.iloc[order[picks.round().astype(int)]].to_numpy(dtype=float), return_index=True)
+    sources = order[picks.round().astype(int)][first]
+    return sources, pd.to_datetime(numbers, unit="D").to_numpy() if kind == "datetime" else numbers

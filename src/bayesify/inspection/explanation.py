@@ -1,0 +1,74 @@
+"""`explain`: importance and partial dependence with a bounded cost, for reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from bayesify.errors import MissingDependencyError
+from bayesify.estimators import BayesianEstimator
+from bayesify.formatting import plural
+from bayesify.inspection.dependence import Dependence, partial_dependence
+from bayesify.inspection.importance import permutation_importance
+from bayesify.inspection.variants import Variants
+
+try:
+    import pandas as pd
+except ImportError as error:
+    raise MissingDependencyError("explanations", "pandas", extra="tables") from error
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["Explanation", "explain"]
+
+_REPEATS, _FEW_REPEATS, _MANY_COLUMNS = 5, 2, 100  # shuffles per column, and with many columns
+_DRAWS, _MOST_ROWS, _FEWEST_ROWS = 20, 500, 50
+_MOST_PREDICTIONS = 40_000  # rows in all shuffled tables: seconds
+_CURVES = 4
+
+
+class Explanation(NamedTuple):
+    """Importance of all columns, partial dependence of the most important ones, and how they were computed."""
+
+    importance: pd.DataFrame
+    dependences: list[Dependence]
+    note: str
+
+
+def explain(
+    estimator: BayesianEstimator, X: ArrayLike | pd.DataFrame, y: ArrayLike, *, output: int | None = None, seed: int = 0
+) -> Explanation:
+    """Compute `permutation_importance`, and `partial_dependence` of the four most important columns.
+
+    Five shuffles of each column (two if there are more than 100) on at most 500 rows, fewer if there are many columns, with at most
+    20 draws of the weights.
+
+    Args:
+        estimator: fitted.
+        X: (N, columns), best rows that the model was not trained on.
+        y: (N,) targets.
+        output: of `partial_dependence`.
+        seed: of rows and shuffles.
+
+    Raises:
+        NotFittedError: the estimator is not fitted.
+        DataError: targets that do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from bayesify.estimators import BayesianRegressor
+        >>> X = np.random.default_rng(0).normal(size=(100, 2))
+        >>> model = BayesianRegressor(random_state=0, epochs=20).fit(X, X[:, 0])
+        >>> explain(model, X, X[:, 0]).note
+        'Computed on 100 rows, with 5 shuffles per column.'
+    """
+    table = Variants(estimator, X, _DRAWS)
+    repeats = _REPEATS if len(table.columns) <= _MANY_COLUMNS else _FEW_REPEATS
+    rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PREDICTIONS // (repeats * len(table.columns))))
+    importance = permutation_importance(estimator, X, y, repeats=repeats, rows=rows, draws=_DRAWS, seed=seed)
+    # twice the standard error: columns that change nothing need no curve
+    first = importance.columns[0]
+    relevant = importance.index[importance[first] > 2 * importance[f"{first}_se"]][:_CURVES]
+    dependences = [partial_dependence(estimator, X, column, output=output, draws=_DRAWS, seed=seed) for column in relevant]
+    used = min(rows, len(table.table))
+    return Explanation(importance, dependences, f"Computed on {plural(used, 'row')}, with {repeats} shuffles per column.")

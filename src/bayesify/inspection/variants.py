@@ -1,0 +1,133 @@
+"""Predictions for variants of a table, in few large calls.
+
+Shapes: V variants, R rows, S draws, D outputs, K classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
+from bayesify.estimators import BayesianEstimator
+from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.predictive import GaussianPredictive, Predictive
+
+try:
+    import numpy as np
+    import pandas as pd
+except ImportError as error:
+    raise MissingDependencyError("explanations", "pandas", extra="tables") from error
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["Variants", "check_column", "check_targets", "choose_rows", "uncertainty"]
+
+_ROWS_PER_CALL = 20_000
+
+
+class Variants:
+    """A table whose columns take values of other rows, and the predictions for it.
+
+    Args:
+        estimator: fitted.
+        X: a table as `estimator.predictive` takes it.
+        draws: at most so many draws of the weights.
+
+    Raises:
+        NotFittedError: the estimator is not fitted.
+    """
+
+    def __init__(self, estimator: BayesianEstimator, X: ArrayLike | pd.DataFrame, draws: int) -> None:
+        self._estimator = copy.copy(estimator)
+        self._estimator.set_params(samples=min(draws, estimator.samples_in_use()), progress=False)
+        self.table: pd.DataFrame = estimator._table(X, reset=False)
+        kinds = {column.name: column.kind for column in estimator.columns_}
+        self.columns = [str(name) for name in self.table.columns if kinds.get(str(name), "dropped") != "dropped"]
+
+    def predictive(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> Iterator[Predictive]:
+        """Predict variants of the table, some at a time.
+
+        Args:
+            sources: for a column, the row that each cell comes from, (V, R).
+            default: the same for all other columns.
+
+        Yields:
+            Predictives of consecutive variants, V' R rows each.
+        """
+        variants, rows = default.shape
+        step = max(1, _ROWS_PER_CALL // rows)
+        for start in range(0, variants, step):
+            cut = slice(start, start + step)
+            yield self.predict({name: source[cut].ravel() for name, source in sources.items()}, default[cut].ravel())
+
+    def predict(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> Predictive:
+        """Predict rows put together from cells: `sources` and `default` are the rows that they come from, (R,)."""
+        with _quiet():
+            return self._estimator.predictive(self._put_together(sources, default))
+
+    def draws(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> tuple[Predictive, Tensor]:
+        """As `predict`, with the mean of every draw (S, R, D), or its probabilities (S, R, K)."""
+        table = self._put_together(sources, default)
+        with _quiet():
+            p = self._estimator.predictive(table)
+            if isinstance(p, GaussianPredictive):
+                return p, p.draw_means.reshape(p.samples, len(p), -1)
+            # Categorical predictives keep no draws; with normal noise, the means are the logits of the same draws.
+            twin = copy.copy(self._estimator)
+            twin.likelihood_ = Gaussian(std=1.0)
+            logits = BayesianEstimator.predictive(twin, table)
+        likelihood = self._estimator.likelihood_
+        assert isinstance(logits, GaussianPredictive)
+        assert isinstance(likelihood, Categorical)
+        return p, (logits.draw_means / likelihood.temperature).softmax(-1)
+
+    def _put_together(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> Any:
+        cells = {name: values.take(sources.get(str(name), default)).reset_index(drop=True) for name, values in self.table.items()}
+        table = pd.DataFrame(cells)
+        return table if self._estimator.named_columns_ else table.to_numpy()
+
+
+def choose_rows(count: int, most: int, seed: int) -> np.ndarray:
+    """Numbers of at most `most` of `count` rows, chosen at random, sorted."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
+
+
+def check_column(columns: Sequence[str], column: str) -> None:
+    """Raise a ConfigurationError unless the model uses the column."""
+    if column not in columns:
+        raise ConfigurationError(f"column must be one that the model uses ({', '.join(map(repr, columns[:10]))}), got {column!r}")
+
+
+def check_targets(estimator: BayesianEstimator, y: ArrayLike, rows: int) -> Tensor:
+    """Return the targets in the units of `predictive`.
+
+    Raises:
+        DataError: a number of targets other than `rows`, or unknown classes.
+    """
+    target = estimator._encode_target(y)
+    if len(target) != rows:
+        raise DataError(f"y must have one target per row, {rows}, got {len(target)}")
+    return target
+
+
+def uncertainty(p: Predictive) -> tuple[str, Tensor, str, Tensor]:
+    """Names and values (R,) of the total and of the epistemic uncertainty: standard deviations, or nats."""
+    if isinstance(p, GaussianPredictive):
+        total, epistemic = (v.double().reshape(len(p), -1).mean(1).sqrt() for v in (p.variance, p.epistemic))
+        return "std", total, "epistemic_std", epistemic
+    return "entropy", p.entropy.double(), "mutual_information", p.mutual_information.double()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide warnings about the table, which every call would repeat."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
