@@ -170,8 +170,6 @@ def _check(trainings: Sequence[Training], settings: Settings) -> None:
     if not trainings:
         raise ConfigurationError("trainings is empty; give one Training per model")
     for training in trainings:
-        if not isinstance(training, Training):
-            raise TypeError(f"trainings must contain Training(...), got {type(training).__name__}")
         check_arguments(training, settings)
     owners: dict[int, int] = {}
     for i, training in enumerate(trainings):
