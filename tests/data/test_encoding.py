@@ -26,14 +26,15 @@ class TestPreprocessing:
             assert np.corrcoef(result[rows, i], expected.iloc[:, i][rows])[0, 1] > 1 - 1e-12
 
     def test_missing_values(self):
-        X = pd.DataFrame({"a": [1.0, np.nan, 3.0, 8.0], "b": [1.0, 2.0, 3.0, 4.0]})
+        a, few = [np.nan] * 10 + [1.0, 3.0, 8.0] * 5, [np.nan] * 9 + [1.0, 2.0] * 8
+        X = pd.DataFrame({"a": a, "few": few, "b": np.arange(25.0)})
         columns = describe_columns(X)
         transformer = preprocessing(columns).fit(X)
         result = transformer.transform(X)
-        assert result.shape == (4, 3)
-        np.testing.assert_allclose(result[:, 2], [0, 1, 0, 0])
-        assert result[1, 0] == pytest.approx((3 - 4) / np.std([1, 3, 8]))  # the median, standardized
-        assert np.isfinite(transformer.transform(pd.DataFrame({"a": [1.0], "b": [np.nan]}))).all()
+        assert result.shape == (25, 4)  # an indicator for "a" only: too few values of "few" are missing to learn from
+        np.testing.assert_allclose(result[:, 3], [1] * 10 + [0] * 15)
+        assert result[0, 0] == pytest.approx((3 - 4) / np.std([1, 3, 8]))  # the median, standardized
+        assert np.isfinite(transformer.transform(pd.DataFrame({"a": [1.0], "few": 1.0, "b": [np.nan]}))).all()
 
     def test_categories(self):
         values = ["a"] * 300 + ["b"] * 300 + [np.nan] * 300 + ["rare", "rarer"]

@@ -112,3 +112,39 @@ def test_parts_that_do_not_fit(mixture):
         GaussianPredictive(p.means, p.stds, components=4)
     with pytest.raises(DataError, match="equally many components"):
         p.mix(GaussianPredictive(p.means, p.stds))
+
+
+def test_average_over_inputs_keeps_the_moments_of_every_draw(mixture):
+    p, weights, means, stds = mixture
+    rng = np.random.default_rng(1)
+    others = rng.dirichlet(np.ones(S * M), N).T, rng.normal(size=(S * M, N)), rng.uniform(0.2, 1.5, (S * M, N))
+    average = p.average(GaussianPredictive(*map(torch.from_numpy, (others[1], others[2], others[0])), components=M))
+    assert average.samples == S
+    for n in range(N):
+        w = np.stack([weights[:, n], others[0][:, n]]) / 2  # (input, component), together 1
+        m, v = np.stack([means[:, n], others[1][:, n]]), np.stack([stds[:, n], others[2][:, n]]) ** 2
+        mean = (w * m).sum()
+        np.testing.assert_allclose(average.mean[n], mean)
+        np.testing.assert_allclose(average.variance[n], (w * (v + (m - mean) ** 2)).sum())
+        by_draw = w.reshape(2, S, M).sum((0, 2))
+        draw_means = (w * m).reshape(2, S, M).sum((0, 2)) / by_draw
+        np.testing.assert_allclose(average.epistemic[n], (by_draw * (draw_means - mean) ** 2).sum())
+
+
+def test_average_of_equal_weights_has_equal_weights():
+    parts = [GaussianPredictive(torch.tensor([[shift], [shift]]), torch.tensor(0.5)) for shift in (-1.0, 1.0)]
+    average = parts[0].average(parts[1])
+    assert average.weights is None
+    assert torch.allclose(average.variance, torch.tensor([1.25]))
+    assert torch.equal(average.epistemic, torch.zeros(1))
+
+
+def test_selected_rows_are_those_of_the_whole(mixture):
+    p, *_ = mixture
+    rows = torch.tensor([3, 0, 3])
+    selected = p.select(rows)
+    assert torch.equal(selected.mean, p.mean[rows])
+    assert torch.equal(selected.variance, p.variance[rows])
+    shared = GaussianPredictive(p.means, torch.tensor(0.3, dtype=torch.float64)).select(rows)
+    assert shared.stds.shape == (1, 1)
+    assert len(shared) == 3

@@ -227,6 +227,23 @@ def test_mixing_discrete_draws_equals_all_at_once():
         assert len(rows) == N
 
 
+DISCRETE = {
+    "categorical": lambda: categorical()[0],
+    "bernoulli": lambda: BernoulliPredictive.from_logits(torch.randn(S, N, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("make", DISCRETE.values(), ids=DISCRETE)
+def test_averages_over_inputs_and_selected_rows_of_discrete_draws(make):
+    a, b = make(), make()
+    average = a.average(b)
+    assert average.samples == S
+    np.testing.assert_allclose(average.probs, (a.probs + b.probs) / 2, rtol=1e-12)
+    selected = average.select(torch.tensor([2, 0]))
+    np.testing.assert_allclose(selected.probs, average.probs[[2, 0]])
+    np.testing.assert_allclose(selected.entropy, average.entropy[[2, 0]])
+
+
 @pytest.mark.parametrize("stds", ["fixed", "per output", "per row", "per draw", "all"])
 def test_mixing_and_joining_normals_equals_all_at_once(stds):
     means = torch.randn(6, N, 2, dtype=torch.float64)

@@ -94,7 +94,7 @@ def note_differences(estimator: BayesianEstimator, features: pd.DataFrame) -> pd
         first = int((warnings != "").to_numpy().argmax())
         warn(
             f"{rows:,} of {len(features):,} rows have values unlike those of training, such as row {features.index[first]} "
-            f"({warnings.iloc[first]}); their uncertainty may be too small"
+            f"({warnings.iloc[first]}); beyond the range of training, uncertainty may be too small"
         )
     if found := drift(features, estimator.columns_):
         columns = listing((f"{name} ({text})" for name, text in found.items()), most=3)

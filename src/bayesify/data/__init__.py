@@ -3,6 +3,7 @@
 from bayesify.data.column import Column
 from bayesify.data.columns import conform, describe_columns
 from bayesify.data.encoding import SoftClip, preprocessing
+from bayesify.data.imputation import imputations, unknown_values
 from bayesify.data.interchange import as_table
 from bayesify.data.reading import read_table
 from bayesify.data.target import (
@@ -25,6 +26,7 @@ __all__ = [
     "describe_columns",
     "drift",
     "drop_missing_target",
+    "imputations",
     "infer_task",
     "preprocessing",
     "read_table",
@@ -32,5 +34,6 @@ __all__ = [
     "split_target",
     "target_format",
     "task_reason",
+    "unknown_values",
     "unusual_values",
 ]

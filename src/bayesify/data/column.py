@@ -13,11 +13,13 @@ try:
 except ImportError as error:
     raise MissingDependencyError("tables", "pandas", extra="tables") from error
 
-__all__ = ["DAY", "EPOCH", "KINDS", "Column", "format_value"]
+__all__ = ["DAY", "EPOCH", "KINDS", "QUANTILES", "Column", "format_value"]
 
 KINDS = ("number", "boolean", "datetime", "category")
 DAY = pd.Timedelta(days=1)
 EPOCH = pd.Timestamp(0, tz="UTC")
+QUANTILES = 19  # of a column, at most
+_LEAST_GAPS = 10  # missing values from which a model can learn what it means that a value is missing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,11 @@ class Column:
     rows: int = 0
     quantiles: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether enough values were missing in training for an indicator of missing values: ten."""
+        return round(self.missing * self.rows) >= _LEAST_GAPS if self.rows else self.missing > 0
 
     @property
     def is_text(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bayesify.data.column import KINDS, Column, format_value
+from bayesify.data.column import KINDS, QUANTILES, Column, format_value
 from bayesify.data.conversion import convert
 from bayesify.data.text_values import date_format, number_format
 from bayesify.errors import DataError
@@ -24,7 +24,7 @@ __all__ = ["check_unique_names", "check_value_types", "conform", "describe_colum
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 _ROW_NAME = re.compile(r"(?:.*[_ ])?(?:id|index|row|rowid|row number|nr|no|unnamed: ?\d+)", re.IGNORECASE)
 _MAX_CATEGORIES = 100
-_LEVELS = np.arange(1, 20) / 20
+_LEVELS = np.arange(1, QUANTILES + 1) / (QUANTILES + 1)
 
 
 def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:

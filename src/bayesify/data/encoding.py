@@ -1,8 +1,8 @@
 r"""Encoding of columns as network inputs, by scikit-learn transformers and `SoftClip`.
 
 Numeric, boolean and datetime columns: `SoftClip`, standardization, median imputation, and a missing-value indicator for each column
-that had missing values in training. Categorical columns: one-hot encoding. A missing value is a category; infrequent categories
-(below 0.5 % of the rows, or not among the 50 most frequent) and unseen ones share one indicator.
+with ten missing values or more in training. Categorical columns: one-hot encoding. A missing value is a category; infrequent
+categories (below 0.5 % of the rows, or not among the 50 most frequent) and unseen ones share one indicator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ try:
     import numpy as np
     from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
     from sklearn.compose import ColumnTransformer
-    from sklearn.impute import SimpleImputer
+    from sklearn.impute import MissingIndicator, SimpleImputer
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -95,12 +95,12 @@ def preprocessing(columns: Sequence[Column]) -> ColumnTransformer:
         >>> preprocessing(columns).fit_transform(conform(X, columns)).tolist()
         [[-1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
     """
-    numeric = [column.name for column in columns if column.kind in ("number", "boolean", "datetime")]
+    numbers = [column for column in columns if column.kind in ("number", "boolean", "datetime")]
     categorical = [column.name for column in columns if column.kind == "category"]
     numeric_steps: list[tuple[str, Any]] = [
         ("clip", SoftClip()),
         ("scale", StandardScaler()),
-        ("impute", SimpleImputer(strategy="median", add_indicator=True)),
+        ("impute", SimpleImputer(strategy="median")),
     ]
     encode = OneHotEncoder(
         handle_unknown="infrequent_if_exist", min_frequency=MIN_FREQUENCY, max_categories=MAX_CATEGORIES, sparse_output=False
@@ -110,5 +110,9 @@ def preprocessing(columns: Sequence[Column]) -> ColumnTransformer:
         ("encode", encode),
     ]
     return ColumnTransformer(
-        [("numbers", Pipeline(numeric_steps), numeric), ("categories", Pipeline(categorical_steps), categorical)]
+        [
+            ("numbers", Pipeline(numeric_steps), [column.name for column in numbers]),
+            ("gaps", MissingIndicator(features="all"), [column.name for column in numbers if column.has_gaps]),
+            ("categories", Pipeline(categorical_steps), categorical),
+        ]
     )

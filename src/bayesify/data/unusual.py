@@ -10,14 +10,13 @@ import pandas as pd
 
 from bayesify.data.column import DAY, EPOCH, Column
 from bayesify.data.columns import conform
-from bayesify.data.encoding import MAX_CATEGORIES, MIN_FREQUENCY
+from bayesify.data.imputation import unknown_values
 from bayesify.formatting import MINUS, number, percent
 
 __all__ = ["drift", "unusual_values"]
 
 _MARGIN = 0.1  # of the training range; new values slightly beyond the extremes are expected
 _FALSE_WARNINGS = 0.01  # probability of a false result of `drift`, at most
-_RARE = 0.05  # fraction of the training rows with rare categories, from which on a new category is nothing unusual
 _SMALLEST = 0.1  # difference of two fractions that matters, however many rows there are
 
 
@@ -41,10 +40,11 @@ def unusual_values(X: pd.DataFrame, columns: Sequence[Column]) -> pd.Series:
         ['area=500 above 192 seen in training', "color='teal' not seen in training", 'area missing, never missing in training']
     """
     table = conform(X, columns, new=False)
+    unknown = unknown_values(table, columns)
     reasons: list[list[str]] = [[] for _ in range(len(table))]
     for column in columns:
         if column.kind != "dropped":
-            for row, reason in _reasons(table[column.name].to_numpy(), column):
+            for row, reason in _reasons(table[column.name].to_numpy(), unknown[column.name].to_numpy(), column):
                 reasons[row].append(reason)
     return pd.Series(["; ".join(parts) for parts in reasons], index=X.index, name="warning", dtype=object)
 
@@ -117,16 +117,14 @@ def _compare_categories(values: pd.Series, column: Column) -> tuple[float, str]:
     return differences[category], f"{category!r} in {shares}"
 
 
-def _reasons(values: np.ndarray, column: Column) -> Iterator[tuple[int, str]]:
+def _reasons(values: np.ndarray, unknown: np.ndarray, column: Column) -> Iterator[tuple[int, str]]:
     """The numbers of unusual rows in a column, with reasons."""
-    missing = pd.isna(values)
-    if not column.missing:
-        for row in np.flatnonzero(missing).tolist():
+    for row in np.flatnonzero(unknown).tolist():
+        if not pd.isna(values[row]):
+            yield row, f"{column.name}={values[row]!r} not seen in training"
+        elif not column.missing:
             yield row, f"{column.name} missing, never missing in training"
     if column.kind == "category":
-        unseen = ~missing & ~np.isin(values.astype(str), column.categories)
-        for row in [] if _has_rare_categories(column) else np.flatnonzero(unseen).tolist():
-            yield row, f"{column.name}={values[row]!r} not seen in training"
         return
     assert column.minimum is not None
     assert column.maximum is not None
@@ -138,12 +136,6 @@ def _reasons(values: np.ndarray, column: Column) -> Iterator[tuple[int, str]]:
     ):
         for row in np.flatnonzero(is_beyond).tolist():
             yield row, f"{column.name}={_shown(values[row], column)} {word} {_shown(bound, column)} seen in training"
-
-
-def _has_rare_categories(column: Column) -> bool:
-    """Whether training prepared the model for new categories: 5 % of its rows had one that `preprocessing` takes for infrequent."""
-    frequent = sum(share for share in column.shares[:MAX_CATEGORIES] if share >= MIN_FREQUENCY)
-    return len(column.categories) > MAX_CATEGORIES and 1 - frequent >= _RARE
 
 
 def _shown(value: float | None, column: Column) -> str:

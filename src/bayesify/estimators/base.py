@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
-from bayesify.data import as_table, conform, describe_columns, preprocessing, unusual_values
+from bayesify.data import as_table, conform, describe_columns, imputations, preprocessing, unknown_values, unusual_values
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
@@ -43,6 +43,7 @@ __all__ = ["BayesianEstimator"]
 
 _ROWS_PER_MEMBER = 4  # of the table, for validation by folds
 _EPOCHS = 10  # at least, if `epochs` is None
+_IMPUTATIONS = 16  # values for an unknown one
 _ROWS, _DRAWS = 1024, 20  # per call in prediction; fixed, because the noise depends on the draws per call
 
 
@@ -182,10 +183,26 @@ class BayesianEstimator(ConformalCalibration, EstimatorParameters):
     def predictive(self, X: ArrayLike | pd.DataFrame) -> Predictive:
         """Return the predictive distribution of X (N, columns): a mixture over `samples` draws, in the units of the targets.
 
-        Every row and every call uses the same draws, so that the prediction of a row is independent of the other rows.
+        Every row and every call uses the same draws, so that the prediction of a row is independent of the other rows. Where a
+        value is missing or a category is new, and training had no such rows, the distribution is an average over values from the
+        training table (`bayesify.data.imputations`), so that an unknown input costs certainty.
         """
         check_is_fitted(self)
         table = conform(self._table(X, reset=False), self.columns_)
+        predictive = self._predictive(table)
+        unknown = unknown_values(table, self.columns_)
+        incomplete = torch.from_numpy(unknown.to_numpy().any(1))
+        if not incomplete.any():
+            return predictive
+        rows = incomplete.nonzero().squeeze(1)
+        completed = imputations(table.iloc[rows], unknown.iloc[rows], self.columns_, draws=_IMPUTATIONS, seed=self.seed_)
+        averages = self._predictive(completed[0]).average(*map(self._predictive, completed[1:]))
+        order = torch.arange(len(table))
+        order[rows] = len(table) + torch.arange(len(rows))
+        return predictive.cat(averages).select(order)
+
+    def _predictive(self, table: pd.DataFrame) -> Predictive:
+        """Return the predictive distribution of a table from `conform`."""
         return predict(
             self.bnn_,
             self._inputs(self.preprocessing_.transform(table)).to(next(self.bnn_.parameters()).dtype),

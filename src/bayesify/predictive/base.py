@@ -65,6 +65,14 @@ class Predictive(ABC):
     def cat(self, *others: Any) -> Self:
         """Concatenate with more rows of equally many draws, from predictives of the same type."""
 
+    @abstractmethod
+    def average(self, *others: Any) -> Self:
+        """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain."""
+
+    @abstractmethod
+    def select(self, rows: Tensor | slice) -> Self:
+        """The predictive distribution of some rows: indices, in any order, or a slice."""
+
     def to(self, device: torch.device | str) -> Self:
         """A copy on that device."""
         return self._map(lambda tensor: tensor.to(device))

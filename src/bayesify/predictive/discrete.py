@@ -92,6 +92,17 @@ class _Discrete(Predictive):
         entropy = torch.cat([p.expected_entropy for p in parts])
         return dataclasses.replace(self, log_probs=torch.cat([p.log_probs for p in parts]), expected_entropy=entropy)
 
+    def average(self, *others: Any) -> Self:
+        """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain.
+
+        What the inputs add to the entropy is epistemic, because single draws, which would tell, are not stored.
+        """
+        self._check_same(others, "samples")
+        return dataclasses.replace(self.mix(*others), draws=self.draws)
+
+    def select(self, rows: Tensor | slice) -> Self:
+        return dataclasses.replace(self, log_probs=self.log_probs[rows], expected_entropy=self.expected_entropy[rows])
+
     @classmethod
     def _of_draws(cls, log_probs: Tensor, **fields: Any) -> Self:  # (S, N, ..., K)
         mean = torch.logsumexp(log_probs, 0) - math.log(log_probs.shape[0])

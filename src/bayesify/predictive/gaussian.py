@@ -181,6 +181,29 @@ class GaussianPredictive(Predictive):
         self._check_same(others, "samples")
         return self._join((self, *others), 1)
 
+    def average(self, *others: Any) -> Self:
+        """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain.
+
+        Every component gets the mean weight, and the mean and variance of the mixture of its distributions. What the inputs add
+        to the variance is aleatoric.
+        """
+        parts = (self, *others)
+        self._check_same(others, "rows")
+        self._check_same(others, "samples")
+        weights = torch.stack([p._shares.expand(p.means.shape) for p in parts])
+        shares = weights / weights.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
+        means = torch.stack([p.means for p in parts])
+        mean = (shares * means).sum(0)
+        within = torch.stack([p.stds.expand(p.means.shape) for p in parts]).square()
+        variance = (shares * (within + (means - mean).square())).sum(0)
+        mixed = None if all(p.weights is None for p in parts) else torch.stack([p._all_weights for p in parts]).mean(0)
+        return dataclasses.replace(self, means=mean, stds=variance.sqrt(), weights=mixed)
+
+    def select(self, rows: Tensor | slice) -> Self:
+        weights = None if self.weights is None else self.weights[:, rows]
+        stds = self.stds if self.stds.shape[1] == 1 else self.stds[:, rows]
+        return dataclasses.replace(self, means=self.means[:, rows], stds=stds, weights=weights)
+
     def _join(self, parts: tuple[Self, ...], dim: int) -> Self:
         if any(p.components != self.components for p in parts):
             raise DataError(f"predictives must have equally many components, got {[p.components for p in parts]}")
@@ -227,6 +250,4 @@ class GaussianPredictive(Predictive):
         size = max(1, 2**17 * len(self) // max(1, self.means.numel()))
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
-            weights = None if self.weights is None else self.weights[:, rows]
-            stds = self.stds if self.stds.shape[1] == 1 else self.stds[:, rows]
-            yield dataclasses.replace(self, means=self.means[:, rows], stds=stds, weights=weights), rows
+            yield self.select(rows), rows
