@@ -228,6 +228,10 @@ def test_overwrite(models, tmp_path):
      (["--target", "y", "--group", "day"], "--group day: the table has no such column"),
      (["--target", "y", "--group", "c", "--split", "time:a"], "cannot be combined"),
      (["--target", "y", "--group", "c", "--test", "{data}"], "leave them out with --test"),
+     (["--target", "y", "--compare", "MeanField,foo"], "unknown method 'foo'"),
+     (["--target", "y", "--compare", "all", "--test-fraction", "0"], "--compare all needs rows to compare on"),
+     (["--target", "y", "--weight", "w"], "--weight w: the table has no such column"),
+     (["--target", "y", "--weight", "c"], "--weight c: weights must be numbers of at least 0, got"),
      (["--target", "y", "--sep", ";;"], "--sep must be one character"),
      (["--target", "c", "--task", "regression"], "regression needs numbers")],
 )  # fmt: skip

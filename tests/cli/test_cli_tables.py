@@ -175,6 +175,14 @@ class TestSplits:
         assert not set(shops[rows]) & set(shops.drop(rows))
         assert "shop" not in [column["name"] for column in json.loads((tmp_path / "m" / "config.json").read_text())["columns"]]
 
+    def test_weights(self, tmp_path, table):
+        table.assign(w=(np.arange(80) % 2) * 1.5).to_csv(tmp_path / "t.csv", index=False)
+        run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *FAST, "--weight", "w")
+        assert [c["name"] for c in json.loads((tmp_path / "m" / "config.json").read_text())["columns"]] == list(
+            table.drop(columns="y")
+        )
+        assert "w, of the training rows" in (tmp_path / "m" / "report.html").read_text()
+
     def test_groups_depend_on_the_seed(self, tmp_path, table):
         training = read_training(tmp_path / "t.csv", "y", "auto", TextOptions())
         held_out = {tuple(split_training(training, 0.2, seed, group="shop").test_y.index) for seed in range(8)}

@@ -41,8 +41,24 @@ def classifier():
     return BayesianClassifier(**FAST).fit(X, labels)
 
 
-@parametrize_with_checks([BayesianRegressor(epochs=30, random_state=0), BayesianClassifier(epochs=30, random_state=0)])
+def inexact(estimator):
+    reason = "copies of a row and its weight are the same loss, but other batches"
+    return {f"check_sample_weight_equivalence_on_{kind}_data": reason for kind in ("dense", "sparse")}
+
+
+ESTIMATORS = [BayesianRegressor, BayesianClassifier]
+
+
+@parametrize_with_checks(
+    [kind(method="MeanField", epochs=30, random_state=0) for kind in ESTIMATORS], expected_failed_checks=inexact
+)
 def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow  # every fit traces the networks of the ensemble
+@parametrize_with_checks([kind(epochs=30, random_state=0) for kind in ESTIMATORS], expected_failed_checks=inexact)
+def test_scikit_learn_with_the_default(estimator, check):
     check(estimator)
 
 
@@ -279,6 +295,35 @@ def table():
 def model(table):
     with pytest.warns(UserWarning, match="'id' is not used"):
         return BayesianRegressor(**FAST).fit(table, pd.Series(y, name="price"))
+
+
+class TestWeights:
+    def test_rows_of_weight_zero_are_left_out(self):
+        data, target = rng.normal(size=(80, 2)), rng.normal(size=80)
+        kept = np.arange(80) % 3 > 0
+        settings = {"method": "MeanField", "epochs": 3, "random_state": 0}
+        weighted = BayesianRegressor(**settings).fit(data, target, sample_weight=2.0 * kept)
+        alone = BayesianRegressor(**settings).fit(data[kept], target[kept], sample_weight=np.full(kept.sum(), 2.0))
+        assert np.array_equal(weighted.predict(data), alone.predict(data))
+
+    def test_the_noise_is_that_of_heavy_rows(self):
+        data = rng.normal(size=(400, 1))
+        noise = np.where(np.arange(400) % 2, 0.1, 3.0)
+        target = data[:, 0] + noise * rng.normal(size=400)
+        settings = {"method": "MeanField", "hidden": (), "epochs": 100, "random_state": 0, "learning_rate": 0.05}
+        heavy = BayesianRegressor(**settings).fit(data, target, sample_weight=np.where(noise < 1, 1.0, 0.01))
+        # the weighted mean of the variances: 0.1**2 and 0.01 times 3**2
+        assert heavy.predictive(data).aleatoric.mean().sqrt() == pytest.approx(np.sqrt((0.01 + 0.09) / 1.01), rel=0.2)
+
+    @pytest.mark.parametrize("weights", [np.zeros(80), -np.ones(80), np.full(80, np.nan), np.ones((80, 1)), np.ones(79)])
+    def test_bad_weights(self, weights):
+        with pytest.raises(ValueError, match=r"[Ss]ample.weight|inconsistent numbers of samples"):
+            BayesianRegressor().fit(np.arange(80.0).reshape(-1, 1), np.arange(80.0), sample_weight=weights)
+
+    @pytest.mark.parametrize("calibration", [{"conformal": True}, {"calibrate": "temperature"}])
+    def test_calibration_has_no_weights(self, calibration):
+        with pytest.raises(ValueError, match="sample_weight cannot be combined with"):
+            BayesianClassifier(**calibration).fit([[0.0], [1.0]] * 30, [0, 1] * 30, sample_weight=np.ones(60))
 
 
 class TestTables:

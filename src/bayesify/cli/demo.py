@@ -56,10 +56,10 @@ def demo(
         raise UsageError(f"--out {out} is a file; choose a folder")
     check_file(page if out.exists() else out)
 
+    from bayesify.cli.comparison import baseline_lines, comparison_line
     from bayesify.cli.evaluation import assess_estimator, print_assessment, report_page, run_facts, train_baselines
     from bayesify.cli.splits import split_rows
     from bayesify.cli.training import ESTIMATORS
-    from bayesify.report.skill import CONSTANT
 
     target, task, epochs = _DATA[data]
     features, y = _load(data)
@@ -76,13 +76,13 @@ def demo(
         seconds = time.perf_counter() - method_started
         baselines = train_baselines(estimator, features.iloc[train], train_y, test_features, seed) if with_baselines else None
         assessment = assess_estimator(estimator, test_features, test_y, train_y, baselines=baselines)
-        comparison.append(_line(assessment, method, duration(seconds)))
+        comparison.append(comparison_line(assessment, method, duration(seconds)))
         return estimator, assessment
 
     for method in _METHODS:
         train_and_compare(method, epochs, with_baselines=False)
     estimator, assessment = train_and_compare(kind.default_method, None, with_baselines=True)
-    comparison += [_line(assessment, name, "") for name in assessment.baselines if name != CONSTANT]
+    comparison += baseline_lines(assessment)
     print_table(list(comparison[0]), [list(line.values()) for line in comparison])
     print_line()
     print_line(f"{kind.default_method}, the default method:", style="bold")
@@ -93,14 +93,6 @@ def demo(
     facts = {"Data": data_facts, **run_facts(started, seed)}
     write_atomically(page, report_page(estimator, assessment, test_features, target, facts, comparison))
     say(f"\nReport: {page} ({duration(time.perf_counter() - started)})\nNext: bayesify fit your.csv --target COLUMN")
-
-
-def _line(assessment: Assessment, name: str, seconds: str) -> dict[str, str]:
-    """A line of the comparison, of the model or of one of its baselines."""
-    line = {"method": name}
-    for card in assessment.cards:
-        line[f"{card.name} ({card.unit})" if card.unit else card.name] = card.baselines.get(name, card.value)
-    return {**line, "time": seconds}
 
 
 def _load(data: DataSet) -> tuple[pd.DataFrame, pd.Series]:

@@ -11,9 +11,9 @@ import typer
 
 from bayesify.cli.files import check_input, to_csv
 from bayesify.cli.options import Data, Decimal, Encoding, Seed, Separator, Task
-from bayesify.cli.terminal import UsageError, handle_errors, say
+from bayesify.cli.terminal import UsageError, handle_errors, print_line, print_table, say
 from bayesify.core.checks import check_fraction
-from bayesify.formatting import plural
+from bayesify.formatting import duration, plural
 
 if TYPE_CHECKING:
     from bayesify.cli.splits import Split
@@ -41,11 +41,18 @@ def fit(
     group: Annotated[
         str | None, typer.Option(help="A column whose values are held out as a whole; it is no input.", show_default=False)
     ] = None,
+    weight: Annotated[
+        str | None, typer.Option(help="A column with weights of the training rows; it is no input.", show_default=False)
+    ] = None,
     sep: Separator = None,
     encoding: Encoding = None,
     decimal: Decimal = None,
     conformal: Annotated[bool, typer.Option("--conformal", help="Guarantee coverage, by rows held out to calibrate.")] = False,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1, show_default="by the number of rows")] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(help="Also train these methods, such as MeanField,VSD, or all, and show all results.", show_default=False),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite an existing model.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted run instead of resuming it.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and errors.")] = False,
@@ -62,9 +69,10 @@ def fit(
         if split != "random" or group is not None:
             raise UsageError("--split and --group choose the test rows from DATA; leave them out with --test")
 
+    from bayesify.cli.comparison import baseline_lines, comparison_line, methods_to_compare, train_others
     from bayesify.cli.evaluation import assess_estimator, conformal_facts, print_assessment, report_page, run_facts, train_baselines
     from bayesify.cli.predictions import prediction_table, rounded
-    from bayesify.cli.splits import separate_test, split_training
+    from bayesify.cli.splits import separate_test, split_training, take_weights
     from bayesify.cli.tables import TextOptions, read_training
     from bayesify.cli.training import caution, check_calibration, make_estimator, prepare_directory, train
     from bayesify.data import check_target
@@ -72,9 +80,13 @@ def fit(
 
     table = read_training(data, target, task.value, TextOptions(sep, encoding, decimal))
     check_target(table.y, table.task)
+    table, weights = (table, None) if weight is None else take_weights(table, weight)
     settings = [*(settings or []), *(["conformal=true"] if conformal else [])]
     estimator = make_estimator(table.task, method, settings, seed, epochs, quiet)
+    others = [] if compare is None else methods_to_compare(compare, estimator)
     rows = split_training(table, test_fraction, seed, split, group) if test is None else separate_test(table, test)
+    if others and len(rows.test_y) == 0:
+        raise UsageError(f"--compare {compare} needs rows to compare on; leave out --test-fraction 0, or give --test")
     caution(rows.features)
     check_calibration(estimator, len(rows.features), random=split == "random" and group is None)
     directory = prepare_directory(out, overwrite, restart)
@@ -82,7 +94,11 @@ def fit(
         say(_first_line(table, rows, target))
         if (directory / CHECKPOINT).exists():
             say(f"resuming the interrupted run in {out}")
-    train(estimator, rows.features, rows.y, directory, out)
+    own_weights = None if weights is None else weights[rows.features.index]
+    compared = train_others(others, estimator, rows, own_weights, quiet)  # first: interrupted, they cost no trained model
+    training_started = time.perf_counter()
+    train(estimator, rows.features, rows.y, directory, out, own_weights)
+    seconds = duration(time.perf_counter() - training_started)
 
     saved = {"target": target, "reading": table.later.stored()}
     if len(rows.test_y) == 0:
@@ -91,14 +107,24 @@ def fit(
         baselines = train_baselines(estimator, rows.features, rows.y, rows.test_features, seed)
         assessment = assess_estimator(estimator, rows.test_features, rows.test_y, rows.y, baselines=baselines)
         conformal_results = conformal_facts(estimator, rows.test_features, rows.test_y)
-        facts = {"Data": _facts(table, rows, estimator, data, target), **conformal_results, **run_facts(started, seed)}
-        page = report_page(estimator, assessment, rows.test_features, target, facts)
+        comparison = []
+        if others:
+            name = type(estimator.method_in_use()).__name__
+            comparison = [comparison_line(assessment, f"{name} (the model)", seconds), *compared, *baseline_lines(assessment)]
+        data_facts = _facts(table, rows, estimator, data, target)
+        if weight is not None:
+            data_facts["weights"] = f"{weight}, of the training rows; test rows and baselines are unweighted"
+        facts = {"Data": data_facts, **conformal_results, **run_facts(started, seed)}
+        page = report_page(estimator, assessment, rows.test_features, target, facts, comparison)
         index = rows.test_features.index.rename(rows.test_features.index.name or "row")
         predictions = rounded(prediction_table(estimator, rows.test_features, assessment.predictive, index, 0.95))
         predictions.insert(0, f"true {target}", rows.test_y.to_numpy())
         companions = {"report.html": page, "test-predictions.csv": to_csv(predictions).encode()}
         save_model(estimator, directory, **saved, metrics=assessment.scores, companions=companions)
         if not quiet:
+            if comparison:
+                print_table(list(comparison[0]), [list(line.values()) for line in comparison])
+                print_line()
             print_assessment(assessment, conformal_results)
     if not quiet:
         report = (

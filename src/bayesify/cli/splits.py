@@ -15,7 +15,7 @@ from bayesify.data import conform, describe_columns
 from bayesify.errors import DataError
 from bayesify.formatting import listing, plural
 
-__all__ = ["Split", "separate_test", "split_rows", "split_training"]
+__all__ = ["Split", "separate_test", "split_rows", "split_training", "take_weights"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,22 @@ class Split:
     test_features: pd.DataFrame
     test_y: pd.Series
     source: str
+
+
+def take_weights(table: TrainingTable, name: str) -> tuple[TrainingTable, pd.Series]:
+    """Return the table without the column of weights, and the weights.
+
+    Raises:
+        UsageError: no such column, the only one, or values that are no weights.
+    """
+    values = _column(table.features, f"--weight {name}", name)
+    weights = pd.to_numeric(values, errors="coerce")
+    if (invalid := ~(np.isfinite(weights) & (weights >= 0))).any():
+        row = values.index[invalid][0]
+        raise UsageError(f"--weight {name}: weights must be numbers of at least 0, got {values[row]!r} in row {row}")
+    if table.features.shape[1] == 1:
+        raise UsageError(f"--weight {name} leaves no input column")
+    return dataclasses.replace(table, features=table.features.drop(columns=name)), weights.astype(float)
 
 
 def split_training(table: TrainingTable, fraction: float, seed: int, by: str = "random", group: str | None = None) -> Split:

@@ -75,14 +75,16 @@ def prepare_directory(out: Path, overwrite: bool, restart: bool) -> Path:
     return directory
 
 
-def train(estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, place: Path, out: Path) -> None:
+def train(
+    estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, place: Path, out: Path, weights: pd.Series | None = None
+) -> None:
     """Fit with a checkpoint in the model directory, from which an interrupted run is resumed."""
     checkpoint = place / CHECKPOINT
     try:
         # the members of an ensemble are trained together, which keeps no checkpoint
         own = None if isinstance(estimator.method, DeepEnsemble) else checkpoint
         with interruptible():
-            estimator.fit(features, y, checkpoint=own)
+            estimator.fit(features, y, weights, checkpoint=own)
     except CheckpointError as error:
         raise UsageError(
             f"the interrupted run in {out} cannot be continued: {error.reason}. Use its settings and data, or add --restart to "

@@ -23,12 +23,19 @@ from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
 from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.prediction import predict
-from bayesify.train import History, Training, fit
+from bayesify.train import History, Training, Weighted, fit
 
 try:
     import numpy as np
     import pandas as pd
-    from sklearn.utils.validation import check_consistent_length, check_is_fitted, check_random_state, validate_data
+    from sklearn.utils import _safe_indexing
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_consistent_length,
+        check_is_fitted,
+        check_random_state,
+        validate_data,
+    )
 except ImportError as error:
     raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
 
@@ -74,6 +81,7 @@ class BayesianEstimator(ConformalCalibration, EstimatorParameters):
         self,
         X: ArrayLike | pd.DataFrame,
         y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
         loggers: Iterable[Callable[[dict[str, float]], object]] = (),
@@ -84,6 +92,8 @@ class BayesianEstimator(ConformalCalibration, EstimatorParameters):
             X: (N, columns), a DataFrame (pandas, polars, ...) of numbers, booleans, dates and categories, or an array of numbers,
                 also a sparse one if it is at most 1 GiB as a dense one; NaN is a missing value.
             y: (N,) targets; in regression also (N, D).
+            sample_weight: (N,) weights of the rows, at least 0: a row of weight 2 counts like two rows (`bayesify.train.Weighted`).
+                Not with `conformal` or `calibrate`, whose calibration rows count alike.
             checkpoint: file for the state of training, from which the same call continues (needs an integer `random_state`).
             loggers: functions of every epoch's record.
 
@@ -92,7 +102,7 @@ class BayesianEstimator(ConformalCalibration, EstimatorParameters):
             CheckpointError: `checkpoint` is damaged or belongs to another run.
             DivergenceError: NaN or infinity in training.
         """
-        training, settings = self._prepare(X, y)
+        training, settings = self._prepare(X, y, sample_weight)
         self.history_: History = fit(
             training.bnn,
             training.data,
@@ -110,13 +120,18 @@ class BayesianEstimator(ConformalCalibration, EstimatorParameters):
         self._calibrate()
         return self
 
-    def _prepare(self, X: ArrayLike | pd.DataFrame, y: ArrayLike) -> tuple[Training, dict[str, Any]]:
+    def _prepare(
+        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> tuple[Training, dict[str, Any]]:
         """Preprocess the data and build the network; return the training, and the settings that several can share."""
         self._check_parameters()
         if y is None:
             raise DataError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         table = self._table(X, reset=True)
-        check_consistent_length(X, y)
+        check_consistent_length(X, y, sample_weight)
+        weights = None
+        if sample_weight is not None:
+            table, y, weights = self._weighted(table, y, sample_weight)
         generator = check_random_state(self.random_state)
         self.seed_ = int(generator.randint(2**31 - 1))
         table, y = self._hold_out(table, y)
@@ -131,17 +146,29 @@ class BayesianEstimator(ConformalCalibration, EstimatorParameters):
         for module in self.bnn_.modules():
             if isinstance(module, PiecewiseLinearEncoding):
                 module.fit(inputs)
-        data = inputs[train], target[train]
+
+        def data(rows: Tensor) -> Any:
+            return (inputs[rows], target[rows]) if weights is None else Weighted((inputs[rows], target[rows]), weights[rows])
+
         training = Training(
             bnn=self.bnn_,
-            data=data,
+            data=data(train),
             likelihood=self.likelihood_,
-            validation=(inputs[validation], target[validation]) if isinstance(validation, Tensor) else validation,
+            validation=data(validation) if isinstance(validation, Tensor) else validation,
             seed=self.seed_,
             beta=self.beta_in_use(),
             learning_rate=self.in_use("learning_rate"),
         )
         return training, self._schedule(len(train), validation is not None)
+
+    def _weighted(self, table: pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike) -> tuple[pd.DataFrame, Any, Tensor]:
+        """Return the rows with a positive weight, and their weights."""
+        if self.conformal or self.calibrate:
+            name = "conformal" if self.conformal else "calibrate"
+            raise ConfigurationError(f"sample_weight cannot be combined with {name}={getattr(self, name)!r}; drop one of them")
+        weights = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
+        rows = np.flatnonzero(weights)
+        return table.iloc[rows], _safe_indexing(y, rows), torch.from_numpy(weights[rows]).float()
 
     def _split(self, rows: int) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
         """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble."""

@@ -109,7 +109,7 @@ class PairedBatches(Batches):
     def epoch(self, epoch: int) -> Iterator[Batch]:
         auxiliary = (inputs for repeat in itertools.count() for inputs in self._pass(epoch, repeat))
         for batch in self.train.epoch(epoch):
-            yield Batch(batch.inputs, batch.y, self.to_device.inputs(next(auxiliary)))
+            yield Batch(batch.inputs, batch.y, batch.weights, self.to_device.inputs(next(auxiliary)))
 
     def _pass(self, epoch: int, repeat: int) -> Iterator[Inputs]:
         """Yield all auxiliary inputs once, in an order that depends on epoch and repeat."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,19 +18,72 @@ if TYPE_CHECKING:
     from bayesify.core.outputs import Draws
     from bayesify.likelihoods import Likelihood
 
-__all__ = ["Batch", "Inputs", "ToDevice", "apply", "as_batch", "call", "check_batch", "check_output_shape", "select_rows"]
+__all__ = [
+    "Batch",
+    "Inputs",
+    "ToDevice",
+    "Weighted",
+    "apply",
+    "as_batch",
+    "call",
+    "check_batch",
+    "check_output_shape",
+    "select_rows",
+]
 
 T = TypeVar("T")
 Inputs = Tensor | tuple[Any, ...] | list[Any] | dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weighted:
+    r"""Tensors whose examples have weights: the log likelihood of example i counts $w_i$ times.
+
+    Training maximizes $\sum_i w_i (\mathrm{E} \log p(y_i \mid x_i, \theta) - \mathrm{KL}_i) - \mathrm{KL}$, with the KL of the
+    example where a method has one. The weight 2 thus has the effect of two copies, and the scale of the weights matters.
+    Validation averages with the weights.
+
+    Args:
+        data: `(inputs, y)` as for `fit`, tensors.
+        weights: (N,), finite, at least 0 and not all 0.
+
+    Raises:
+        DataError: other weights.
+
+    Example:
+        >>> from bayesify.train import Weighted
+        >>> data = Weighted((torch.zeros(3, 2), torch.zeros(3)), torch.tensor([1.0, 2.0, 0.5]))
+    """
+
+    data: tuple[Inputs, Tensor]
+    weights: Tensor
+
+    def __post_init__(self) -> None:
+        rows = len(as_batch("data", self.data).y)
+        if self.weights.shape != (rows,) or not self.weights.is_floating_point():
+            shape, dtype = tuple(self.weights.shape), self.weights.dtype
+            raise DataError(f"weights must be floating point, one per example ({rows},), got {shape}, {dtype}")
+        if not bool((self.weights.isfinite() & (self.weights >= 0)).all() & (self.weights > 0).any()):
+            raise DataError("weights must be finite, at least 0 and not all 0; drop examples whose weight is unknown")
+
+
 class Batch:
     """Inputs and targets; not a pytree, because Fabric would round tensors in a call's arguments, targets included, to half."""
 
-    __slots__ = ("auxiliary", "inputs", "size", "y")
+    __slots__ = ("auxiliary", "inputs", "size", "weights", "y")
 
-    def __init__(self, inputs: Inputs, y: Tensor, auxiliary: Inputs | None = None) -> None:
-        self.inputs, self.y, self.size, self.auxiliary = inputs, y, y.shape[0], auxiliary
+    def __init__(self, inputs: Inputs, y: Tensor, weights: Tensor | None = None, auxiliary: Inputs | None = None) -> None:
+        self.inputs, self.y, self.size, self.weights, self.auxiliary = inputs, y, y.shape[0], weights, auxiliary
+
+    @property
+    def data(self) -> tuple[Inputs, Tensor] | Weighted:
+        """Inputs and targets as an argument of `fit`."""
+        return (self.inputs, self.y) if self.weights is None else Weighted((self.inputs, self.y), self.weights)
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Inputs, targets and, if there are any, weights: what `Batch(*tensors)` takes."""
+        return (self.inputs, self.y) if self.weights is None else (self.inputs, self.y, self.weights)
 
 
 def apply(function: Callable[..., T], inputs: Inputs, **kwargs: Any) -> T:
@@ -47,15 +101,16 @@ def call(bnn: Bayesian, inputs: Inputs, samples: int) -> Draws:
 def select_rows(batch: Batch, index: Tensor, batch_dim: int, unbatched: tuple[str, ...]) -> Batch:
     """Return the rows `index` of a batch; keyword inputs named in `unbatched` are passed on."""
     y, inputs = batch.y.index_select(0, index), batch.inputs
+    weights = None if batch.weights is None else batch.weights.index_select(0, index)
     if isinstance(inputs, Tensor):
-        return Batch(inputs.index_select(batch_dim, index), y)
+        return Batch(inputs.index_select(batch_dim, index), y, weights)
 
     def rows(x: Any) -> Any:
         return tree_map(lambda leaf: leaf.index_select(batch_dim, index), x)
 
     if isinstance(inputs, dict):
-        return Batch({name: x if name in unbatched else rows(x) for name, x in inputs.items()}, y)
-    return Batch(tuple(rows(x) for x in inputs), y)
+        return Batch({name: x if name in unbatched else rows(x) for name, x in inputs.items()}, y, weights)
+    return Batch(tuple(rows(x) for x in inputs), y, weights)
 
 
 class ToDevice:
@@ -66,7 +121,8 @@ class ToDevice:
         self.target_dtype = torch.promote_types(dtype, torch.float32)
 
     def __call__(self, batch: Batch) -> Batch:
-        return Batch(self.inputs(batch.inputs), self._move(batch.y, self.target_dtype))
+        weights = self._move(batch.weights, self.target_dtype)
+        return Batch(self.inputs(batch.inputs), self._move(batch.y, self.target_dtype), weights)
 
     def inputs(self, inputs: Inputs) -> Inputs:
         """Move inputs alone."""
@@ -79,11 +135,14 @@ class ToDevice:
 
 
 def as_batch(name: str, item: Any) -> Batch:
-    """Return the batch of `(inputs, y)` or `(input_1, ..., input_k, y)`; `name` is that of the data in errors.
+    """Return the batch of `(inputs, y)`, `(input_1, ..., input_k, y)` or these `Weighted`; `name` is that of the data in errors.
 
     Raises:
         TypeError: another structure or type.
     """
+    if isinstance(item, Weighted):
+        batch = as_batch(name, item.data)
+        return Batch(batch.inputs, batch.y, item.weights.to(batch.y.device))
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError(f"{name} must be (inputs, y), got {type(item).__name__}")
     *inputs, y = item

@@ -106,7 +106,7 @@ def data_identity(name: str, batches: Batches | None) -> dict[str, object]:
         return {f"examples of {name}": 0}
     identity: dict[str, object] = {f"examples of {name}": batches.examples, f"batches of {name}": batches.steps}
     if batches.tensors is not None:
-        identity[f"checksum of {name}"] = _checksum((batches.tensors.inputs, batches.tensors.y))
+        identity[f"checksum of {name}"] = _checksum(batches.tensors.tensors)
     return identity
 
 

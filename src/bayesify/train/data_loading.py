@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from bayesify.errors import DataError
-from bayesify.train.batch import Batch, Inputs, ToDevice, as_batch, check_batch, check_output_shape, select_rows
+from bayesify.train.batch import Batch, Inputs, ToDevice, Weighted, as_batch, check_batch, check_output_shape, select_rows
 from bayesify.train.dataset_size import length_of, loader_examples
 from bayesify.train.process_state import seed_for
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "Data", "InMemoryBatches", "LoaderBatches", "Order", "make_batches", "seed_loader"]
 
-Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
+Data = tuple[Inputs, Tensor] | Weighted | Dataset[Any] | DataLoader[Any]
 
 
 class Order(Sampler[list[int]]):
@@ -90,7 +90,7 @@ class InMemoryBatches(Batches):
     def __init__(self, data: Batch, order: Order, batch_dim: int, unbatched: tuple[str, ...], to_device: ToDevice) -> None:
         self.examples, self.steps = data.size, len(order)
         self.order, self.batch_dim, self.unbatched, self.to_device = order, batch_dim, unbatched, to_device
-        size = sum(x.nbytes for x in tree_leaves((data.inputs, data.y)))
+        size = sum(x.nbytes for x in tree_leaves(data.tensors))
         device = to_device.device
         fits = device.type != "cuda" or 4 * size < torch.cuda.mem_get_info(device)[0]
         self.tensors = to_device(data) if fits else data
@@ -163,7 +163,7 @@ def make_batches(
     """
     if isinstance(data, TensorDataset):
         data = data.tensors  # pyright: ignore[reportAssignmentType] # (inputs..., y), as for a batch
-    if isinstance(data, tuple):
+    if isinstance(data, tuple | Weighted):
         tensors = as_batch(name, data)
         check_batch(name, tensors, likelihood, bnn.batch_dim, bnn.unbatched)
         check_output_shape(tensors, bnn, likelihood)
@@ -177,7 +177,9 @@ def make_batches(
         loader = _make_loader(name, data, batch_size, seed if shuffle else None, rank, world_size)
         examples = length_of(data)
     else:
-        raise TypeError(f"{name} must be a tuple (inputs, y) of tensors, a Dataset or a DataLoader, got {type(data).__name__}")
+        raise TypeError(
+            f"{name} must be a tuple (inputs, y) of tensors, Weighted, a Dataset or a DataLoader, got {type(data).__name__}"
+        )
     if 0 in (examples, length_of(loader)):
         raise DataError(f"{name} is empty")
     return LoaderBatches(name, loader, examples, seed, to_device, likelihood)

@@ -36,6 +36,9 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         r"""Return the loss, $-\mathrm{ELBO} / n$, the negative log likelihood per example, and the KL, all in nats."""
         draws, log_prob = self._expectation(batch) or self._draws(batch, samples)
+        if batch.weights is not None:
+            log_prob = log_prob * batch.weights
+            draws = draws._replace(local_kl=draws.local_kl * batch.weights)
         loss = -elbo(draws, log_prob, n, beta, local_beta)
         inputs = batch.auxiliary if self.auxiliary is None else self.auxiliary(batch.inputs)
         if inputs is not None:

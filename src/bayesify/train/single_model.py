@@ -187,11 +187,12 @@ class _Loop:
             with fabric.autocast():
                 log_prob = partial(objective.log_prob, batch)
                 density = log_density(log_prob, batch.size, self.settings.samples, self.settings.validation_samples)
-            total += torch.stack((density.double().sum(), total.new_tensor(batch.size)))
-        log_prob, examples = reduce(fabric, total, "sum").tolist()
+            weights = torch.ones_like(density) if batch.weights is None else batch.weights
+            total += torch.stack(((weights * density).double().sum(), weights.double().sum()))
+        log_prob, weight = reduce(fabric, total, "sum").tolist()
         if math.isnan(log_prob):
             raise self._divergence_error(NAN_VALIDATION)
-        return -log_prob / examples
+        return -log_prob / weight
 
     def _report(self, epoch: int, record: dict[str, float]) -> None:
         """Write a checkpoint if one is due, then update the progress bar and call the loggers."""

@@ -201,7 +201,7 @@ def _stackable_groups(trainings: Sequence[Training], data: Sequence[ModelData]) 
 
 def _shapes(batches: Batches) -> object:
     data = batches.tensors
-    return None if data is None else [(x.shape, x.dtype) for x in tree_leaves((data.inputs, data.y))]
+    return None if data is None else (len(data.tensors), [(x.shape, x.dtype) for x in tree_leaves(data.tensors)])
 
 
 def _same_function_groups(group: list[int], trainings: Sequence[Training]) -> list[list[int]]:

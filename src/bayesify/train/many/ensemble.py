@@ -16,7 +16,7 @@ from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.train.arguments import Training
-from bayesify.train.batch import as_batch, select_rows
+from bayesify.train.batch import Weighted, as_batch, select_rows
 from bayesify.train.history import History
 from bayesify.train.process_state import seed_for
 
@@ -52,8 +52,8 @@ def _split_rows(training: Training, members: list[Training]) -> list[Training]:
     """Give every member another part of the rows as validation data, and the others as training data."""
     if len(members) < 2:
         raise ConfigurationError("validation='folds' needs an ensemble of two members or more; give validation=(inputs, y)")
-    if not isinstance(training.data, tuple):
-        raise DataError(f"validation='folds' needs data=(inputs, y), tensors, got {type(training.data).__name__}")
+    if not isinstance(training.data, tuple | Weighted):
+        raise DataError(f"validation='folds' needs data=(inputs, y), tensors, or Weighted, got {type(training.data).__name__}")
     data = as_batch("data", training.data)
     if data.size < 2 * len(members):
         raise DataError(f"validation='folds' needs two rows per member, {2 * len(members)}, got {data.size}")
@@ -62,7 +62,7 @@ def _split_rows(training: Training, members: list[Training]) -> list[Training]:
     for member, held_out in zip(members, fold_rows(data.size, len(members), training.seed), strict=True):
         kept = torch.ones(data.size, dtype=torch.bool).index_fill_(0, held_out, False).nonzero().squeeze(1)
         train, validation = (select_rows(data, index.to(data.y.device), dim, unbatched) for index in (kept, held_out))
-        parts.append(dataclasses.replace(member, data=(train.inputs, train.y), validation=(validation.inputs, validation.y)))
+        parts.append(dataclasses.replace(member, data=train.data, validation=validation.data))
     return parts
 
 

@@ -156,9 +156,10 @@ class _Loop:
     def _validate(self, validation: StackedData) -> list[float]:
         """Return the mean negative log predictive density of every model, in nats per example."""
         self.stack.streams.seed([(training.seed, "validation", 0) for training in self.trainings])
-        total = torch.zeros(len(self.trainings), dtype=torch.float64)
+        total = torch.zeros(2, len(self.trainings), dtype=torch.float64)
         for batch, size in zip(validation.epoch(0), validation.sizes, strict=True):
             log_prob = partial(self.stack.log_prob, batch, validation)
             density = log_density(log_prob, size, self.settings.samples, self.settings.validation_samples)
-            total += density.double().sum(1).cpu()
-        return (-total / validation.rows).tolist()
+            weights = batch[-1] if validation.is_weighted else torch.ones_like(density)
+            total += torch.stack(((weights * density).double().sum(1), weights.double().sum(1))).cpu()
+        return (-total[0] / total[1]).tolist()

@@ -32,8 +32,9 @@ class StackedData:
     def __init__(self, data: Sequence[Batches]) -> None:
         in_memory = [cast("InMemoryBatches", batches) for batches in data]
         self.orders = [batches.order for batches in in_memory]
-        flat = [tree_flatten((batches.tensors.inputs, batches.tensors.y)) for batches in in_memory if batches.tensors is not None]
+        flat = [tree_flatten(batches.tensors.tensors) for batches in in_memory if batches.tensors is not None]
         self.rows, self.sizes, self.structure = self.orders[0].n, self.orders[0].sizes(), flat[0][1]
+        self.is_weighted = any(batches.tensors.weights is not None for batches in in_memory if batches.tensors is not None)
         self.leaves: list[Tensor] = []
         self.separate: list[bool] = []
         for tensors in zip(*(leaves for leaves, _ in flat), strict=True):

@@ -1,0 +1,34 @@
+"""`bayesify fit --compare`."""
+
+import pytest
+
+pytest.importorskip("typer")
+pd = pytest.importorskip("pandas")
+np = pytest.importorskip("numpy")
+
+from command_line import run
+
+from bayesify.cli.comparison import methods_to_compare
+from bayesify.estimators import BayesianClassifier, BayesianRegressor
+
+
+def test_the_methods_and_baselines_are_in_the_table_and_in_the_report(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.normal(size=90), "b": rng.normal(size=90)})
+    table.assign(y=table["a"] + 0.1 * rng.normal(size=90)).to_csv(tmp_path / "t.csv", index=False)
+    own = ("--method", "MCDropout", "--epochs", "2", "--set", "hidden=4", "--out", tmp_path / "m")
+    shown = run("fit", tmp_path / "t.csv", "--target", "y", *own, "--compare", "MeanField,mcdropout").output
+    assert [shown.count(name) > 0 for name in ("MCDropout (the model)", "MeanField", "ridge regression", "gradient boosting")] == [
+        True
+    ] * 4
+    page = (tmp_path / "m" / "report.html").read_text()
+    assert "Comparison of methods" in page
+    assert "MCDropout (the model)" in page
+
+
+def test_the_methods_to_compare():
+    assert methods_to_compare("vsd, MeanField,VSD", BayesianRegressor(method="MeanField")) == ["VSD"]
+    every = methods_to_compare("all", BayesianClassifier())
+    assert set(every) == {kind.__name__ for kind in BayesianClassifier.recipes} - {"DeepEnsemble"}
+    with pytest.raises(ValueError, match="unknown method 'foo'"):
+        methods_to_compare("foo", BayesianRegressor())
