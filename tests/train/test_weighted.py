@@ -80,7 +80,9 @@ def test_folds_split_the_weights_with_the_rows():
         assert isinstance(member.validation, Weighted)
         assert torch.equal(member.validation.weights, held_out.float())
         assert isinstance(member.data, Weighted)
-        assert torch.equal(member.data.weights, member.data.data[0].squeeze(1))
+        inputs = member.data.data[0]
+        assert isinstance(inputs, torch.Tensor)
+        assert torch.equal(member.data.weights, inputs.squeeze(1))
 
 
 def test_examples_of_weight_zero_have_no_influence():

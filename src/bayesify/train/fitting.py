@@ -77,8 +77,8 @@ def fit(
         bnn: a network that `bayesify` returned.
         data: `(inputs, y)` tensors, also `Weighted`, or a `Dataset` or `DataLoader` of the same. Inputs are one tensor, a tuple
             (positional) or a dict (keyword arguments of the network). Tensors are fastest. A loader keeps its order and batch size.
-            An `IterableDataset` keeps its order, has to start again at every iteration, and needs `n`; a schedule of `beta` also needs
-            its `__len__`.
+            An `IterableDataset` keeps its order, has to start again at every iteration, and needs `n`; a schedule of `beta` also
+            needs its `__len__`.
         likelihood: of the targets; its parameters (noise) are trained too.
         epochs: passes over the data in total; a resumed run trains those that are missing.
         batch_size: examples per step and device; a single example left over joins the last batch.
