@@ -9,6 +9,7 @@ from bayesify.core.layers import register_layer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
 from bayesify.core.outputs import Draws, NormalOutputs
+from bayesify.core.updating import update_prior
 from bayesify.diagnostics import Summary, spectrum, summary
 from bayesify.errors import (
     BayesifyError,
@@ -106,4 +107,5 @@ __all__ = [
     "spectrum",
     "summary",
     "unbayesify",
+    "update_prior",
 ]

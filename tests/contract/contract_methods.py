@@ -134,6 +134,7 @@ METHODS: list[tuple[Method, References]] = [
     (MeanField(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(noise="shared", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(prior_mean="pretrained"), _SHRINKING),
+    (MeanField(prior="sequential", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (
         MeanField(prior="scale-mixture", mixture_weight=0.25, mixture_std=0.1, initial_std=0.5),
         References(collapse=_shrink, log_ratio=_log_ratio(_MIXTURE), noisy_kl=True),

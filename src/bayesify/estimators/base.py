@@ -22,13 +22,14 @@ from bayesify.errors import ConfigurationError, DataError, MissingDependencyErro
 from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
 from bayesify.estimators.parameters import EstimatorParameters
+from bayesify.estimators.updating import BayesianUpdating
 from bayesify.prediction import predict
 from bayesify.train import History, Training, Weighted, fit
 
 try:
     import numpy as np
     import pandas as pd
-    from sklearn.utils import _safe_indexing
+    from sklearn.utils import _safe_indexing, indexable
     from sklearn.utils.validation import (
         _check_sample_weight,
         check_consistent_length,
@@ -54,12 +55,16 @@ _IMPUTATIONS = 16  # values for an unknown one
 _ROWS, _DRAWS = 1024, 20  # per call in prediction; fixed, because the noise depends on the draws per call
 
 
-class BayesianEstimator(ConformalCalibration, EstimatorParameters):
+class BayesianEstimator(BayesianUpdating, ConformalCalibration, EstimatorParameters):
     """Base class of `BayesianRegressor` and `BayesianClassifier`, which document the parameters."""
 
     @abstractmethod
     def _learn_target(self, y: Any) -> Tensor:
         """Check y, fit its encoding, and return the targets of the likelihood, (N,) or (N, D)."""
+
+    @abstractmethod
+    def _training_target(self, y: Any) -> Tensor:
+        """Return y as targets of the likelihood, with the fitted encoding."""
 
     @abstractmethod
     def _make_likelihood(self) -> tuple[Likelihood, int]:
@@ -168,7 +173,7 @@ class BayesianEstimator(ConformalCalibration, EstimatorParameters):
             raise ConfigurationError(f"sample_weight cannot be combined with {name}={getattr(self, name)!r}; drop one of them")
         weights = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
         rows = np.flatnonzero(weights)
-        return table.iloc[rows], _safe_indexing(y, rows), torch.from_numpy(weights[rows]).float()
+        return table.iloc[rows], _safe_indexing(indexable(y)[0], rows), torch.from_numpy(weights[rows]).float()
 
     def _split(self, rows: int) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
         """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble."""

@@ -115,6 +115,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             raise DataError(f"y has one class only, {self.classes_.tolist()[0]!r}; at least two are needed")
         return torch.from_numpy(index.reshape(-1)).long()
 
+    def _training_target(self, y: Any) -> Tensor:
+        return self._encode_target(y)
+
     def describe_target(self) -> dict[str, Any]:
         return {"classes": self.classes_.tolist(), "dtype": "object" if self.classes_.dtype == object else self.classes_.dtype.str}
 

@@ -180,6 +180,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             column = "" if values.ndim == 1 else f" in column {int(constant.argmax())}"
             raise DataError(f"y is the same number in every row{column}; there is nothing to learn")
         self.rounding_ = max(_NARROWEST, float((_rounding(columns) / self.target_std_).max()))
+        return self._training_target(values)
+
+    def _training_target(self, y: Any) -> Tensor:
+        columns = self._check_targets(y).reshape(len(y), -1)
         return torch.from_numpy((columns - self.target_mean_) / self.target_std_).float()
 
     def describe_target(self) -> dict[str, Any]:

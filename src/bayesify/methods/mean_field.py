@@ -24,7 +24,7 @@ from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, gaussian_kl_and_spread
+from bayesify.functional import at_least_float32, gaussian_kl, gaussian_kl_and_spread
 
 __all__ = ["MeanField"]
 
@@ -36,7 +36,8 @@ class MeanField(Method):
     Args:
         noise: "local" draws outputs per example (less gradient noise), "shared" draws weights per sample (cheaper).
         prior: "normal" is $N(m, s^2)$; "scale-mixture" is $\pi N(0, s^2) + (1 - \pi) N(0, t^2)$ (Blundell et al., 2015,
-            equation 7), whose KL is estimated with one draw.
+            equation 7), whose KL is estimated with one draw; "sequential" is normal, with a mean and standard deviation of every
+            weight, at first m and s, which `update_prior` replaces by those of the posterior.
         prior_std: s, the standard deviation of the normal prior or of the wide component.
         prior_mean: m, "zero" or "pretrained" (the network's weights at conversion).
         mixture_weight: $\pi$ of the scale mixture.
@@ -51,7 +52,7 @@ class MeanField(Method):
     """
 
     noise: Literal["local", "shared"] = "local"
-    prior: Literal["normal", "scale-mixture"] = "normal"
+    prior: Literal["normal", "scale-mixture", "sequential"] = "normal"
     prior_std: float = 1.0
     prior_mean: Literal["zero", "pretrained"] = "zero"
     mixture_weight: float = 0.5
@@ -60,14 +61,14 @@ class MeanField(Method):
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, ("local", "shared"))
-        check_choice("prior", self.prior, ("normal", "scale-mixture"))
+        check_choice("prior", self.prior, ("normal", "scale-mixture", "sequential"))
         check_choice("prior_mean", self.prior_mean, ("zero", "pretrained"))
         for name in ("prior_std", "mixture_std", "initial_std"):
             check_scale(name, getattr(self, name))
         if not 0 < self.mixture_weight < 1:
             raise ConfigurationError(f"mixture_weight must be in (0, 1), got {self.mixture_weight!r}")
         if self.prior == "scale-mixture" and self.prior_mean == "pretrained":
-            raise ConfigurationError('prior_mean="pretrained" requires prior="normal": the scale mixture is centered on zero')
+            raise ConfigurationError('prior_mean="pretrained" requires another prior: the scale mixture is centered on zero')
 
     def build(self, layer: BayesianLayer) -> Posterior:
         return GaussianPosterior(self, layer)
@@ -80,6 +81,8 @@ class GaussianPosterior(Posterior):
     bias_log_std: Tensor
     weight_prior_mean: Tensor | None
     bias_prior_mean: Tensor | None
+    weight_prior_log_std: Tensor | None
+    bias_prior_log_std: Tensor | None
 
     def __init__(self, method: MeanField, layer: BayesianLayer) -> None:
         super().__init__()
@@ -89,8 +92,14 @@ class GaussianPosterior(Posterior):
         for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
             log_stds = None if mean is None else nn.Parameter(torch.full(mean.shape, log_std))
             self.register_parameter(f"{name}_log_std", log_stds)
-            center = mean.detach().clone() if method.prior_mean == "pretrained" and mean is not None else None
+            center = spread = None
+            if mean is not None and method.prior_mean == "pretrained":
+                center = mean.detach().clone()
+            if mean is not None and method.prior == "sequential":
+                center = torch.zeros_like(mean.detach()) if center is None else center
+                spread = torch.full_like(center, math.log(method.prior_std))
             self.register_buffer(f"{name}_prior_mean", center)
+            self.register_buffer(f"{name}_prior_log_std", spread)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
@@ -99,9 +108,23 @@ class GaussianPosterior(Posterior):
         return drawn, None if bias is None or bias_std is None else _draw(bias, bias_std, samples)
 
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
-        for center, mean in ((self.weight_prior_mean, weight), (self.bias_prior_mean, bias)):
-            if center is not None and mean is not None:
+        if self.method.prior_mean == "pretrained":
+            for center, mean in ((self.weight_prior_mean, weight), (self.bias_prior_mean, bias)):
+                if center is not None and mean is not None:
+                    center.copy_(mean)
+
+    def become_prior(self, layer: BayesianLayer) -> None:
+        """Set the prior to the posterior."""
+        if self.method.prior != "sequential":
+            raise ConfigurationError(f'prior={self.method.prior!r} is fixed; convert with MeanField(prior="sequential")')
+        weight, bias = self.mean(layer)
+        for center, spread, mean, log_std in (
+            (self.weight_prior_mean, self.weight_prior_log_std, weight, self.weight_log_std),
+            (self.bias_prior_mean, self.bias_prior_log_std, bias, self.bias_log_std),
+        ):
+            if center is not None and spread is not None and mean is not None:
                 center.copy_(mean)
+                spread.copy_(log_std)
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         return self._kl_and_spread(layer, power=1)[0]
@@ -126,20 +149,30 @@ class GaussianPosterior(Posterior):
 
     def _kl_and_spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
-        kl, weight_spread = self._kl_and_spread_of(weight, self.weight_log_std, self.weight_prior_mean, power)
+        prior = self.weight_prior_mean, self.weight_prior_log_std
+        kl, weight_spread = self._kl_and_spread_of(weight, self.weight_log_std, *prior, power)
         if bias is None:
             return kl, weight_spread, None
-        bias_kl, bias_spread = self._kl_and_spread_of(bias, self.bias_log_std, self.bias_prior_mean, power)
+        prior = self.bias_prior_mean, self.bias_prior_log_std
+        bias_kl, bias_spread = self._kl_and_spread_of(bias, self.bias_log_std, *prior, power)
         return kl + bias_kl, weight_spread, bias_spread
 
     def _kl_and_spread_of(
-        self, mean: Tensor, log_std: Tensor, prior_mean: Tensor | None, power: Literal[1, 2]
+        self,
+        mean: Tensor,
+        log_std: Tensor,
+        prior_mean: Tensor | None,
+        prior_log_std: Tensor | None,
+        power: Literal[1, 2],
     ) -> tuple[Tensor, Tensor]:
         """KL and spread of one tensor of parameters, the spread in its dtype."""
         wide = at_least_float32(log_std)
         if self.method.prior == "scale-mixture":
             return _scale_mixture_kl(at_least_float32(mean), wide, self.method), torch.exp(power * log_std)
         center = 0.0 if prior_mean is None else prior_mean
+        if prior_log_std is not None:
+            kl = gaussian_kl(at_least_float32(mean), wide, center, at_least_float32(prior_log_std).exp()).sum()
+            return kl, torch.exp(power * log_std)
         kl, *spread = gaussian_kl_and_spread(at_least_float32(mean), wide, center, self.method.prior_std)
         return kl, spread[power - 1].to(log_std.dtype)
 
