@@ -1,6 +1,7 @@
 """The posterior as the prior of further data, against the exact posterior of all data."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def test_the_kl_is_that_from_the_former_posterior() -> None:
     bnn = bayesify(nn.Linear(3, 2).double(), MeanField(prior="sequential"))
     for parameter in bnn.parameters():
         nn.init.normal_(parameter, -0.5, 0.5)
-    ((_, layer),) = bnn.random_layers()
+    layer: Any = next(layer for _, layer in bnn.random_layers())
     former = [p.detach().clone() for p in (layer.weight, layer.posterior.weight_log_std, layer.bias, layer.posterior.bias_log_std)]
     update_prior(bnn)
     assert bnn.kl().item() == pytest.approx(0, abs=1e-12)
@@ -51,7 +52,7 @@ def test_two_updates_give_the_exact_posterior_of_all_data() -> None:
         fit(bnn, (x, y), Gaussian(std=noise).double(), scheduler=partial(CosineAnnealingLR, T_max=700), **settings)
         if rows == 12:
             update_prior(bnn)
-    ((_, layer),) = bnn.random_layers()
+    layer: Any = next(layer for _, layer in bnn.random_layers())
     # without the first data, the standard deviations would be 15 % larger
     assert torch.allclose(layer.posterior.weight_log_std.exp().squeeze(0), precision.rsqrt(), rtol=0.05)
     assert torch.allclose(layer.weight.squeeze(0), shift / precision, atol=0.03)

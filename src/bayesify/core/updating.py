@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from bayesify.core.model import Bayesian
@@ -40,4 +42,5 @@ def update_prior(bnn: Bayesian) -> None:
             method = type(layer.posterior).__name__
             raise ConfigurationError(f"layer {name!r} has a {method}, whose prior is fixed; use MeanField(prior='sequential')")
     for _, layer in layers:
-        layer.posterior.become_prior(layer)
+        posterior: Any = layer.posterior
+        posterior.become_prior(layer)

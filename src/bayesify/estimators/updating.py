@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from bayesify.core.updating import update_prior
 from bayesify.data import conform
@@ -38,14 +37,10 @@ def _is_updatable(estimator: BayesianEstimator) -> bool:
 class BayesianUpdating:
     """`partial_fit` of an estimator whose method is `MeanField(prior="sequential")`."""
 
-    if TYPE_CHECKING:
-
-        def _training_target(self, y: Any) -> Tensor: ...
-
     updates_: int = 0
 
     @available_if(_is_updatable)
-    def partial_fit(self: Any, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def partial_fit(self: Any, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         """Continue from the posterior, which becomes the prior, with more rows; the first call is that of `fit`.
 
         Columns, their encoding, the scale of the targets and the classes stay those of the first rows. The likelihood's noise and
