@@ -1,6 +1,7 @@
 """The public names of `bayesify`, which serves them from here on first use."""
 
 from bayesify import functional
+from bayesify.core.collection import CollectedPosterior
 from bayesify.core.convert import bayesify, unbayesify
 from bayesify.core.folded import Folded
 from bayesify.core.forward_pass import ForwardPass
@@ -28,6 +29,8 @@ from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, GaussianMixtu
 from bayesify.methods import (
     ECMP,
     EMP,
+    SWA,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -49,6 +52,8 @@ from bayesify.train import History, fit
 __all__ = [
     "ECMP",
     "EMP",
+    "SWA",
+    "SWAG",
     "VIFO",
     "VSD",
     "WHVI",
@@ -60,6 +65,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "CheckpointError",
+    "CollectedPosterior",
     "ConfigurationError",
     "Constant",
     "ContractError",

@@ -65,6 +65,10 @@ class DeepEnsemble(Method):
         if isinstance(self.base, DeepEnsemble):
             raise ConfigurationError("base must not be a DeepEnsemble; give the total number of members once")
 
+    @property
+    def collects_from(self) -> float | None:
+        return None if self.base is None else self.base.collects_from
+
     def whole(self, nets: Sequence[nn.Module], convert: Callable[[nn.Module, Method], nn.Module]) -> Ensemble:
         if len(nets) == 1:
             check_initialized(nets[0])
