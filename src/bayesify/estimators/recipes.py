@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from bayesify.core.method import Method
-from bayesify.methods import VIFO, VSD, WHVI, DeepEnsemble, MCDropout, MeanField, VariationalDropout
+from bayesify.methods import SWA, SWAG, VIFO, VSD, WHVI, DeepEnsemble, MCDropout, MeanField, VariationalDropout
 
 __all__ = ["CLASSIFICATION", "ENSEMBLE", "REGRESSION", "SINGLE", "Recipe", "TrainingSettings"]
 
@@ -34,6 +34,8 @@ class TrainingSettings:
         batches: number of batches per epoch that determines `batch_size`, within `batch_sizes`.
         batch_sizes: minimum and maximum.
         patience: fraction of the epochs without improvement after which training stops, at least ten epochs; None for no stop.
+        collecting_rate: for methods that are collected along training, the constant learning rate meanwhile, as a fraction of
+            `learning_rate`.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -47,6 +49,7 @@ class TrainingSettings:
     batches: int = 10
     batch_sizes: tuple[int, int] = (32, 128)
     patience: float | None = None
+    collecting_rate: float = 0.1
 
 
 SINGLE = TrainingSettings()
