@@ -9,6 +9,8 @@ from pretrained_checks import Cell, calls_counted
 from bayesify import (
     ECMP,
     EMP,
+    SWA,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
-    *(VIFO(), TensorFactorized(), Deterministic(), DeepEnsemble(members=2)),
+    *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), DeepEnsemble(members=2)),
 ]
 WITHOUT_WEIGHTS = (VIFO, DeepEnsemble)  # one draws outputs, the other takes the members as they are
 QUICK = {

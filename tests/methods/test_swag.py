@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import itertools
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +17,8 @@ from torch.optim.swa_utils import SWALR, AveragedModel
 from bayesify import (
     SWA,
     SWAG,
-    BayesifyWarning,
     Bayesian,
+    BayesifyWarning,
     CheckpointError,
     ConfigurationError,
     DataError,
@@ -231,7 +233,7 @@ def test_snapshots_are_spread_evenly_over_the_rest_of_training(start: float, sna
     assert len(due) == snapshots
     assert due[-1] == steps - 1
     assert due[0] >= start * steps - 1
-    gaps = {b - a for a, b in zip(due, due[1:], strict=False)}
+    gaps = {b - a for a, b in itertools.pairwise(due)}
     assert max(gaps) - min(gaps) <= 1
 
 
@@ -422,6 +424,6 @@ def test_multiswag_is_an_ensemble_of_swag() -> None:
         ({"prior_std": 0.0}, "prior_std"),
     ],
 )
-def test_bad_settings_are_refused(fields: dict[str, float], message: str) -> None:
+def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         SWAG(**fields)

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from bayesify import (
     ECMP,
     EMP,
+    SWA,
+    SWAG,
     VIFO,
     VSD,
     WHVI,

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
-from torch.optim.swa_utils import SWALR
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
@@ -162,11 +160,9 @@ class BayesianEstimator(ConformalCalibration, EstimatorParameters):
         low, high = settings.batch_sizes
         batch_size = self.batch_size or min(high, max(low, rows // settings.batches))
         epochs = self.epochs or max(_EPOCHS, math.ceil(settings.steps / math.ceil(rows / batch_size)))
-        patience, collects_from = self.patience, self.method_in_use().collects_from
-        scheduler: Callable[[Optimizer], LRScheduler] = partial(CosineAnnealingLR, T_max=epochs)
-        if collects_from is not None:
-            rate = settings.collecting_rate * self.in_use("learning_rate")
-            scheduler = partial(SWALR, swa_lr=rate, anneal_epochs=math.ceil(collects_from * epochs))
+        patience, scheduler = self.patience, partial(CosineAnnealingLR, T_max=epochs)
+        if self.method_in_use().collects_from is not None:
+            scheduler = None  # a posterior collected along training has the spread that a constant learning rate makes
         elif patience is None and settings.patience is not None and validated:
             patience = max(10, math.ceil(settings.patience * epochs))
         return {

@@ -126,8 +126,10 @@ class BayesianModule(lightning.LightningModule):
             ConfigurationError: it is not.
         """
         self._steps = self.trainer.global_step
-        if self.bnn.collects and math.isinf(self.trainer.estimated_stepping_batches):
-            raise ConfigurationError("the posterior is collected by the fraction of training that is done: give Trainer(max_steps=...)")
+        if self.bnn.collects and not 0 < self.trainer.estimated_stepping_batches < math.inf:
+            raise ConfigurationError(
+                "the posterior is collected by the fraction of training that is done, which is unknown: give Trainer(max_steps=...)"
+            )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Take the snapshots that are due of a posterior collected along training."""

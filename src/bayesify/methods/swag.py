@@ -30,6 +30,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -176,7 +178,7 @@ class MeanPosterior(CollectedPosterior):
         for collected in self.buffers(recurse=False):
             collected.zero_()
 
-    def _apply(self, fn, recurse=True):  # noqa: ANN001, ANN202 # as in the base class
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
 
         def at_least_single(x: Tensor) -> Tensor:
             """Not half precision, in which small updates of the moments would be lost."""

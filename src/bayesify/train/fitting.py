@@ -66,8 +66,8 @@ def fit(
     r"""Train a Bayesian network and its likelihood, in place, by maximizing the evidence lower bound.
 
     Every step descends $-\mathrm{ELBO} / n$ of one batch (see `elbo`), where `n` is the number of training examples. With
-    `validation` the result is the weights of the epoch with the lowest validation NLL, otherwise those of the last epoch. Posteriors
-    collected along training (SWA, SWAG) always are those of the last epoch.
+    `validation` the result is the weights of the epoch with the lowest validation NLL, otherwise those of the last epoch; with
+    posteriors collected along training (SWA, SWAG) it is always those of the last epoch.
     Afterwards the network is back on its device, and its modules in their train or eval modes.
 
     Equal seeds give equal results on the same machine with the same number of threads, with or without validation, and however
