@@ -8,7 +8,7 @@ Other methods, regression: chosen on the seven UCI sets among 3 to 15 settings p
 that are in no test split of `experiments/uci/defaults`, whose report has the test results. The criterion was not a single score,
 but that no data set has a poor result. The prior of `MCDropout` is between two that were tried. Of `SWAG`, four priors and four
 learning rates for the snapshots were tried on three hold-outs from the training rows of split 0 of boston, concrete, yacht and
-kin8nm (2,000 rows). A constant rate is better than annealing to a tenth of it by 0.4 to 18 nats per row. `SWA` has its prior.
+kin8nm (2,000 rows). A constant rate is better than annealing to a tenth of it by 0.2 to 18 nats per row. `SWA` has its prior.
 
 Classification: chosen among 2 to 8 settings on scikit-learn's breast cancer, wine and digits and on 4,000 rows each of eeg and
 letter, by three hold-outs of 25 %; of `SWAG`, three priors, by two hold-outs of breast cancer and wine. `bayesify demo` tests on

@@ -60,9 +60,11 @@ class SWA(Method):
         snapshots: their number, spread evenly over the rest of training; at most one per optimizer step.
 
     Example:
+        >>> from functools import partial
+        >>> from torch.optim.swa_utils import SWALR
         >>> x = torch.linspace(-1, 1, 64).unsqueeze(1)
         >>> bnn = bayesify(nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)), SWA(snapshots=20))
-        >>> schedule = functools.partial(torch.optim.swa_utils.SWALR, swa_lr=0.003, anneal_epochs=10)
+        >>> schedule = partial(SWALR, swa_lr=0.003, anneal_epochs=10)  # constant in the second half
         >>> history = fit(bnn, (x, 2 * x), Gaussian(std=0.1), epochs=20, learning_rate=0.01, scheduler=schedule, accelerator="cpu")
         >>> print(summary(bnn).layers[0].remark)
         10 snapshots collected
