@@ -31,6 +31,7 @@ from bayesify import (
     bayesify,
     fit,
     predict,
+    score_tokens,
     summary,
     unbayesify,
 )
@@ -166,7 +167,7 @@ def test_training_passes_have_the_trained_weights_and_others_the_collected() -> 
         draws = bnn(x, samples=3, coherent=coherent).outputs
         gradients = torch.autograd.grad(draws.sum(), list(bnn.parameters()), allow_unused=True)
         assert not any(g is not None and g.any() for g in gradients)
-        assert float(draws.std(0).min()) > 0
+        assert float(draws.detach().std(0).min()) > 0
 
 
 def test_the_prior_is_that_of_a_point_estimate() -> None:
@@ -341,6 +342,12 @@ def test_predictions_without_snapshots_warn_once(method: Method) -> None:
     assert "no snapshot" not in str(summary(bnn))
 
 
+def test_scores_of_tokens_without_snapshots_warn() -> None:
+    bnn, tokens = bayesify(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)), SWAG()), torch.tensor([[0, 1, 2], [3, 4, 0]])
+    with pytest.warns(BayesifyWarning, match="no snapshot has been collected"):
+        score_tokens(bnn, tokens, tokens, samples=2)
+
+
 def test_predictions_with_weights_left_out_warn() -> None:
     bnn, x = bayesify(mlp(), {"0": SWAG()}), torch.randn(4, 2)
     bnn.collect()
@@ -377,7 +384,7 @@ def test_batch_statistics_of_every_draw(base: Method | None, size: int) -> None:
         outputs.append(F.linear(h.tanh(), net[3].weight, net[3].bias))
     draws = ensemble.eval()(x, samples=4).outputs
     torch.testing.assert_close(draws, torch.stack(outputs))
-    assert float(draws.std(0).mean()) > 1e-3
+    assert float(draws.detach().std(0).mean()) > 1e-3
 
 
 def test_batch_statistics_from_a_loader_and_errors() -> None:
@@ -402,7 +409,7 @@ def test_multiswag_is_an_ensemble_of_swag() -> None:
     means = [member.net[0].posterior.get_buffer("average") for member in bnn.members]
     assert [int(member.net[0].posterior.count) for member in bnn.members] == [10] * 3
     assert len({round(float(mean[0]), 4) for mean in means}) == 3
-    draws = bnn.eval()(x, samples=60).outputs[..., 0]  # the draws of a member follow each other
+    draws = bnn.eval()(x, samples=60).outputs[..., 0].detach()  # the draws of a member follow each other
     within = draws.unflatten(0, (3, 20))
     assert float(within.var(1).min()) > 0
     assert float(draws.var(0).mean()) > float(within.var(1).mean())  # members differ by more than their draws
