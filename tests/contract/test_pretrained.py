@@ -93,13 +93,14 @@ def _refusal(adapter: str, method: Method) -> str:
 
 def _separate_passes(name: str, adapter: str, method: Method) -> str:
     """Why draws are not folded; empty if they are."""
-    if isinstance(method, (*WITHOUT_WEIGHTS, Deterministic)):
+    if isinstance(method, WITHOUT_WEIGHTS) or not method.is_random:
         return ""
     if name == "Mixtral":
         return "the network's control flow or shapes depend on random values"
     if adapter == "DoRA":  # which multiplies its two adapters
         return "on its batch and also on inputs without rows"
-    return "relative_attention_bias' on inputs without rows" if (name, adapter, method) == ("T5", "plain", MeanField()) else ""
+    random_embeddings = method in (MeanField(), SWAG())
+    return "relative_attention_bias' on inputs without rows" if (name, adapter) == ("T5", "plain") and random_embeddings else ""
 
 
 @pytest.mark.parametrize("name", ["BERT", pytest.param("T5", marks=pytest.mark.slow)])
