@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bayesify import (
     ECMP,
     EMP,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -47,6 +48,7 @@ METHODS: dict[str, Method] = {
     "ECMP": ECMP(),
     "VIFO": VIFO(),
     "VIFO, auxiliary inputs": VIFO(eta_aux=0.5),
+    "SWAG": SWAG(),
     "MeanField": MeanField(),
     "MeanField, shared noise": MeanField(noise="shared"),
 }

@@ -1,6 +1,7 @@
 """The public names of `bayesify`, which serves them from here on first use."""
 
 from bayesify import functional
+from bayesify.core.collection import CollectedPosterior
 from bayesify.core.convert import bayesify, unbayesify
 from bayesify.core.folded import Folded
 from bayesify.core.forward_pass import ForwardPass
@@ -29,6 +30,8 @@ from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, GaussianMixtu
 from bayesify.methods import (
     ECMP,
     EMP,
+    SWA,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -50,6 +53,8 @@ from bayesify.train import History, fit
 __all__ = [
     "ECMP",
     "EMP",
+    "SWA",
+    "SWAG",
     "VIFO",
     "VSD",
     "WHVI",
@@ -61,6 +66,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "CheckpointError",
+    "CollectedPosterior",
     "ConfigurationError",
     "Constant",
     "ContractError",

@@ -15,6 +15,7 @@ pytest.importorskip("typer")
 pytest.importorskip("skops")
 pd = pytest.importorskip("pandas")
 np = pytest.importorskip("numpy")
+safetensors = pytest.importorskip("safetensors.torch")
 
 from command_line import refuse, run
 
@@ -61,6 +62,17 @@ def test_methods_lists_the_registry():
     assert "prior_std=1" in text
     assert "eta=1 or 0.01" in text  # VIFO, for regression and for classification
     assert "learning_rate" in text
+
+
+@pytest.mark.parametrize("options", [("SWAG", "rank=2"), ("DeepEnsemble", "base=SWAG", "members=2")], ids=["SWAG", "MultiSWAG"])
+def test_fit_collects_a_posterior_along_training(tables, tmp_path, options):
+    method, *settings = options
+    extra = [part for setting in (*settings, "hidden=8") for part in ("--set", setting)]
+    run("fit", tables / "numbers.csv", "--target", "y", "--out", tmp_path / "m", "--method", method, "--epochs", "10", *extra)
+    state = safetensors.load_file(tmp_path / "m" / "weights.safetensors")
+    counts = [int(value) for name, value in state.items() if name.endswith("posterior.count")]
+    assert len(counts) == (2 if method == "SWAG" else 4)
+    assert all(count > 1 for count in counts)
 
 
 def test_fit_writes_a_model_a_report_and_test_predictions(models):

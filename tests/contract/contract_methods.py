@@ -10,6 +10,8 @@ from torch.distributions import Independent, MixtureSameFamily, Normal
 from bayesify import (
     ECMP,
     EMP,
+    SWA,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -163,6 +165,8 @@ METHODS: list[tuple[Method, References]] = [
     (ECMP(where="*", components=3, spread=0.5, learn_probabilities=True), References(to_prior=_to_zero)),
     (Deterministic(prior_std=0.5), References(collapse=lambda layer: None)),
     (Deterministic(), References(collapse=lambda layer: None)),
+    (SWA(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
+    (SWAG(), References(collapse=lambda layer: None)),  # before the first snapshot; tests/methods/test_swag.py has it collected
     (WHVI(initial_std=0.5), _STANDARD),
     (WHVI(covariance="full", blocks="tied", vectors="stack"), _STANDARD),
     (WHVI(flows=2, noise="shared"), References(noisy_kl=True)),

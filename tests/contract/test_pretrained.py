@@ -9,6 +9,8 @@ from pretrained_checks import Cell, calls_counted
 from bayesify import (
     ECMP,
     EMP,
+    SWA,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
-    *(VIFO(), TensorFactorized(), Deterministic(), DeepEnsemble(members=2)),
+    *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), DeepEnsemble(members=2)),
 ]
 WITHOUT_WEIGHTS = (VIFO, DeepEnsemble)  # one draws outputs, the other takes the members as they are
 QUICK = {
@@ -91,13 +93,14 @@ def _refusal(adapter: str, method: Method) -> str:
 
 def _separate_passes(name: str, adapter: str, method: Method) -> str:
     """Why draws are not folded; empty if they are."""
-    if isinstance(method, (*WITHOUT_WEIGHTS, Deterministic)):
+    if isinstance(method, WITHOUT_WEIGHTS) or not method.is_random:
         return ""
     if name == "Mixtral":
         return "the network's control flow or shapes depend on random values"
     if adapter == "DoRA":  # which multiplies its two adapters
         return "on its batch and also on inputs without rows"
-    return "relative_attention_bias' on inputs without rows" if (name, adapter, method) == ("T5", "plain", MeanField()) else ""
+    random_embeddings = method in (MeanField(), SWAG())
+    return "relative_attention_bias' on inputs without rows" if (name, adapter) == ("T5", "plain") and random_embeddings else ""
 
 
 @pytest.mark.parametrize("name", ["BERT", pytest.param("T5", marks=pytest.mark.slow)])

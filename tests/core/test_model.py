@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesify import (
     ECMP,
     EMP,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -251,6 +252,7 @@ GROUPS: dict[str, tuple[Method, set[str]]] = {
     "VariationalDropout": (VariationalDropout(), set()),
     "VSD": (VSD(hierarchical=True), {"first_vector", "connections", "log_scale_mean", "log_scale_log_std"}),
     "MCDropout": (MCDropout(), set()),
+    "SWAG": (SWAG(), set()),
     "EMP": (EMP(where="*", learn_probabilities=True), set()),
     "ECMP": (ECMP(where="*", components=3), set()),
     "WHVI": (WHVI(scales="variational"), set()),

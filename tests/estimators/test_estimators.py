@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from bayesify import VSD, DeepEnsemble, Deterministic, LinearWarmup, MCDropout, MeanField
+from bayesify import SWAG, VSD, DeepEnsemble, Deterministic, LinearWarmup, MCDropout, MeanField
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.estimators.network import mlp
 
@@ -213,6 +213,18 @@ class TestParameters:
             assert [schedule(share) for share in (0.0, 0.25, 0.5, 1.0)] == [0.0, vsd / 2, vsd, vsd]
         assert BayesianRegressor(method="DropConnect").beta_in_use()(1.0) == BayesianRegressor.default_beta
         assert BayesianRegressor(method="VSD", beta=0.7).beta_in_use() == 0.7
+
+    @pytest.mark.parametrize("method", ["SWAG", DeepEnsemble(members=2, base=SWAG(snapshots=4, rank=2))], ids=["SWAG", "MultiSWAG"])
+    def test_posteriors_collected_along_training(self, method):
+        model = BayesianRegressor(method=method, **FAST | {"epochs": 8}).fit(X, y)
+        assert len(set(model.history_.learning_rate)) == 1
+        assert model.history_.validation_nll == []  # no row is held out, because no epoch is chosen
+        for member in model.bnn_.members or (model.bnn_,):
+            counts = {int(layer.posterior.count) for _, layer in member.random_layers()}
+            assert counts == {12 if method == "SWAG" else 4}  # every step of the second half, or as many as `snapshots`
+        assert (model.predict(X, return_std=True)[1] > 0).all()
+        with pytest.raises(ValueError, match="patience=3 would stop training before the posterior is collected"):
+            BayesianRegressor(method=method, **FAST, patience=3).fit(X, y)
 
     def test_grid_search_in_a_pipeline(self):
         pipeline = make_pipeline(StandardScaler(), BayesianRegressor(method="MeanField", **FAST))

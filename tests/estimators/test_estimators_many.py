@@ -8,7 +8,7 @@ from sklearn.datasets import load_diabetes, load_iris
 from sklearn.metrics import r2_score
 from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 
-from bayesify import MCDropout, MeanField
+from bayesify import SWAG, MCDropout, MeanField
 from bayesify.estimators import BayesianClassifier, BayesianRegressor, cross_validate, fit_together
 
 FAST = {"epochs": 4, "samples": 20, "hidden": (8,), "random_state": 3}
@@ -23,10 +23,11 @@ def test_settings_seeds_and_data_side_by_side():
         BayesianRegressor(**FAST, method=MeanField(prior_std=2.0), learning_rate=0.03, beta=0.5),
         BayesianRegressor(**FAST, method=MCDropout(p=0.1), validation_fraction=0.2, patience=2),
         BayesianRegressor(**{**FAST, "epochs": 6}),
+        BayesianRegressor(**FAST, method=SWAG(start=0.2, snapshots=6, rank=3)),  # the learning rate has another schedule
         BayesianRegressor(**FAST, likelihood="heteroscedastic"),
         BayesianClassifier(**FAST),
     ]
-    data = [(X[:80], y[:80])] * 5 + [(X, np.where(y > 0, "high", "low"))]
+    data = [(X[:80], y[:80])] * 6 + [(X, np.where(y > 0, "high", "low"))]
     fit_together([(model, *part) for model, part in zip(models, data, strict=True)], progress=False)
     for model, part in zip(models, data, strict=True):
         alone = clone(model).fit(*part)

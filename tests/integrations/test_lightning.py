@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bayesify import (
+    SWA,
+    SWAG,
     VIFO,
     Categorical,
     ConfigurationError,
@@ -145,3 +147,36 @@ def test_what_cannot_be_trained_is_refused():
         BayesianModule(bayesify(_net(), VIFO(eta_aux=0.5)), Gaussian())
     with pytest.raises(ConfigurationError, match="samples"):
         BayesianModule(bayesify(_net(), MeanField()), Gaussian(), samples=0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_posterior_is_collected_along_training(accumulate, tmp_path):
+    weights = []
+
+    class Recorded(BayesianModule):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            before = int(self.bnn.net[0].posterior.count)
+            super().on_train_batch_end(outputs, batch, batch_idx)
+            if int(self.bnn.net[0].posterior.count) > before:
+                weights.append((self.trainer.global_step, self.bnn.net[0].weight.detach().clone()))
+
+    module = Recorded(bayesify(_net(), SWA(start=0.5, snapshots=4)), Gaussian(std=0.5))
+    trainer = _trainer(max_epochs=4, accumulate_grad_batches=accumulate)
+    trainer.fit(module, _loader(size=10 // accumulate))  # two steps per epoch
+    assert [step for step, _ in weights] == [5, 6, 7, 8]
+    mean = torch.stack([weight for _, weight in weights]).mean(0)
+    torch.testing.assert_close(module.bnn.net[0].posterior.average[:24].view(8, 3), mean)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    again = BayesianModule(bayesify(_net(), SWA(start=0.5, snapshots=4)), Gaussian(std=0.5))
+    again.load_state_dict(torch.load(tmp_path / "run.ckpt", weights_only=False)["state_dict"])
+    torch.testing.assert_close(again.bnn.state_dict(), module.bnn.state_dict())
+
+
+def test_a_collected_posterior_needs_a_number_of_steps():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([(torch.zeros(3), torch.zeros(()))] * 4)
+
+    module = BayesianModule(bayesify(_net(), SWAG()), Gaussian(std=0.5), n=4)
+    with pytest.raises(ConfigurationError, match=r"give Trainer\(max_steps=...\)"):
+        _trainer(max_epochs=2).fit(module, DataLoader(Stream(), batch_size=2))

@@ -15,6 +15,8 @@ from torch import nn
 from bayesify import (
     ECMP,
     EMP,
+    SWA,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -55,6 +57,8 @@ METHODS = [
     DropConnect(p=0.3),
     TensorFactorized(),
     Deterministic(prior_std=1.0),
+    SWA(),
+    SWAG(rank=3),
     {"*classifier*": MeanField(), "*": MCDropout()},
 ]
 _TESTED = {DeepEnsemble, *map(type, METHODS)}
@@ -75,6 +79,8 @@ def _bnn(net: nn.Module, method: Method | dict[str, Method], output: object = "l
         for name, parameter in bnn.named_parameters():
             if parameter.requires_grad and "embeddings" not in name:  # the padding vector stays zero
                 parameter.add_(0.05 * torch.randn_like(parameter))
+                if bnn.collects:
+                    bnn.collect()
     return bnn.eval()
 
 

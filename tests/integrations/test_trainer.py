@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from bayesify import (
+    SWAG,
     VIFO,
     WHVI,
     Bernoulli,
@@ -527,3 +528,15 @@ def test_batches_without_labels_and_wrong_labels_are_refused(tmp_path):
     _trainer(bnn, tmp_path, data, changes={"label_names": ["answer"], "max_steps": 1}).train()
     with pytest.raises(DataError, match="class labels"):
         _trainer(bnn, tmp_path, [{**row, "labels": -1} for row in _data()]).train()
+
+
+def test_a_posterior_is_collected_along_training_and_saved(tmp_path):
+    bnn, data = bayesify(bert(dropout=0.0), SWAG(start=0.5, snapshots=4, rank=2), output="logits"), _data()
+    trainer = _trainer(bnn, tmp_path, data, changes={"max_steps": 8, "save_strategy": "steps", "save_steps": 6})
+    trainer.train()
+    counts = {int(layer.posterior.count) for _, layer in bnn.random_layers()}
+    assert counts == {4}
+    resumed = bayesify(bert(dropout=0.0), SWAG(start=0.5, snapshots=4, rank=2), output="logits")
+    _trainer(resumed, tmp_path, data, changes={"max_steps": 8}).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    for name, value in bnn.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value, msg=name)

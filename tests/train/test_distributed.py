@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayesify import (
     ECMP,
     EMP,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -49,6 +50,7 @@ _METHODS: dict[str, Method | dict[str, Method]] = {
     "ECMP": ECMP(components=3),
     "ECMP, equal components": ECMP(where="*", components=3, spread=0.0, prior_std=0.5),
     "DropConnect": DropConnect(prior_std=0.5),
+    "SWAG": SWAG(start=0.0, rank=2, prior_std=0.5),
     "VSD": VSD(),
     "VSD, hierarchical": VSD(transforms=3, rank=None, hierarchical=True, conv_noise="input"),
     "VIFO": VIFO(regularizer="mean-variance"),

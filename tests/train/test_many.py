@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from bayesify import (
     ECMP,
     EMP,
+    SWA,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -104,6 +106,8 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: WHVI(),
     lambda k: WHVI(covariance="full", flows=1, noise="shared"),
     lambda k: TensorFactorized(),
+    lambda k: SWA(start=0.3, snapshots=5),
+    lambda k: SWAG(start=0.3, snapshots=9, rank=3, prior_std=0.5),
     lambda k: BLoB(where="*", prior_std=0.5),
     lambda k: ScalaBL(where="*", prior_mean=1.0),
     lambda k: VIFO(regularizer="mean-variance-all", eta_aux=0.3),

@@ -24,7 +24,7 @@ from bayesify.core.modes import can_compare, eval_mode
 from bayesify.core.outputs import Draws
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, leaves_stand_ins
 from bayesify.core.restoration import restore
-from bayesify.core.shards import check_whole, reshard, shards_of, with_whole_parameters
+from bayesify.core.shards import check_whole, reshard, shards_of
 from bayesify.core.unfolding import stack, unfold
 from bayesify.formatting import listing
 
@@ -108,7 +108,9 @@ class Folded(Bayesian):
         if self._prefix is not None:
             return ReplayPass(self._prefix, samples, coherent, layers)
         pays_kl = first and self.pays_kl
-        return ForwardPass(samples, coherent=coherent, pays_kl=pays_kl, rows=rows, without_rows=layers, unused=unused)
+        return ForwardPass(
+            samples, coherent=coherent, pays_kl=pays_kl, rows=rows, without_rows=layers, unused=unused, training=self.training
+        )
 
     def _run(self, forward_pass: ForwardPass, call: Inputs, samples: int) -> Any:
         prefix = self._prefix
@@ -299,8 +301,7 @@ class Folded(Bayesian):
         check_integer("seed", seed, least=0)
         with torch.no_grad(), own_noise(self.parameters()) as reseed:
             reseed(seed)
-            layers = [layer for _, layer in self.random_layers()]
-            return {layer: with_whole_parameters(layer, lambda layer=layer: layer.sample(1)) for layer in layers}
+            return self.passes.draw([layer for _, layer in self.random_layers()])
 
 
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -31,7 +31,7 @@ class NewLayerError(RowsError):
 class ForwardPass:
     """One pass through a network, over S draws that are folded into its batch.
 
-    Roots create it. A posterior gets it as `layer.forward_pass` and calls `once`, `wants_kl`, `kl` and `choose`.
+    Roots create it. A posterior gets it as `layer.forward_pass` and calls `once`, `wants_kl`, `kl`, `choose` and `trains`.
 
     Args:
         samples: S, the number of draws in the pass; its batch has S*B rows, all rows of draw 0 first.
@@ -41,6 +41,7 @@ class ForwardPass:
         drawn: values that `once` returns instead of drawing, by key.
         without_rows: layers whose inputs do not depend on the batch (positions); they draw weights, and return rows for all draws.
         unused: layers that the network did not call when it was examined; calling one raises a `NewLayerError`.
+        training: whether the root is in training mode.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class ForwardPass:
         drawn: Mapping[Any, Any] | None = None,
         without_rows: Iterable[Any] = (),
         unused: Iterable[Any] = (),
+        training: bool = False,
     ) -> None:
         self._without_rows, self._unused = dict.fromkeys(without_rows), dict.fromkeys(unused)
         self.samples, self.coherent, self.rows = samples, coherent, rows
         self.score: Tensor | None = None
         self.found_kls: dict[nn.Module, Tensor] = {}
         self.checkpointed = False
-        self._pays_kl = pays_kl
+        self._pays_kl, self._training = pays_kl, training
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
         self._predrawn = frozenset(self._drawn)
         self._states: dict[Any, tuple[Any, Any]] = {}  # random states before and after a draw inside a checkpoint
@@ -70,18 +72,20 @@ class ForwardPass:
 
     # For posteriors
 
-    def once(self, key: nn.Module, make: Callable[[int], T]) -> T:
+    def once(self, key: Hashable, make: Callable[[int], T], like: Tensor | None = None) -> T:
         """Return a value that is drawn once per pass, so that a module that is used twice is one function.
 
         Args:
-            key: the module the value belongs to, `self` in a posterior.
+            key: the module the value belongs to, `self` in a posterior; or the name of a value that several layers share.
             make: from the number of draws S to the value, tensors with a row for each draw.
+            like: with a name, a tensor on the device on which `make` draws.
         """
         if torch.compiler.is_compiling() or not (self.checkpointed and self._with_gradients):
             if key not in self._drawn:
                 self._drawn[key] = make(self.samples)
             return self._drawn[key]
-        return self._redraw(key, make) if self._ended else self._draw(key, make)
+        tensors = list(key.parameters()) if isinstance(key, nn.Module) else [] if like is None else [like]
+        return self._redraw(key, make, tensors) if self._ended else self._draw(key, make, tensors)
 
     def wants_kl(self) -> bool:
         """Whether posteriors should report their KL to this pass (see `kl`)."""
@@ -108,6 +112,10 @@ class ForwardPass:
             )
         score = log_prob - log_prob.detach()
         self.score = score if self.score is None else self.score + score
+
+    def trains(self) -> bool:
+        """Whether the root is in training mode, for a `CollectedPosterior`; other posteriors do not depend on it."""
+        return self._training
 
     # For layers and roots
 
@@ -186,10 +194,9 @@ class ForwardPass:
             # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
             self.checkpointed = not torch.is_grad_enabled() or _current_saved_tensors_hooks() is not None
 
-    def _draw(self, key: nn.Module, make: Callable[[int], T]) -> T:
+    def _draw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
         """Draw, and store the random state, because the backward pass may have to repeat the draw."""
         if key not in self._drawn:
-            tensors = list(key.parameters())
             before = generator_states(tensors)
             with _keeping_saved_tensors():
                 self._drawn[key] = make(self.samples)
@@ -198,10 +205,10 @@ class ForwardPass:
                 self._without_graph.add(key)
         elif key in self._without_graph and torch.is_grad_enabled():  # the layer is used again, outside the checkpoint
             self._without_graph.remove(key)
-            self._drawn[key] = self._repeat_draw(key, make)
+            self._drawn[key] = self._repeat_draw(key, make, tensors)
         return self._drawn[key]
 
-    def _redraw(self, key: nn.Module, make: Callable[[int], T]) -> T:
+    def _redraw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
         """The draw of the pass, for a backward pass that recomputes a layer."""
         drawn = cast(T, self._drawn.get(key))
         reentrant = _current_saved_tensors_hooks() is None
@@ -213,18 +220,16 @@ class ForwardPass:
                 "checkpoint(..., use_reentrant=False)"
             )
         before, after = self._states[key]
-        tensors = list(key.parameters())
         states = generator_states(tensors)
         drawn_here = all(torch.equal(state, before[device]) for device, state in states.items())
         if not reentrant:  # the graph of the pass exists; only saved tensors are recomputed, in the same order
             if drawn_here:
                 set_generator_states(tensors, after)
             return drawn
-        return make(self.samples) if drawn_here else self._repeat_draw(key, make)
+        return make(self.samples) if drawn_here else self._repeat_draw(key, make, tensors)
 
-    def _repeat_draw(self, key: nn.Module, make: Callable[[int], T]) -> T:
+    def _repeat_draw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
         """The same draw with a new graph; the random state does not change."""
-        tensors = list(key.parameters())
         states = generator_states(tensors)
         set_generator_states(tensors, self._states[key][0])
         try:

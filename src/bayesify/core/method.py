@@ -42,6 +42,11 @@ class Method:
         """Whether it makes layers random; `bayesify` then raises a `NothingRandomError` if none became random."""
         return True
 
+    @property
+    def collects_from(self) -> float | None:
+        """Fraction of training after which the posterior is collected from the weights; None if it is not."""
+        return None
+
     def build(self, layer: BayesianLayer) -> Posterior | None:
         """Build the posterior of one layer; None leaves the layer unchanged."""
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.objects import check_unchanged, states
+from bayesify.core.shards import with_whole_parameters
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -60,6 +61,14 @@ class Passes:
                 check_unchanged(before, states(args, kwargs))
         self.watch_backward(forward_pass, outputs)
         return outputs
+
+    def draw(self, layers: Iterable[BayesianLayer], samples: int = 1) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
+        """Weight (S, *) and bias (S, *) of every layer without a call of the network, drawn jointly: in one pass."""
+        before, self.current = self.current, ForwardPass(samples, coherent=True)
+        try:
+            return {layer: with_whole_parameters(layer, layer.draw) for layer in layers}
+        finally:
+            self.current = before
 
     @contextmanager
     def hold(self, forward_pass: ForwardPass) -> Iterator[None]:

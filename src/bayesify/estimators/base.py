@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
@@ -178,7 +179,7 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, EstimatorParamet
     def _split(self, rows: int) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
         """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble."""
         members = getattr(self.method_in_use(), "members", 1)
-        if self.validation_fraction is None and members > 1:
+        if self.validation_fraction is None and members > 1 and self.method_in_use().collects_from is None:
             return torch.arange(rows), "folds" if rows >= _ROWS_PER_MEMBER * members else None
         validation_rows = math.ceil(self.in_use("validation_fraction") * rows)
         if validation_rows >= rows:
@@ -192,14 +193,16 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, EstimatorParamet
         low, high = settings.batch_sizes
         batch_size = self.batch_size or min(high, max(low, rows // settings.batches))
         epochs = self.epochs or max(_EPOCHS, math.ceil(settings.steps / math.ceil(rows / batch_size)))
-        patience = self.patience
-        if patience is None and settings.patience is not None and validated:
+        patience, scheduler = self.patience, partial(CosineAnnealingLR, T_max=epochs)
+        if self.method_in_use().collects_from is not None:
+            scheduler = None  # a posterior collected along training has the spread that a constant learning rate makes
+        elif patience is None and settings.patience is not None and validated:
             patience = max(10, math.ceil(settings.patience * epochs))
         return {
             "epochs": epochs,
             "batch_size": batch_size,
             "samples": self.train_samples,
-            "scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
+            "scheduler": scheduler,
             "patience": patience,
             "validation_samples": max(1, min(16, self.samples_in_use() // getattr(self.method_in_use(), "members", 1))),
             "accelerator": self.accelerator,

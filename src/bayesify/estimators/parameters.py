@@ -148,6 +148,10 @@ class EstimatorParameters(BaseEstimator):
         check_choice("calibrate", self.calibrate, (None, "temperature"))
         if self.conformal and self.calibrate:
             raise ConfigurationError(f"conformal={self.conformal} and calibrate={self.calibrate!r} exclude each other; choose one")
+        if self.patience is not None and self.method_in_use().collects_from is not None:
+            raise ConfigurationError(
+                f"patience={self.patience} would stop training before the posterior is collected; leave it out"
+            )
         by_folds = self.validation_fraction is None and isinstance(self.method_in_use(), DeepEnsemble)
         if self.patience is not None and not by_folds and not self.in_use("validation_fraction"):
             raise ConfigurationError("patience needs a validation_fraction above 0, such as 0.1")

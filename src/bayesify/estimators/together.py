@@ -28,7 +28,7 @@ def train_together(fits: Sequence[tuple[BayesianEstimator, Any, Any]], *, progre
         training, shared = estimator._prepare(X, y)
         trainings.append(training)
         settings.append(shared)
-        groups.setdefault(repr({**shared, "scheduler": None}), []).append(i)
+        groups.setdefault(repr(shared), []).append(i)
     failures = []
     for group in groups.values():
         histories = fit_many([trainings[i] for i in group], **settings[group[0]], progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,7 @@ class BayesianModule(lightning.LightningModule):
         self.objective = Objective(bnn, likelihood)
         self.learning_rate, self.optimizer = learning_rate, optimizer
         self._statistics: list[dict[str, Tensor]] = []
+        self._steps = 0  # up to which snapshots were taken
 
     @property
     def bnn(self) -> Bayesian:
@@ -116,6 +118,25 @@ class BayesianModule(lightning.LightningModule):
             raise ConfigurationError(
                 "the number of training examples, by which the KL is divided, is unknown: give BayesianModule(n=...)"
             )
+
+    def on_train_start(self) -> None:
+        """Check that the number of steps is known, if the posterior is collected along training.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        self._steps = self.trainer.global_step
+        if self.bnn.collects and not 0 < self.trainer.estimated_stepping_batches < math.inf:
+            raise ConfigurationError(
+                "the posterior is collected by the fraction of training that is done, which is unknown: give Trainer(max_steps=...)"
+            )
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Take the snapshots that are due of a posterior collected along training."""
+        before, self._steps = self._steps, self.trainer.global_step  # equal where gradients are accumulated
+        if self.bnn.collects and self._steps > before:
+            total = self.trainer.estimated_stepping_batches
+            self.bnn.collect_due(before / total, self._steps / total)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The negative ELBO per example."""

@@ -106,6 +106,7 @@ class BayesianTrainer(transformers.Trainer):
         self._batches, self._keeps_predictions = 0, True  # of an evaluation
         network: Any = _TrainedNetwork(model, likelihood)
         super().__init__(network, args, train_dataset=train_dataset, compute_metrics=self._all_metrics, **kwargs)
+        self.add_callback(_Collection(model))
         self.label_names = [self.columns.labels]
         inputs = inspect.signature(plain_model(model.net).forward).parameters
         self._signature_columns = [*inputs, *dict.fromkeys(["label", "label_ids", *self.label_names])]
@@ -237,6 +238,17 @@ class _TrainedNetwork(Objective):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.bnn.net, name) if name in self.answered else super().__getattr__(name)
+
+
+class _Collection(transformers.TrainerCallback):
+    """Takes the snapshots of a posterior collected along training."""
+
+    def __init__(self, bnn: Bayesian) -> None:
+        self.bnn = bnn
+
+    def on_step_end(self, args: Any, state: transformers.TrainerState, control: Any, **kwargs: Any) -> None:
+        total = max(1, state.max_steps)
+        self.bnn.collect_due((state.global_step - 1) / total, state.global_step / total)
 
 
 def _check_arguments(bnn: Bayesian, args: transformers.TrainingArguments | None, others: Mapping[str, Any]) -> None:

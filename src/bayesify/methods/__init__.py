@@ -8,6 +8,7 @@ from bayesify.methods.emp import ECMP, EMP
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.scalabl import ScalaBL
+from bayesify.methods.swag import SWA, SWAG
 from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
 from bayesify.methods.vifo import VIFO
@@ -17,6 +18,8 @@ from bayesify.methods.whvi import WHVI
 __all__ = [
     "ECMP",
     "EMP",
+    "SWA",
+    "SWAG",
     "VIFO",
     "VSD",
     "WHVI",

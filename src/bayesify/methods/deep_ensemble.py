@@ -65,8 +65,12 @@ class DeepEnsemble(Method):
         if isinstance(self.base, DeepEnsemble):
             raise ConfigurationError("base must not be a DeepEnsemble; give the total number of members once")
 
+    @property
+    def collects_from(self) -> float | None:
+        return None if self.base is None else self.base.collects_from
+
     def whole(self, nets: Sequence[nn.Module], convert: Callable[[nn.Module, Method], nn.Module]) -> Ensemble:
-        if len(nets) == 1:
+        if len(nets) == 1 < self.members:
             check_initialized(nets[0])
             nets = [nets[0], *(copy.deepcopy(nets[0]) for _ in range(self.members - 1))]
             for fresh in nets[1:]:

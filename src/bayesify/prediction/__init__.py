@@ -91,6 +91,8 @@ def predict(
     """
     _check_arguments(bnn, likelihood, samples, batch_size=batch_size, chunk=chunk, tolerance=tolerance, seed=seed)
     root = next((module for module in bnn.modules() if isinstance(module, Bayesian)), None)  # bnn may be a wrapper
+    if root is not None:
+        root.check_collected()
     dim = 0 if root is None else root.batch_dim
     members = 1 if root is None else max(1, len(root.members))
     samples = _round_up(samples, members)

@@ -115,6 +115,7 @@ def score_tokens(
         check_integer(name, value, least)
     members = max(1, len(bnn.members))
     samples = -(-samples // members) * members
+    bnn.check_collected()
     tensors = [*bnn.parameters(), *bnn.buffers()]
     device = tensors[0].device
     batches, count = batches_of(inputs, batch_size, 0, device)

@@ -94,8 +94,10 @@ class Trial:
         require_equal_moments(torch.cat(passes), reference)
 
     def drawn_outputs(self) -> Tensor:
-        """Outputs of the plain network for weights drawn by `Posterior.sample`."""
-        drawn = {name: layer.posterior.sample(layer, _DRAWS) for name, layer in self.bnn.random_layers()}
+        """Outputs of the plain network for weights drawn by `Posterior.sample`, jointly for all layers."""
+        layers = dict(self.bnn.random_layers())
+        weights = self.bnn.passes.draw(layers.values(), _DRAWS)
+        drawn = {name: weights[layer] for name, layer in layers.items()}
         return torch.stack([self.plain_outputs(_one_draw(drawn, s)) for s in range(_DRAWS)])
 
     def plain_outputs(self, weights: dict[str, Tensor]) -> Tensor:

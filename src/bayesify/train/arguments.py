@@ -120,6 +120,11 @@ def _check_model(training: Training, patience: int | None) -> None:
         check_integer("patience", patience)
         if training.validation is None:
             raise ConfigurationError("patience needs validation data: pass validation=(inputs, y)")
+        if getattr(bnn, "collects", False):
+            raise ConfigurationError(
+                f"patience={patience} would stop training before the posterior is collected, which takes all epochs with SWA and "
+                "SWAG; leave it out"
+            )
     if not isinstance(bnn, nn.Module) or not any(isinstance(module, Bayesian) for module in bnn.modules()):
         raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, MeanField())")
 

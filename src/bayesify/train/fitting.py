@@ -66,7 +66,8 @@ def fit(
     r"""Train a Bayesian network and its likelihood, in place, by maximizing the evidence lower bound.
 
     Every step descends $-\mathrm{ELBO} / n$ of one batch (see `elbo`), where `n` is the number of training examples. With
-    `validation` the result is the weights of the epoch with the lowest validation NLL, otherwise those of the last epoch.
+    `validation` the result is the weights of the epoch with the lowest validation NLL, otherwise those of the last epoch; with
+    posteriors collected along training (SWA, SWAG) it is always those of the last epoch.
     Afterwards the network is back on its device, and its modules in their train or eval modes.
 
     Equal seeds give equal results on the same machine with the same number of threads, with or without validation, and however
@@ -99,11 +100,12 @@ def fit(
         validation: data of the same types, evaluated after every epoch in eval mode. "folds", for an ensemble of M members: each
             holds out another M-th of the rows of `data` (tensors), so that all rows serve both purposes.
         validation_samples: draws of the predictive distribution in validation, with the same noise every epoch.
-        patience: stop after this number of epochs without a lower validation NLL; needs `validation`.
+        patience: stop after this number of epochs without a lower validation NLL; needs `validation`, and a posterior that is not
+            collected along training.
         checkpoint: file for the state of the run; it is not deleted at the end.
         checkpoint_every: epochs between two checkpoints (one is always written after the last epoch).
         resume: continue from `checkpoint` if the file exists; False starts afresh and overwrites it. A finished run returns
-            immediately; more `epochs` continue it, if `beta` is constant and there is no `scheduler`.
+            immediately; more `epochs` continue it, if `beta` is constant, there is no `scheduler`, and nothing is collected.
         seed: of the noise and the order of examples; PyTorch's random state is left unchanged.
         precision: "32-true" computes in the network's dtype; "bf16-mixed" and "16-mixed" run the network under autocast.
             Likelihood and KL are at least float32.

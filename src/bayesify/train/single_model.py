@@ -74,13 +74,14 @@ class _Loop:
         self.model, self.optimizer = fabric.setup(self.objective, optimizer)
         self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
         self.identity = self._identity() if options.checkpoint is not None else {}
+        self.done = 0.0  # fraction of training up to which snapshots were taken
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the interrupted one."""
         training, settings, state = self.training, self.settings, self.state
         constant = isinstance(training.beta, Constant) or not isinstance(training.beta, KLSchedule)
         return {
-            "epochs": "any" if settings.scheduler is None and constant else settings.epochs,
+            "epochs": "any" if settings.scheduler is None and constant and not training.bnn.collects else settings.epochs,
             "batch_size": settings.batch_size, "samples": settings.samples, "accumulate": self.options.accumulate,
             "validation_samples": settings.validation_samples, "seed": training.seed, "beta": repr(training.beta),
             "local_beta": training.local_weight, "learning_rate": training.learning_rate, "clip_norm": settings.clip_norm,
@@ -101,6 +102,7 @@ class _Loop:
         done = len(self.state.history)
         if done > epochs:
             raise CheckpointError(path, f"it has {done} epochs, more than epochs={epochs}", "raise epochs, or pass resume=False")
+        self.done = done / epochs
         self.fabric.barrier()
 
     def run_epochs(self) -> None:
@@ -113,7 +115,7 @@ class _Loop:
                 break
             record = self._run_epoch(epoch)
             state.history.append(record, self.settings.patience)
-            if state.history.improved:
+            if state.history.improved and not self.training.bnn.collects:
                 state.best = {name: x.clone() for name, x in self.objective.state_dict().items()}
             self._report(epoch, record)
 
@@ -123,6 +125,7 @@ class _Loop:
         seed_noise(self.fabric.device, self.training.seed, "noise", epoch, self.fabric.global_rank)
         self.model.train()
         record = self._train(epoch)
+        self._collect(epoch / self.settings.epochs)
         if self.data.validation is not None:
             seed_noise(self.fabric.device, self.training.seed, "validation", self.fabric.global_rank)
             record["validation_nll"] = self._validate(self.data.validation)
@@ -143,6 +146,8 @@ class _Loop:
             betas.append(self.training.beta_at(self._progress(epoch, number)))
             terms.append(self._step(batch, betas[-1], group, is_last))
             sizes.append(batch.size)
+            if is_last:
+                self._collect(self._progress(epoch, number + 1))
             self.bar.advance()
         if epoch == 1 and self.data.train.examples is None:
             warn_if_more_examples(self.data.n, sum(sizes))
@@ -154,12 +159,18 @@ class _Loop:
             raise self._divergence_error(failure)
         return epoch_record(table, sizes, betas, learning_rate)
 
+    def _collect(self, done: float) -> None:
+        """Take the snapshots of a posterior collected along training that are due after this fraction."""
+        if done > self.done:
+            self.training.bnn.collect_due(self.done, done)
+            self.done = done
+
     def _divergence_error(self, failure: str) -> DivergenceError:
         path = self.options.checkpoint
         return DivergenceError(failure if path is None else f"{failure} The checkpoint {path} was written before.")
 
     def _progress(self, epoch: int, number: int) -> float:
-        """Return the fraction of all steps done before batch `number` of an epoch, for KL schedules; 0 if unknown."""
+        """Return the fraction of all steps done before batch `number` of an epoch; 0 if unknown."""
         steps = self.data.train.steps
         return 0.0 if steps is None else min(1.0, ((epoch - 1) * steps + number) / (self.settings.epochs * steps))
 

@@ -131,11 +131,13 @@ class _Loop:
         betas: list[list[float]] = []
         terms: list[Tensor] = []
         for step, batch in enumerate(self.train.epoch(epoch)):
-            progress = ((epoch - 1) * steps + step) / (self.settings.epochs * steps)
+            done = (epoch - 1) * steps + step
+            progress = done / (self.settings.epochs * steps)
             betas.append([training.beta_at(progress) for training in self.trainings])
             weights = [[beta, training.local_weight] for beta, training in zip(betas[-1], self.trainings, strict=True)]
             gradients, values = self.stack.step(batch, self.train, weights)
             self.optimizers.step(gradients)
+            self.stack.collect_due(sorted(self.running), progress, (done + 1) / (self.settings.epochs * steps))
             terms.append(values)
         return betas, torch.stack(terms).double().cpu()
 
@@ -145,7 +147,7 @@ class _Loop:
         history.failure = failure
         if failure is None:
             history.append(record, self.settings.patience)
-            if history.improved:
+            if history.improved and not self.trainings[model].bnn.collects:
                 self.best[model] = self.stack.state_of(model)
         if failure is not None or history.stopped_early or len(history) == self.settings.epochs:
             best = None if failure is not None else self.best[model]

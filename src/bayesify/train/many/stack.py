@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -129,6 +129,14 @@ class Stack:
         (log_prob,) = self._log_probs[key](arguments, self.streams)
         return log_prob
 
+    def collect_due(self, models: Iterable[int], before: float, after: float) -> None:
+        """Take the snapshots that are due between two fractions of training, for posteriors collected along it."""
+        for model in models:
+            objective = self.objectives[model]
+            if objective.bnn.is_due(before, after):
+                state = {f"objective.{name}": x[model] for name, x in (self.parameters | self.state).items()}
+                functional_call(_Collection(objective, before, after), state, ())  # writes into the stacked buffers
+
     def state_of(self, model: int) -> dict[str, Tensor]:
         """Return a copy of the state of one model."""
         return {name: x[model].clone() for name, x in (self.parameters | self.state).items()}
@@ -198,6 +206,17 @@ class _LogProb:
         names = [f"objective.{name}" for name in self.names.learned + self.names.fixed]
         state = dict(zip(names, [*learned, *(x.clone() for x in fixed)], strict=True))
         return (functional_call(self.density, state, (Batch(*tree_unflatten(leaves, self.structure)),)),)
+
+
+class _Collection(nn.Module):
+    """`Bayesian.collect_due` as a module, for `functional_call`."""
+
+    def __init__(self, objective: Objective, before: float, after: float) -> None:
+        super().__init__()
+        self.objective, self.before, self.after = objective, before, after
+
+    def forward(self) -> None:
+        self.objective.bnn.collect_due(self.before, self.after)
 
 
 class _Density(nn.Module):
