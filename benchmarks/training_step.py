@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -43,6 +44,7 @@ METHODS: dict[str, Method] = {
     "DropConnect": DropConnect(),
     "WHVI": WHVI(),
     "TensorFactorized": TensorFactorized(),
+    "ELRG": ELRG(),
     "EMP": EMP(),
     "ECMP": ECMP(),
     "VIFO": VIFO(),

@@ -27,6 +27,7 @@ from bayesify.errors import (
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
 from bayesify.methods import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -48,6 +49,7 @@ from bayesify.train import History, fit
 
 __all__ = [
     "ECMP",
+    "ELRG",
     "EMP",
     "VIFO",
     "VSD",

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributions import Independent, MixtureSameFamily, Normal
+from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -128,6 +129,38 @@ def _scalabl_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None
 
 _SCALABL = References(collapse=_shrink, to_prior=_scalabl_to_prior, log_ratio=_scalabl_log_ratio)
 
+
+def _elrg_distribution(layer: BayesianLayer) -> MultivariateNormal:
+    """The dense normal of the elements of weight and bias."""
+    p = layer.posterior
+    log_std, factor = ([p.get_parameter(f"{each}_{kind}") for each in _parts(layer)] for kind in ("log_std", "factor"))
+    factors = torch.cat([each.flatten(1) for each in factor], 1)
+    covariance = torch.cat([each.flatten() for each in log_std]).exp().square().diag() + factors.T @ factors
+    return MultivariateNormal(torch.cat([getattr(layer, each).flatten() for each in _parts(layer)]), covariance)
+
+
+def _parts(layer: BayesianLayer) -> list[str]:
+    return ["weight"] if layer.bias is None else ["weight", "bias"]
+
+
+def _elrg_shrink(layer: BayesianLayer) -> None:
+    for name, parameter in layer.posterior.named_parameters():
+        torch.nn.init.constant_(parameter, -40.0 if name.endswith("log_std") else 0.0)
+
+
+def _elrg_to_prior(layer: BayesianLayer) -> None:
+    for name, parameter in layer.named_parameters():
+        value = torch.tensor(0.7).double().log().item() if name.endswith("log_std") else 0.0
+        torch.nn.init.constant_(parameter, value)
+
+
+def _elrg_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    w = _flat(weight, bias)
+    return _elrg_distribution(layer).log_prob(w) - Normal(torch.zeros_like(w), 0.7).log_prob(w).sum(-1)
+
+
+_ELRG = References(collapse=_elrg_shrink, to_prior=_elrg_to_prior, log_ratio=_elrg_log_ratio)
+
 _MIXTURE_OF_POINTS = References(collapse=lambda layer: None, to_prior=_to_zero)
 
 METHODS: list[tuple[Method, References]] = [
@@ -138,6 +171,8 @@ METHODS: list[tuple[Method, References]] = [
         MeanField(prior="scale-mixture", mixture_weight=0.25, mixture_std=0.1, initial_std=0.5),
         References(collapse=_shrink, log_ratio=_log_ratio(_MIXTURE), noisy_kl=True),
     ),
+    (ELRG(prior_std=0.7, initial_std=0.5), _ELRG),
+    (ELRG(rank=1, diagonal="layer", prior_std=0.7), References(collapse=_elrg_shrink, to_prior=_elrg_to_prior)),
     (VariationalDropout(p=0.3), _SHRINKING),
     (VariationalDropout(alpha_per="layer", max_alpha=None), _SHRINKING),
     (VariationalDropout(noise="weight", alpha_per="layer"), _SHRINKING),

@@ -8,6 +8,7 @@ from pretrained_checks import Cell, calls_counted
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
-    *(VIFO(), TensorFactorized(), Deterministic(), DeepEnsemble(members=2)),
+    *(VIFO(), TensorFactorized(), ELRG(), Deterministic(), DeepEnsemble(members=2)),
 ]
 WITHOUT_WEIGHTS = (VIFO, DeepEnsemble)  # one draws outputs, the other takes the members as they are
 QUICK = {

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -36,6 +37,7 @@ METHODS: list[Method] = [
     *(MeanField(), MeanField(noise="shared"), MeanField(prior_mean="pretrained"), MCDropout(), DropConnect(), VariationalDropout()),
     *(VSD(), VSD(hierarchical=True), Deterministic(prior_std=1.0), VIFO(), VIFO(separate_std=True), *REPLACING),
     *(EMP(where="*", learn_probabilities=True), EMP(where="*", components=1)),
+    ELRG(),
     *(WHVI(initial="pretrained"), WHVI(scales="variational"), WHVI(covariance="full", blocks="tied")),
 ]
 

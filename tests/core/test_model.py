@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -256,6 +257,7 @@ GROUPS: dict[str, tuple[Method, set[str]]] = {
     "WHVI": (WHVI(scales="variational"), set()),
     "WHVI, full": (WHVI(covariance="full", flows=1), set()),
     "TensorFactorized": (TensorFactorized(), set()),
+    "ELRG": (ELRG(), {"weight_factor", "bias_factor"}),
     "VIFO": (VIFO(), {"posterior.bias"}),
     "VIFO, two networks": (VIFO(separate_std=True), set()),
     "ensemble": (DeepEnsemble(members=2, base=MeanField()), set()),

@@ -14,6 +14,7 @@ from torch import nn
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -54,6 +55,7 @@ METHODS = [
     VIFO(separate_std=True),
     DropConnect(p=0.3),
     TensorFactorized(),
+    ELRG(),
     Deterministic(prior_std=1.0),
     {"*classifier*": MeanField(), "*": MCDropout()},
 ]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -44,6 +45,7 @@ _METHODS: dict[str, Method | dict[str, Method]] = {
     "WHVI": WHVI(),
     "WHVI, full covariance": WHVI(covariance="full", blocks="tied"),
     "TensorFactorized": TensorFactorized(),
+    "ELRG": ELRG(),
     "EMP": EMP(where="*", components=3, learn_probabilities=True),
     "EMP, equal components": EMP(where="*", components=3, spread=0.0, prior_std=0.5),
     "ECMP": ECMP(components=3),

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
     VIFO,
     VSD,
@@ -104,6 +105,7 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: WHVI(),
     lambda k: WHVI(covariance="full", flows=1, noise="shared"),
     lambda k: TensorFactorized(),
+    lambda k: ELRG(),
     lambda k: BLoB(where="*", prior_std=0.5),
     lambda k: ScalaBL(where="*", prior_mean=1.0),
     lambda k: VIFO(regularizer="mean-variance-all", eta_aux=0.3),

@@ -17,6 +17,7 @@ from bayesify.functional.kl import (
     gaussian_kl,
     gaussian_kl_and_spread,
     gaussian_kl_sum,
+    low_rank_gaussian_kl,
 )
 from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
 from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
@@ -67,6 +68,7 @@ __all__ = [
     "log_uniform_kl",
     "log_uniform_kl_cubic",
     "log_uniform_kl_sigmoid",
+    "low_rank_gaussian_kl",
     "normal_like",
     "planar_flow",
     "planar_flow_inverse",

@@ -4,6 +4,7 @@ from bayesify.methods.blob import BLoB
 from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.drop_connect import DropConnect
+from bayesify.methods.elrg import ELRG
 from bayesify.methods.emp import ECMP, EMP
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
@@ -16,6 +17,7 @@ from bayesify.methods.whvi import WHVI
 
 __all__ = [
     "ECMP",
+    "ELRG",
     "EMP",
     "VIFO",
     "VSD",
