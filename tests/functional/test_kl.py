@@ -18,6 +18,7 @@ from bayesify.functional import (
     log_uniform_kl_cubic,
     log_uniform_kl_sigmoid,
     low_rank_gaussian_kl,
+    matrix_normal_kl,
 )
 
 GRID = torch.linspace(-20, 12, 129, dtype=torch.float64)
@@ -66,6 +67,14 @@ def test_low_rank_gaussian_kl_agrees_with_dense_normals(rank: int) -> None:
         torch.testing.assert_close(low_rank_gaussian_kl(mean, each, factor, 0.6), kl_divergence(q, prior), rtol=1e-11, atol=1e-11)
     arguments = tuple(v.requires_grad_() for v in (mean, log_std, factor))
     assert torch.autograd.gradcheck(low_rank_gaussian_kl, arguments)
+
+
+def test_matrix_normal_kl_agrees_with_the_kronecker_covariance() -> None:
+    mean, row, column = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 4), (3,), (4,)))
+    q = MultivariateNormal(mean.flatten(), torch.kron((2 * row).exp().diag(), (2 * column).exp().diag()))
+    prior = MultivariateNormal(torch.zeros(12, dtype=torch.float64), 0.36 * torch.eye(12, dtype=torch.float64))
+    torch.testing.assert_close(matrix_normal_kl(mean, row, column, 0.6), kl_divergence(q, prior), rtol=1e-11, atol=1e-11)
+    assert torch.autograd.gradcheck(matrix_normal_kl, tuple(v.requires_grad_() for v in (mean, row, column)))
 
 
 def test_gaussian_kl_is_zero_at_the_prior_only() -> None:

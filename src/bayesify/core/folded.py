@@ -299,8 +299,9 @@ class Folded(Bayesian):
         check_integer("seed", seed, least=0)
         with torch.no_grad(), own_noise(self.parameters()) as reseed:
             reseed(seed)
-            layers = [layer for _, layer in self.random_layers()]
-            return {layer: with_whole_parameters(layer, lambda layer=layer: layer.sample(1)) for layer in layers}
+            layers, forward_pass = [layer for _, layer in self.random_layers()], ForwardPass(coherent=True)
+            with self.passes.drawing(forward_pass):
+                return {layer: with_whole_parameters(layer, lambda layer=layer: forward_pass.draw(layer)) for layer in layers}
 
 
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -75,6 +75,15 @@ class Passes:
         finally:
             self.held = None
 
+    @contextmanager
+    def drawing(self, forward_pass: ForwardPass) -> Iterator[None]:
+        """Make `forward_pass.draw(layer)` draw for this pass, without a call of the network."""
+        before, self.current = self.current, forward_pass
+        try:
+            yield
+        finally:
+            self.current = before
+
     def check_free(self) -> None:
         """Raise a `PassError` if another pass is running."""
         if self.held is not None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify.core.convert import bayesify
+from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
@@ -94,8 +95,10 @@ class Trial:
         require_equal_moments(torch.cat(passes), reference)
 
     def drawn_outputs(self) -> Tensor:
-        """Outputs of the plain network for weights drawn by `Posterior.sample`."""
-        drawn = {name: layer.posterior.sample(layer, _DRAWS) for name, layer in self.bnn.random_layers()}
+        """Outputs of the plain network for weights drawn by `Posterior.sample`, for all layers in one pass."""
+        forward_pass = ForwardPass(_DRAWS)
+        with self.bnn.passes.drawing(forward_pass):
+            drawn = {name: forward_pass.draw(layer) for name, layer in self.bnn.random_layers()}
         return torch.stack([self.plain_outputs(_one_draw(drawn, s)) for s in range(_DRAWS)])
 
     def plain_outputs(self, weights: dict[str, Tensor]) -> Tensor:
