@@ -1,26 +1,34 @@
 """Every method of the registry, in the settings that are checked, with independent references."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributions import Independent, MixtureSameFamily, Normal
+from torch.distributions import HalfNormal, Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
+    MNF,
     SWA,
     SWAG,
     VIFO,
+    VMG,
     VSD,
     WHVI,
+    BatchEnsemble,
     BLoB,
+    ConcreteDropout,
     DeepEnsemble,
     Deterministic,
     DropConnect,
     MCDropout,
     MeanField,
+    Radial,
+    Rank1,
     ScalaBL,
     TensorFactorized,
     VariationalDropout,
@@ -130,6 +138,117 @@ def _scalabl_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None
 
 _SCALABL = References(collapse=_shrink, to_prior=_scalabl_to_prior, log_ratio=_scalabl_log_ratio)
 
+
+def _elrg_distribution(layer: BayesianLayer) -> MultivariateNormal:
+    """The dense normal of the elements of weight and bias."""
+    p = layer.posterior
+    log_std, factor = ([p.get_parameter(f"{each}_{kind}") for each in _parts(layer)] for kind in ("log_std", "factor"))
+    factors = torch.cat([each.flatten(1) for each in factor], 1)
+    covariance = torch.cat([each.flatten() for each in log_std]).exp().square().diag() + factors.T @ factors
+    return MultivariateNormal(torch.cat([getattr(layer, each).flatten() for each in _parts(layer)]), covariance)
+
+
+def _parts(layer: BayesianLayer) -> list[str]:
+    return ["weight"] if layer.bias is None else ["weight", "bias"]
+
+
+def _elrg_shrink(layer: BayesianLayer) -> None:
+    for name, parameter in layer.posterior.named_parameters():
+        torch.nn.init.constant_(parameter, -40.0 if name.endswith("log_std") else 0.0)
+
+
+def _elrg_to_prior(layer: BayesianLayer) -> None:
+    for name, parameter in layer.named_parameters():
+        value = torch.tensor(0.7).double().log().item() if name.endswith("log_std") else 0.0
+        torch.nn.init.constant_(parameter, value)
+
+
+def _elrg_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    w = _flat(weight, bias)
+    return _elrg_distribution(layer).log_prob(w) - Normal(torch.zeros_like(w), 0.7).log_prob(w).sum(-1)
+
+
+_ELRG = References(collapse=_elrg_shrink, to_prior=_elrg_to_prior, log_ratio=_elrg_log_ratio)
+
+
+def _vmg_to_prior(layer: BayesianLayer) -> None:
+    for name, parameter in layer.named_parameters():
+        log_prior_std = torch.tensor(0.7).double().log().item()
+        values = {"row_log_std": 2.0, "column_log_std": log_prior_std - 2.0, "bias_log_std": log_prior_std}
+        torch.nn.init.constant_(parameter, values.get(name.removeprefix("posterior."), 0.0))
+
+
+def _vmg_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    p, mean = layer.posterior, layer.weight.flatten(1)
+    row, column = p.get_parameter("row_log_std").exp(), p.get_parameter("column_log_std").exp()
+    covariance = torch.kron(row.square().diag(), column.square().diag())
+    w = weight.flatten(1)
+    ratio = MultivariateNormal(mean.flatten(), covariance).log_prob(w) - Normal(torch.zeros_like(w), 0.7).log_prob(w).sum(-1)
+    if bias is None:
+        return ratio
+    q = Normal(layer.bias, p.get_parameter("bias_log_std").exp())
+    return ratio + (q.log_prob(bias) - Normal(torch.zeros_like(bias), 0.7).log_prob(bias)).sum(-1)
+
+
+_VMG = References(collapse=_shrink, to_prior=_vmg_to_prior, log_ratio=_vmg_log_ratio)
+
+
+def _mnf_open_gates(layer: BayesianLayer) -> None:
+    for name, parameter in layer.posterior.named_parameters():
+        if "gate" in name or "shift" in name:
+            torch.nn.init.constant_(parameter, 40.0 if name.endswith("gate_bias") else 0.0)
+
+
+def _mnf_shrink(layer: BayesianLayer) -> None:
+    _mnf_open_gates(layer)
+    _shrink(layer)
+
+
+def _mnf_to_prior(layer: BayesianLayer) -> None:
+    """W is a normal that does not depend on z, and r(z) = q(z)."""
+    _mnf_open_gates(layer)
+    for name, parameter in layer.named_parameters():
+        if name in ("weight", "bias"):
+            torch.nn.init.zeros_(parameter)
+        if name.endswith(("weight_log_std", "bias_log_std")):
+            torch.nn.init.constant_(parameter, torch.tensor(0.7).double().log().item())
+
+
+_MNF = References(collapse=_mnf_shrink, to_prior=_mnf_to_prior, noisy_kl=True)
+
+
+def _radial_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    mean, std = _mean_field_moments(layer)  # the parameters of both are named alike
+    w = _flat(weight, bias)
+    n, distance = w.shape[1], ((w - mean) / std).norm(dim=1)
+    log_area = math.log(2) + n / 2 * math.log(math.pi) - math.lgamma(n / 2)
+    log_q = HalfNormal(1.0).log_prob(distance) - log_area - (n - 1) * distance.log() - std.log().sum()
+    return log_q - Normal(torch.zeros_like(w), 0.7).log_prob(w).sum(-1)
+
+
+_RADIAL = References(collapse=_shrink, log_ratio=_radial_log_ratio)
+
+
+def _rank1_around_one(layer: BayesianLayer) -> None:
+    for name, parameter in layer.posterior.named_parameters():
+        torch.nn.init.constant_(parameter, -40.0 if name.endswith("log_std") else 1.0)
+
+
+def _rank1_to_prior(layer: BayesianLayer) -> None:
+    for name, parameter in layer.posterior.named_parameters():
+        value = torch.tensor(0.3).double().log().item() if name.endswith("log_std") else 1.0
+        torch.nn.init.constant_(parameter, value)
+
+
+_RANK1 = References(collapse=_rank1_around_one, to_prior=_rank1_to_prior)
+
+
+def _concrete_shrink(layer: BayesianLayer) -> None:
+    torch.nn.init.constant_(layer.posterior.get_parameter("logit"), -40.0)
+
+
+_CONCRETE = References(collapse=_concrete_shrink, to_prior=_to_zero)
+
 _MIXTURE_OF_POINTS = References(collapse=lambda layer: None, to_prior=_to_zero)
 
 METHODS: list[tuple[Method, References]] = [
@@ -141,6 +260,11 @@ METHODS: list[tuple[Method, References]] = [
         MeanField(prior="scale-mixture", mixture_weight=0.25, mixture_std=0.1, initial_std=0.5),
         References(collapse=_shrink, log_ratio=_log_ratio(_MIXTURE), noisy_kl=True),
     ),
+    (ELRG(prior_std=0.7, initial_std=0.5), _ELRG),
+    (ELRG(rank=1, diagonal="layer", prior_std=0.7), References(collapse=_elrg_shrink, to_prior=_elrg_to_prior)),
+    (VMG(prior_std=0.7, initial_std=0.5), _VMG),
+    (MNF(flow_units=5, prior_std=0.7, initial_std=0.5, initial_z_std=0.4), _MNF),
+    (Radial(prior_std=0.7, initial_std=0.5), _RADIAL),
     (VariationalDropout(p=0.3), _SHRINKING),
     (VariationalDropout(alpha_per="layer", max_alpha=None), _SHRINKING),
     (VariationalDropout(noise="weight", alpha_per="layer"), _SHRINKING),
@@ -153,6 +277,7 @@ METHODS: list[tuple[Method, References]] = [
     (VSD(transforms=1, hierarchical=True, hyperprior="gamma", conv_noise="input"), _SHRINKING),
     (MCDropout(p=0.3, prior_std=0.5), References()),
     (MCDropout(p=0.0), References(collapse=lambda layer: None)),
+    (ConcreteDropout(p=0.3, prior_std=0.5), _CONCRETE),
     (DropConnect(p=0.3, prior_std=0.5), References()),
     (DropConnect(p=0.0), References(collapse=lambda layer: None)),
     (EMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
@@ -163,6 +288,9 @@ METHODS: list[tuple[Method, References]] = [
     (ECMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
     (ECMP(where="*", components=2, spread=0.5, bias_prior_std=0.7), References(to_prior=_to_zero)),
     (ECMP(where="*", components=3, spread=0.5, learn_probabilities=True), References(to_prior=_to_zero)),
+    (Rank1(prior_std=0.3, initial_std=0.4, spread=0.5), _RANK1),
+    (Rank1(components=1, prior_std=0.3, initial_std=0.4), _RANK1),
+    (BatchEnsemble(components=3, weight_prior_std=0.5), References(collapse=_rank1_around_one)),
     (Deterministic(prior_std=0.5), References(collapse=lambda layer: None)),
     (Deterministic(), References(collapse=lambda layer: None)),
     (SWA(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),

@@ -6,7 +6,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from contract_methods import METHODS, ROOTS, identify
 
-from bayesify import EMP, SWA, Deterministic, MeanField, ScalaBL
+from bayesify import ELRG, EMP, SWA, Deterministic, MeanField, Radial, ScalaBL
 from bayesify.core.method import Method
 from bayesify.errors import ContractError
 from bayesify.testing import LAYERS, References, check_method
@@ -28,7 +28,7 @@ def test_contract(method: Method, references: References, layer: str) -> None:
     contracts = "Norm" not in layer and layer != "Embedding"
     if isinstance(method, ScalaBL):  # adapters are linear layers and convolutions
         contracts = contracts and "Transpose" not in layer and "(I, O)" not in layer
-    if contracts or isinstance(method, MeanField | Deterministic | EMP | SWA):
+    if contracts or isinstance(method, MeanField | Deterministic | ELRG | EMP | Radial | SWA):
         assert check_method(method, {layer: LAYERS[layer]}, references, nets=()) == [layer]
     else:
         with pytest.raises(ContractError, match="supports none"):

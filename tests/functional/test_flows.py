@@ -1,10 +1,10 @@
-"""Planar flows: log-determinants against the Jacobian of autograd, inverses, and invertibility for any parameters."""
+"""Planar and masked flows: log-determinants against the Jacobian of autograd, inverses, and invertibility for any parameters."""
 
 import pytest
 import torch
 from torch.func import jacrev
 
-from bayesify.functional import planar_flow, planar_flow_inverse, planar_identity
+from bayesify.functional import masked_flow, planar_flow, planar_flow_inverse, planar_identity
 
 F64 = torch.float64
 
@@ -68,4 +68,49 @@ def test_gradients_and_vmap():
     assert torch.autograd.gradcheck(planar_flow, (z, u, w, b))
     mapped = torch.vmap(planar_flow)(z, u, w, b)
     for one, other in zip(mapped, planar_flow(z, u, w, b), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def _masked(n, hidden, scale=1.0):
+    """A mask, and networks with random weights."""
+    mask = (torch.arange(n) % 2).double()
+    shapes = ((hidden, n), (hidden,), (n, hidden), (n,), (n, hidden), (n,))
+    weights = [scale * torch.randn(shape, dtype=F64) for shape in shapes]
+    return mask, *((weights[i], weights[i + 1]) for i in (0, 2, 4))
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0])
+def test_masked_log_determinants_are_those_of_the_jacobian(scale):
+    for n in (1, 2, 5):
+        flow = _masked(n, 3, scale)
+        z = torch.randn(4, n, dtype=F64)
+        image, log_det = masked_flow(z, *flow)
+        for i in range(4):
+            jacobian = jacrev(lambda v, flow=flow: masked_flow(v, *flow)[0])(z[i])
+            sign, expected = torch.linalg.slogdet(jacobian)
+            assert sign == 1
+            torch.testing.assert_close(log_det[i], expected, rtol=1e-8, atol=1e-8)
+        assert torch.equal(image[:, 1::2], z[:, 1::2]), "masked elements pass"
+
+
+def test_a_masked_flow_is_inverted_by_its_own_gate_and_shift():
+    # z' = sigma z + (1 - sigma) mu, so that z = (z' - (1 - sigma) mu) / sigma, with networks of what passes
+    mask, (a, b), (c, d), (e, f) = _masked(4, 3)
+    z = torch.randn(7, 4, dtype=F64)
+    image, _ = masked_flow(z, mask, (a, b), (c, d), (e, f))
+    h = torch.tanh((mask * image) @ a.T + b)
+    mu, sigma = h @ c.T + d, 1 / (1 + torch.exp(-(h @ e.T + f)))
+    torch.testing.assert_close(torch.where(mask == 1, image, (image - (1 - sigma) * mu) / sigma), z)
+
+
+def test_masked_gradients_and_vmap():
+    z, flow = torch.randn(3, 4, dtype=F64), _masked(4, 2)
+    leaves = [z, *(t for pair in flow[1:] for t in pair)]
+
+    def run(z, *weights):
+        return masked_flow(z, flow[0], weights[:2], weights[2:4], weights[4:])
+
+    assert torch.autograd.gradcheck(run, [leaf.requires_grad_() for leaf in leaves])
+    mapped = torch.vmap(lambda z: masked_flow(z, *flow))(z)
+    for one, other in zip(mapped, masked_flow(z, *flow), strict=True):
         torch.testing.assert_close(one, other)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import dawsn
 from torch import Tensor
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from bayesify.functional import (
     at_least_float32,
@@ -17,6 +17,8 @@ from bayesify.functional import (
     log_uniform_kl,
     log_uniform_kl_cubic,
     log_uniform_kl_sigmoid,
+    low_rank_gaussian_kl,
+    matrix_normal_kl,
 )
 
 GRID = torch.linspace(-20, 12, 129, dtype=torch.float64)
@@ -53,6 +55,26 @@ def test_gaussian_kl_agrees_with_torch_distributions() -> None:
     torch.testing.assert_close(gaussian_kl(mean, log_std, prior_mean, prior_std), expected, atol=1e-12, rtol=1e-12)
     expected = kl_divergence(Normal(mean, log_std.exp()), Normal(mean * 0 - 0.3, 0.7))
     torch.testing.assert_close(gaussian_kl(mean, log_std, -0.3, 0.7), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 7])
+def test_low_rank_gaussian_kl_agrees_with_dense_normals(rank: int) -> None:
+    mean, log_std = torch.randn(2, 5, dtype=torch.float64)
+    factor = torch.randn(rank, 5, dtype=torch.float64)
+    prior = MultivariateNormal(torch.zeros_like(mean), 0.36 * torch.eye(5, dtype=torch.float64))
+    for each in (log_std, log_std[:1]):
+        q = MultivariateNormal(mean, torch.diag((2 * each.expand(5)).exp()) + factor.T @ factor)
+        torch.testing.assert_close(low_rank_gaussian_kl(mean, each, factor, 0.6), kl_divergence(q, prior), rtol=1e-11, atol=1e-11)
+    arguments = tuple(v.requires_grad_() for v in (mean, log_std, factor))
+    assert torch.autograd.gradcheck(low_rank_gaussian_kl, arguments)
+
+
+def test_matrix_normal_kl_agrees_with_the_kronecker_covariance() -> None:
+    mean, row, column = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 4), (3,), (4,)))
+    q = MultivariateNormal(mean.flatten(), torch.kron((2 * row).exp().diag(), (2 * column).exp().diag()))
+    prior = MultivariateNormal(torch.zeros(12, dtype=torch.float64), 0.36 * torch.eye(12, dtype=torch.float64))
+    torch.testing.assert_close(matrix_normal_kl(mean, row, column, 0.6), kl_divergence(q, prior), rtol=1e-11, atol=1e-11)
+    assert torch.autograd.gradcheck(matrix_normal_kl, tuple(v.requires_grad_() for v in (mean, row, column)))
 
 
 def test_gaussian_kl_is_zero_at_the_prior_only() -> None:

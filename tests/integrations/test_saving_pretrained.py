@@ -9,19 +9,25 @@ import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from tiny_models import adapted, bert, gpt2, tokens
 from torch import nn
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
+    MNF,
     SWA,
     SWAG,
     VIFO,
+    VMG,
     VSD,
     WHVI,
+    BatchEnsemble,
     BayesifyWarning,
     Categorical,
+    ConcreteDropout,
     ConfigurationError,
     DeepEnsemble,
     Deterministic,
@@ -31,6 +37,8 @@ from bayesify import (
     MeanField,
     Method,
     ModelFileError,
+    Radial,
+    Rank1,
     TensorFactorized,
     VariationalDropout,
     bayesify,
@@ -56,6 +64,13 @@ METHODS = [
     VIFO(separate_std=True),
     DropConnect(p=0.3),
     TensorFactorized(),
+    ConcreteDropout(),
+    BatchEnsemble(),
+    Rank1(spread=0.0),
+    Radial(),
+    MNF(flow_units=3),
+    VMG(),
+    ELRG(),
     Deterministic(prior_std=1.0),
     SWA(),
     SWAG(rank=3),
@@ -95,7 +110,11 @@ def _check_equal(bnn, again, **inputs):
     assert torch.equal(a.kl, b.kl)
     assert torch.equal(a.local_kl, b.local_kl)
     assert bnn.report == again.report
-    assert str(summary(bnn)) == str(summary(again))
+    texts: list[str] = []
+    for each in (bnn, again):
+        torch.manual_seed(1)  # a KL may be an estimate
+        texts.append(str(summary(each)))
+    assert texts[0] == texts[1]
     ours, theirs = bnn.state_dict(), again.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours)
@@ -128,7 +147,8 @@ def test_an_adapter_is_restored_exactly_and_loads_and_merges_at_the_means_withou
     save_pretrained(bnn, tmp_path, Categorical())
     again, _ = from_pretrained(tmp_path, copy.deepcopy(base))
     _check_equal(bnn, again, input_ids=tokens())
-    assert (tmp_path / "bayesify.safetensors").stat().st_size < 0.9 * sum(p.nbytes for p in bnn.parameters())  # no base model
+    stored = sum(value.nbytes for value in load_file(tmp_path / "bayesify.safetensors").values())
+    assert stored < 0.9 * sum(p.nbytes for p in bnn.parameters())  # no base model
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # peft's, of keys that it does not know

@@ -13,20 +13,27 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import (
     ECMP,
+    ELRG,
     EMP,
+    MNF,
     SWA,
     SWAG,
     VIFO,
+    VMG,
     VSD,
     WHVI,
+    BatchEnsemble,
     BayesianLayer,
     BLoB,
+    ConcreteDropout,
     Deterministic,
     DropConnect,
     MCDropout,
     MeanField,
     Method,
     Posterior,
+    Radial,
+    Rank1,
     ScalaBL,
     TensorFactorized,
     VariationalDropout,
@@ -36,6 +43,7 @@ from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.objectives import LinearWarmup
 from bayesify.train import History, Training, fit, fit_many
 from bayesify.train.many import dispatch
+from bayesify.train.many.optimizers import Optimizers
 from bayesify.train.many.random_streams import Draw, Noise, Streams
 
 F64 = torch.float64
@@ -108,6 +116,13 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: TensorFactorized(),
     lambda k: SWA(start=0.3, snapshots=5),
     lambda k: SWAG(start=0.3, snapshots=9, rank=3, prior_std=0.5),
+    lambda k: ELRG(),
+    lambda k: VMG(),
+    lambda k: MNF(),
+    lambda k: Radial(),
+    lambda k: Rank1(spread=0.0),
+    lambda k: BatchEnsemble(),
+    lambda k: ConcreteDropout(),
     lambda k: BLoB(where="*", prior_std=0.5),
     lambda k: ScalaBL(where="*", prior_mean=1.0),
     lambda k: VIFO(regularizer="mean-variance-all", eta_aux=0.3),
@@ -118,6 +133,12 @@ METHODS: list[Callable[[int], Method]] = [
 @pytest.mark.parametrize("index", range(len(METHODS)))
 def test_every_method_trains_together_as_alone(index: int) -> None:
     check_equal([training(k, METHODS[index](k)) for k in range(3)])
+
+
+def test_gradients_with_other_strides_than_their_weights() -> None:
+    weights, gradient = torch.zeros(2, 3, 4), torch.randn(2, 4, 3).mT
+    Optimizers({"weight": weights}, [0.1, 0.1], None, None, None).step({"weight": gradient})
+    torch.testing.assert_close(weights, -0.1 * gradient.sign())  # the first step of Adam
 
 
 def test_every_method_in_the_registry_is_tried() -> None:

@@ -35,12 +35,14 @@ class Posterior(nn.Module, ABC):
         is_random: whether its draws differ.
         has_moments: whether `moments` gives mean and variance of the outputs.
         drops_weights: whether it was initialized without the weight of the layer.
+        draws_jointly: whether all layers share the discrete choice of a draw, in `log_ensemble_size`.
         means: names of its parameters that are means of weights and get weight decay.
     """
 
     is_random: bool = True
     has_moments: bool = False
     drops_weights: bool = False
+    draws_jointly: bool = False
     means: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -252,6 +254,10 @@ class BayesianLayer(nn.Module):
 
     def over_weight(self, v: Tensor) -> Tensor:
         """Reshape v (..., K), per input channel, to multiply the weight: equivalent to `over_channels(v)` times the input."""
+        raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")
+
+    def over_weight_outputs(self, v: Tensor) -> Tensor:
+        """Reshape v (..., O), per output channel, to multiply the weight: equivalent to v times the output before the bias."""
         raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")
 
     def _load_from_state_dict(

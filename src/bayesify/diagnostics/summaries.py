@@ -25,6 +25,7 @@ class LayerSummary:
         remark: the remark of its posterior.
         log_ensemble: natural log of the number of weights it can draw: 0 if it is not random, infinite for continuous noise.
         random: whether it is random; false for point estimates.
+        draws_jointly: whether its choice among these weights is that of the other layers.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LayerSummary:
     remark: str = ""
     log_ensemble: float = 0.0
     random: bool = False
+    draws_jointly: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +72,14 @@ class Summary:
     def log_ensemble(self) -> float:
         """Natural log of the effective ensemble size: the number of different networks that can be drawn.
 
-        It is the product over the layers of one network, times the number of networks.
+        It is the product over the layers of one network, times the number of networks. Layers that draw jointly (`BatchEnsemble`)
+        count once.
 
         Source: Chang et al., *Ensemble model patching* (2019), section 3.4 and table 3.
         """
-        return sum(layer.log_ensemble for layer in self.layers) / self.networks + math.log(self.networks)
+        separate = sum(layer.log_ensemble for layer in self.layers if not layer.draws_jointly) / self.networks
+        together = max((layer.log_ensemble for layer in self.layers if layer.draws_jointly), default=0.0)
+        return separate + together + math.log(self.networks)
 
     def __str__(self) -> str:
         header = ("layer", "type", "method", "parameters", "overhead")
@@ -168,7 +173,8 @@ def _layer(report: LayerReport, module: nn.Module | None, seen: set[int]) -> Lay
     if module.is_used is False:
         remark = "; ".join(filter(None, (remark, "the network does not use it")))
     random = module.posterior.is_random and module.is_used is not False
-    return LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark, size, random)
+    jointly = module.posterior.draws_jointly
+    return LayerSummary(report.name, report.layer, method, plain, parameters, report.reason, remark, size, random, jointly)
 
 
 def _count(module: nn.Module, seen: set[int]) -> int:

@@ -1,7 +1,7 @@
 """Pure functions of tensors: no modules, no state, only PyTorch."""
 
 from bayesify.functional.bounded import bounded_exp, bounded_gaussian_nll
-from bayesify.functional.flows import planar_flow, planar_flow_inverse, planar_identity
+from bayesify.functional.flows import masked_flow, planar_flow, planar_flow_inverse, planar_identity
 from bayesify.functional.hadamard import fwht, hadamard_matrix
 from bayesify.functional.hadamard_weights import (
     Structure,
@@ -17,9 +17,12 @@ from bayesify.functional.kl import (
     gaussian_kl,
     gaussian_kl_and_spread,
     gaussian_kl_sum,
+    low_rank_gaussian_kl,
+    matrix_normal_kl,
+    radial_kl,
 )
 from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
-from bayesify.functional.noise import at_most, bernoulli_mask, local_reparameterization, normal_like
+from bayesify.functional.noise import at_most, bernoulli_mask, concrete_mask, local_reparameterization, normal_like
 from bayesify.functional.projection import hadamard_projection
 from bayesify.functional.reflections import (
     CompactForm,
@@ -48,6 +51,7 @@ __all__ = [
     "bounded_exp",
     "bounded_gaussian_nll",
     "compact_form",
+    "concrete_mask",
     "dropout_kl",
     "fwht",
     "gaussian_kl",
@@ -67,10 +71,14 @@ __all__ = [
     "log_uniform_kl",
     "log_uniform_kl_cubic",
     "log_uniform_kl_sigmoid",
+    "low_rank_gaussian_kl",
+    "masked_flow",
+    "matrix_normal_kl",
     "normal_like",
     "planar_flow",
     "planar_flow_inverse",
     "planar_identity",
+    "radial_kl",
     "structured_noise",
     "vifo_empirical_bayes",
     "vifo_empirical_bayes_all",

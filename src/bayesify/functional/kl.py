@@ -17,6 +17,9 @@ __all__ = [
     "gaussian_kl",
     "gaussian_kl_and_spread",
     "gaussian_kl_sum",
+    "low_rank_gaussian_kl",
+    "matrix_normal_kl",
+    "radial_kl",
 ]
 
 
@@ -88,6 +91,96 @@ def gaussian_kl_and_spread(
     return _GaussianKL.apply(shift, log_std, prior_std)
 
 
+def low_rank_gaussian_kl(mean: Tensor, log_std: Tensor, factor: Tensor, prior_std: float = 1.0) -> Tensor:
+    r"""KL of a normal with low-rank plus diagonal covariance from an isotropic one, in time O(n r^2).
+
+    $$\mathrm{KL}\bigl(N(\mu, D + VV^\top) \,\|\, N(0, s^2 I)\bigr)
+      = \frac{\mathrm{tr} D + \lVert V \rVert^2 + \lVert\mu\rVert^2}{2s^2} - \frac n2 + n\log s
+      - \frac12\log\det D - \frac12\log\det(I_r + V^\top D^{-1} V), \qquad D = \mathrm{diag}(\sigma^2)$$
+
+    Args:
+        mean: $\mu$, (n,).
+        log_std: $\log\sigma$, (n,), or one element for all.
+        factor: $V^\top$, (r, n).
+        prior_std: s.
+
+    Returns:
+        Nats, a scalar.
+
+    Source: Tomczak, Swaroop & Turner (2020); the determinant by the matrix determinant lemma.
+
+    Example:
+        >>> low_rank_gaussian_kl(torch.zeros(2), torch.zeros(2), torch.ones(1, 2))  # (2 - log 3) / 2
+        tensor(0.4507)
+    """
+    log_std = log_std.expand_as(mean)
+    whitened = factor * torch.exp(-log_std)
+    gram = torch.eye(len(factor), dtype=factor.dtype, device=factor.device) + whitened @ whitened.mT
+    # log det through the Cholesky factor, which exists because all eigenvalues are at least 1
+    low_rank = torch.linalg.cholesky(gram).diagonal().log().sum()
+    return gaussian_kl_sum(mean, log_std, 0.0, prior_std) + factor.square().sum() / (2 * prior_std**2) - low_rank
+
+
+def matrix_normal_kl(mean: Tensor, row_log_std: Tensor, column_log_std: Tensor, prior_std: float = 1.0) -> Tensor:
+    r"""KL of a matrix normal with diagonal covariances from independent normals of one variance.
+
+    $$\mathrm{KL} = \frac{\sum_i u_i^2 \sum_j v_j^2 + \lVert M \rVert^2}{2s^2} - C\sum_i\log u_i - R\sum_j\log v_j
+      + RC\Bigl(\log s - \frac12\Bigr)$$
+
+    Args:
+        mean: M, (R, C).
+        row_log_std: $\log u$, (R,).
+        column_log_std: $\log v$, (C,).
+        prior_std: s.
+
+    Returns:
+        Nats, a scalar.
+
+    Source: Louizos & Welling (2016), for diagonal covariances.
+
+    Example:
+        >>> matrix_normal_kl(torch.ones(2, 3), torch.zeros(2), torch.zeros(3))
+        tensor(3.)
+    """
+    rows, columns = mean.shape
+    squares = torch.exp(2 * row_log_std).sum() * torch.exp(2 * column_log_std).sum() + mean.square().sum()
+    log_stds = columns * row_log_std.sum() + rows * column_log_std.sum()
+    return squares / (2 * prior_std**2) - log_stds + mean.numel() * (math.log(prior_std) - 0.5)
+
+
+def radial_kl(mean: Tensor, log_std: Tensor, prior_std: float = 1.0) -> Tensor:
+    r"""KL of a radial distribution $\mu + \sigma\circ|\rho|\,\epsilon / \lVert\epsilon\rVert$ from independent normals.
+
+    $$\mathrm{KL} = \frac{\lVert\mu\rVert^2 + \sum_i \sigma_i^2 / n}{2s^2} + n\log s + \tfrac n2\log 2\pi
+      - \sum_i\log\sigma_i - H_n,$$
+
+    with the entropy $H_n = \frac12\log(2\pi e) + \log\pi^{n/2} - \log\Gamma(n/2) - (n - 1)(\gamma + \log 2) / 2$ of the noise.
+
+    Args:
+        mean: $\mu$, (n,).
+        log_std: $\log\sigma$, (n,).
+        prior_std: s.
+
+    Returns:
+        Nats, a scalar, positive for n > 1.
+
+    Source: Farquhar, Osborne & Gal (2020), which omits the entropy of the noise; derived in `bayesify.methods.radial`.
+
+    Example:
+        >>> radial_kl(torch.ones(1), torch.zeros(1))  # in one dimension, that of normals
+        tensor(0.5000)
+    """
+    n = mean.numel()
+    sphere = 0.5 * n * math.log(math.pi) - math.lgamma(0.5 * n)
+    entropy = 0.5 * math.log(2 * math.pi * math.e) + sphere - (n - 1) * _MINUS_MEAN_LOG_DISTANCE
+    constant = n * (math.log(prior_std) + 0.5 * math.log(2 * math.pi)) - entropy
+    squares = mean.square().sum() + torch.exp(2 * log_std).sum() / n
+    return squares / (2 * prior_std**2) - log_std.sum() + constant
+
+
+_MINUS_MEAN_LOG_DISTANCE = (0.5772156649015329 + math.log(2)) / 2  # of a standard normal, with Euler's constant
+
+
 class _GaussianKL(torch.autograd.Function):
     """Value and gradient with as few memory accesses as possible, which dominate the time of wide linear layers."""
 
@@ -125,7 +218,7 @@ class _GaussianKL(torch.autograd.Function):
         return by_shift, by_log, None
 
 
-def dropout_kl(weight: Tensor, bias: Tensor | None, p: float, prior_std: float | None) -> Tensor:
+def dropout_kl(weight: Tensor, bias: Tensor | None, p: float | Tensor, prior_std: float | None) -> Tensor:
     r"""KL of Bernoulli dropout from a normal prior, up to a constant in the weights: weight decay.
 
     $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr) + \mathrm{const},$$

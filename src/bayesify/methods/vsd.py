@@ -32,7 +32,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd
 
 from bayesify.core.checks import check_choice, check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
@@ -199,15 +199,7 @@ class StructuredDropoutPosterior(Posterior):
 
     def _over_weight(self, v: Tensor, layer: BayesianLayer) -> Tensor:
         """Shape v (..., K) to multiply the weight."""
-        if not self.of_kernels:
-            return layer.over_weight(v)
-        kernel = [1] * (len(layer.weight_shape) - 2)
-        if not isinstance(layer, _ConvTransposeNd):
-            return v.reshape(*v.shape, 1, *kernel)
-        # weight[i, o] of an input in group g belongs to output channel g * O/G + o
-        lead, groups, (inputs, per_group) = v.shape[:-1], layer.groups, layer.weight_shape[:2]
-        v = v.reshape(*lead, groups, 1, per_group).expand(*lead, groups, inputs // groups, per_group)
-        return v.reshape(*lead, inputs, per_group, *kernel)
+        return layer.over_weight_outputs(v) if self.of_kernels else layer.over_weight(v)
 
 
 def _connection(channels: int, rank: int | None) -> nn.Module:

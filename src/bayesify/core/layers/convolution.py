@@ -56,6 +56,9 @@ class _ForwardConvolution(_Convolution):
         v = v.reshape(*lead, self.groups, 1, per_group).expand(*lead, self.groups, out // self.groups, per_group)
         return v.reshape(*lead, out, per_group, *[1] * len(kernel))
 
+    def over_weight_outputs(self, v: Tensor) -> Tensor:
+        return v.reshape(*v.shape, *[1] * (len(self.weight_shape) - 1))
+
 
 class BayesConv1d(_ForwardConvolution, nn.Conv1d):
     original = nn.Conv1d
@@ -96,6 +99,12 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
 
     def over_weight(self, v: Tensor) -> Tensor:
         return v.reshape(*v.shape, *[1] * (len(self.weight_shape) - 1))
+
+    def over_weight_outputs(self, v: Tensor) -> Tensor:
+        # weight[i, o] of an input in group g belongs to output channel g * O/G + o
+        lead, (inputs, per_group, *kernel) = v.shape[:-1], self.weight_shape
+        v = v.reshape(*lead, self.groups, 1, per_group).expand(*lead, self.groups, inputs // self.groups, per_group)
+        return v.reshape(*lead, inputs, per_group, *[1] * len(kernel))
 
 
 class BayesConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):

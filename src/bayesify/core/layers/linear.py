@@ -47,6 +47,9 @@ class BayesLinear(_Linear, nn.Linear):
     def over_weight(self, v: Tensor) -> Tensor:
         return v.unsqueeze(-2)
 
+    def over_weight_outputs(self, v: Tensor) -> Tensor:
+        return v.unsqueeze(-1)
+
 
 class InputMajorLinear(_Linear):
     """Linear layers whose weight is (I, O), as in GPT-2."""
@@ -67,6 +70,9 @@ class InputMajorLinear(_Linear):
 
     def over_weight(self, v: Tensor) -> Tensor:
         return v.unsqueeze(-1)
+
+    def over_weight_outputs(self, v: Tensor) -> Tensor:
+        return v.unsqueeze(-2)
 
 
 def _batched(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

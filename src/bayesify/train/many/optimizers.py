@@ -71,7 +71,7 @@ class Optimizers:
             gradients = _clipped(gradients, self.clip_norm)
         for group in self.groups:
             for name, gradient in gradients.items():
-                group.views[name].grad = gradient[group.first : group.last]
+                group.views[name].grad = _laid_out(gradient[group.first : group.last], group.views[name])
             group.optimizer.step()
 
     def learning_rate(self, model: int) -> float:
@@ -95,6 +95,11 @@ def _mixes_models(group: _Group) -> bool:
     kind = type(group.optimizer)
     elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in _ELEMENTWISE
     return not elementwise or isinstance(group.scheduler, ReduceLROnPlateau)
+
+
+def _laid_out(gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient with the strides of its parameter: fused optimizers read both in the order of memory."""
+    return gradient if gradient.stride() == like.stride() else torch.empty_like(like).copy_(gradient)
 
 
 def _clipped(gradients: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:

@@ -1,0 +1,94 @@
+r"""Concrete dropout: Bernoulli noise on the inputs of a layer, with a learned probability.
+
+$$y = (x \circ d)\,W + b, \qquad
+  d_i = \frac{1}{1 - p}\,\mathrm{sigmoid}\Bigl(-\frac1t\Bigl(\log\frac{p}{1 - p} + \log\frac{u_i}{1 - u_i}\Bigr)\Bigr), \qquad
+  u_i \sim U(0, 1),$$
+
+a continuous relaxation of dropout with probability p, which it becomes for temperature t to 0. With K input channels, a prior
+$N(0, s^2)$ on weights, and up to a constant
+
+$$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr) + K\bigl(\log 2 - H(p)\bigr), \qquad
+  H(p) = -p\log p - (1 - p)\log(1 - p).$$
+
+It is that of dropout as a mixture of two narrow normals per input channel, whose entropy has one H(p) per channel; the constant,
+which diverges with their width, is chosen such that the KL is 0 for W = 0, b = 0 and p = 1/2. It does not depend on t.
+
+Source: Gal, Hron & Kendall, *Concrete dropout* ([arXiv:1705.07832](https://arxiv.org/abs/1705.07832), 2017), section 3. Its M is
+W / (1 - p): noise there is not scaled, so that $(1 - p)\lVert M \rVert^2$ stands for $\lVert W \rVert^2 / (1 - p)$.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesify.core.checks import check_positive, check_scale
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
+from bayesify.errors import ConfigurationError
+from bayesify.functional import at_least_float32, concrete_mask, dropout_kl
+
+__all__ = ["ConcreteDropout"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConcreteDropout(Method):
+    """Dropout with a learned probability per layer, before linear layers and convolutions, also in prediction.
+
+    Convolutions drop whole input channels per example, the same at every position.
+
+    Args:
+        p: initial probability of dropping an input, in (0, 1).
+        temperature: t of the relaxation; smaller values are closer to dropout, with noisier gradients of p.
+        prior_std: standard deviation of the normal prior on weights and biases, which are point estimates. Larger weights and a
+            smaller `prior_std` lead to smaller p.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(2, 1), ConcreteDropout(p=0.2))
+        >>> bnn.net.posterior.probability()
+        tensor(0.2000, grad_fn=<SigmoidBackward0>)
+    """
+
+    p: float = 0.1
+    temperature: float = 0.1
+    prior_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p < 1:
+            raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for a fixed p use MCDropout(p=...)")
+        check_positive("temperature", self.temperature)
+        check_scale("prior_std", self.prior_std)
+
+    def build(self, layer: BayesianLayer) -> Posterior | None:
+        return ConcreteDropoutPosterior(self) if layer.contracts else None
+
+
+class ConcreteDropoutPosterior(Posterior):
+    """The layer's weight, its input channels dropped at random; the parameter is the logit of p."""
+
+    def __init__(self, method: ConcreteDropout) -> None:
+        super().__init__()
+        self.method = method
+        self.logit = nn.Parameter(torch.tensor(math.log(method.p) - math.log1p(-method.p)))
+
+    def probability(self) -> Tensor:
+        """p, a scalar of at least float32."""
+        return at_least_float32(self.logit).sigmoid()
+
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.mean(layer)
+        mask = concrete_mask((samples, layer.input_channels), self.logit, self.method.temperature).to(weight.dtype)
+        return weight * layer.over_weight(mask), None if bias is None else bias.expand(samples, *bias.shape)
+
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        mask = concrete_mask((x.shape[0], layer.input_channels), self.logit, self.method.temperature).to(x.dtype)
+        return layer.op(x * layer.over_channels(mask, x), *self.mean(layer))
+
+    def kl(self, layer: BayesianLayer) -> Tensor:
+        logit, p = at_least_float32(self.logit), self.probability()
+        entropy = F.softplus(logit) - p * logit
+        return dropout_kl(*self.mean(layer), p, self.method.prior_std) + layer.input_channels * (math.log(2) - entropy)
