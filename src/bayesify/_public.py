@@ -24,7 +24,16 @@ from bayesify.errors import (
     PassError,
     StaleFunctionError,
 )
-from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
+from bayesify.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    GaussianMixture,
+    HeteroscedasticGaussian,
+    Likelihood,
+    NegativeBinomial,
+    Poisson,
+)
 from bayesify.methods import (
     ECMP,
     EMP,
@@ -85,9 +94,11 @@ __all__ = [
     "Method",
     "MissingDependencyError",
     "ModelFileError",
+    "NegativeBinomial",
     "NormalOutputs",
     "NothingRandomError",
     "PassError",
+    "Poisson",
     "Posterior",
     "Predictive",
     "ScalaBL",
