@@ -32,6 +32,7 @@ from bayesify.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
     NegativeBinomial,
+    Ordinal,
     Poisson,
 )
 from bayesify.methods import (
@@ -97,6 +98,7 @@ __all__ = [
     "NegativeBinomial",
     "NormalOutputs",
     "NothingRandomError",
+    "Ordinal",
     "PassError",
     "Poisson",
     "Posterior",

@@ -5,6 +5,7 @@ from bayesify.likelihoods.counts import NegativeBinomial, Poisson
 from bayesify.likelihoods.discrete import Bernoulli, Categorical
 from bayesify.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from bayesify.likelihoods.mixture import GaussianMixture
+from bayesify.likelihoods.ordinal import Ordinal
 
 __all__ = [
     "Bernoulli",
@@ -14,5 +15,6 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Likelihood",
     "NegativeBinomial",
+    "Ordinal",
     "Poisson",
 ]

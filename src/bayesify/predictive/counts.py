@@ -120,7 +120,7 @@ class CountPredictive(NumericPredictive):
         return torch.lerp(self._cdf(y - 1), self._cdf(y), share).to(self.means.dtype)
 
     def quantile(self, q: float) -> Tensor:
-        """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`: the smallest count with a `cdf` of q or more."""
+        """The q-quantile per output, q in (0, 1), shaped like `mean`: the smallest count whose `cdf` is at least q."""
         if not 0 < q < 1:
             raise ConfigurationError(f"q must be a number in (0, 1), got {q!r}")
         return self._quantile(q).to(self.means.dtype)
