@@ -27,6 +27,8 @@ from bayesify.errors import (
 from bayesify.likelihoods import (
     Bernoulli,
     Categorical,
+    EvidentialCategorical,
+    EvidentialGaussian,
     Gaussian,
     GaussianMixture,
     HeteroscedasticGaussian,
@@ -80,6 +82,8 @@ __all__ = [
     "DivergenceError",
     "Draws",
     "DropConnect",
+    "EvidentialCategorical",
+    "EvidentialGaussian",
     "Folded",
     "ForwardPass",
     "Gaussian",

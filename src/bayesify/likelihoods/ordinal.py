@@ -21,7 +21,9 @@ _NARROWEST, _WIDEST = 1e-6, 1e6  # distances of cut points
 
 
 class Ordinal(Likelihood):
-    r"""One of K ordered classes per example: $P(y \le k) = \mathrm{sigmoid}(c_k - f)$ with learned cut points $c_0 < c_1 < \dots$
+    r"""One of K ordered classes per example, with learned cut points.
+
+    $$P(y \le k) = \mathrm{sigmoid}(c_k - f), \qquad c_0 < c_1 < \dots < c_{K - 2}$$
 
     It is the class of a logistic variable with mean f among the intervals between the K - 1 cut points. A larger output moves
     probability to higher classes.

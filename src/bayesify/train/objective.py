@@ -34,9 +34,11 @@ class Objective(nn.Module):
     def forward(
         self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        r"""Return the loss, $-\mathrm{ELBO} / n$, the negative log likelihood per example, and the KL, all in nats."""
+        r"""Return the loss, $-\mathrm{ELBO} / n$ and any penalty, the negative log likelihood per example, and the KL, in nats."""
         draws, log_prob = self._expectation(batch) or self._draws(batch, samples)
-        loss = -elbo(draws, log_prob, n, beta, local_beta)
+        penalty = self.likelihood.penalty(draws.outputs, batch.y)
+        target = log_prob if penalty is None else log_prob - beta * penalty
+        loss = -elbo(draws, target, n, beta, local_beta)
         inputs = batch.auxiliary if self.auxiliary is None else self.auxiliary(batch.inputs)
         if inputs is not None:
             loss = loss + self.bnn.auxiliary_beta * apply(self.bnn.regularizer, inputs).mean()
