@@ -84,7 +84,7 @@ def fit_baselines(estimator: BayesianEstimator, X: pd.DataFrame, y: Tensor, X_ne
         warnings.simplefilter("ignore", ConvergenceWarning)
         if classes is None and isinstance(estimator.likelihood_, Poisson | NegativeBinomial):
             models = {
-                "Poisson regression": PoissonRegressor(max_iter=1000),
+                "Poisson regression": PoissonRegressor(alpha=1e-3, max_iter=1000),
                 "gradient boosting": HistGradientBoostingRegressor(loss="poisson", **settings),
             }
             return Baselines({name: _counts(model, inputs, target, new, seed) for name, model in models.items()}, note)
