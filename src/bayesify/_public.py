@@ -26,7 +26,19 @@ from bayesify.errors import (
     PassError,
     StaleFunctionError,
 )
-from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
+from bayesify.likelihoods import (
+    Bernoulli,
+    Categorical,
+    EvidentialCategorical,
+    EvidentialGaussian,
+    Gaussian,
+    GaussianMixture,
+    HeteroscedasticGaussian,
+    Likelihood,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+)
 from bayesify.methods import (
     ECMP,
     ELRG,
@@ -89,6 +101,8 @@ __all__ = [
     "DivergenceError",
     "Draws",
     "DropConnect",
+    "EvidentialCategorical",
+    "EvidentialGaussian",
     "Folded",
     "ForwardPass",
     "Gaussian",
@@ -104,9 +118,12 @@ __all__ = [
     "Method",
     "MissingDependencyError",
     "ModelFileError",
+    "NegativeBinomial",
     "NormalOutputs",
     "NothingRandomError",
+    "Ordinal",
     "PassError",
+    "Poisson",
     "Posterior",
     "Predictive",
     "Radial",

@@ -266,7 +266,7 @@ class TestParameters:
             ({"encoding": "fourier"}, ValueError, "encoding must be one of 'standard', 'piecewise'"),
             ({"activation": "step"}, ValueError, "activation must be one of 'elu'"),
             ({"hidden": (0,)}, ValueError, "hidden must be"),
-            ({"likelihood": "poisson"}, ValueError, "likelihood must be one of 'gaussian', 'heteroscedastic', 'mixture'"),
+            ({"likelihood": "weibull"}, ValueError, "likelihood must be one of 'gaussian', 'heteroscedastic', 'mixture'"),
             ({"beta": -1.0}, ValueError, "beta must be"),
             ({"accelerator": "tpu"}, ValueError, "accelerator must be"),
         ],

@@ -274,7 +274,7 @@ def test_nothing_is_broadcast(likelihood, outputs, targets):
         ),
         (lambda: Gaussian().predictive(torch.tensor([[-math.inf]])), ValueError, "NaN or infinity"),
         (lambda: Categorical().predictive(torch.tensor([[[math.inf, 0.0]]])), ValueError, "NaN or infinity"),
-        (lambda: Likelihood.from_dict({"likelihood": "Poisson"}), ValueError, "unknown likelihood 'Poisson'; known .*Bernoulli"),
+        (lambda: Likelihood.from_dict({"likelihood": "Weibull"}), ValueError, "unknown likelihood 'Weibull'; known .*Bernoulli"),
         (lambda: Likelihood.from_dict({"likelihood": "Gaussian", "sd": 1}), ValueError, "no field 'sd'; .*std, learn"),
     ],
 )

@@ -5,6 +5,9 @@ import math
 from typing import Literal
 
 import pytest
+import scipy.integrate
+import scipy.optimize
+import scipy.stats
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal, kl_divergence
@@ -187,7 +190,7 @@ def test_prior_around_pretrained_weights() -> None:
         ({"initial_std": -1.0}, "initial_std must be"),
         ({"mixture_std": math.inf}, "mixture_std must be"),
         ({"mixture_weight": 1.0}, r"mixture_weight must be in \(0, 1\), got 1.0"),
-        ({"prior": "scale-mixture", "prior_mean": "pretrained"}, "the scale mixture is centered on zero"),
+        ({"prior": "scale-mixture", "prior_mean": "pretrained"}, "'scale-mixture' is centered on zero"),
     ],
 )
 def test_errors(fields: dict[str, object], message: str) -> None:
@@ -210,3 +213,81 @@ def test_convolutions_draw_weights_where_no_gradient_is_wanted(layer: nn.Module)
     error = (variance / 2000).sqrt()
     assert ((drawn[:, 0].mean(0) - mean).abs() < 5 * error).all()
     assert ((drawn[:, 0].var(0) / variance - 1).abs() < 5 * (2 / 2000) ** 0.5).all()
+
+
+def _collapsed(kind: str, mean: float, std: float, method: MeanField) -> float:
+    """The smallest bound over distributions of the prior's parameters: -log E_prior[exp(E_q log p(w))] - entropy, by quadrature."""
+
+    def expected_log_density(m: float, v: float) -> float:
+        return -0.5 * (math.log(2 * math.pi * v) + ((mean - m) ** 2 + std**2) / v)
+
+    if kind == "mean":
+
+        def integrand(m: float) -> float:
+            prior = scipy.stats.norm.pdf(m, scale=method.mean_prior_std)
+            return math.exp(expected_log_density(m, method.prior_std**2)) * float(prior)
+
+        evidence = scipy.integrate.quad(integrand, -30, 30, points=[mean], limit=200)[0]
+    else:
+        t = method.delta / (1 - method.delta)
+        variance = scipy.stats.invgamma(0.5, scale=0.01)
+
+        def given_log_variance(u: float) -> float:
+            v = math.exp(u)
+
+            def integrand(z: float) -> float:
+                return math.exp(expected_log_density(z * (v / t) ** 0.5, v)) * float(scipy.stats.norm.pdf(z))
+
+            return scipy.integrate.quad(integrand, -12, 12, limit=200)[0] * float(variance.pdf(v)) * v
+
+        evidence = scipy.integrate.quad(given_log_variance, -12, 18, limit=400)[0]
+    return -math.log(evidence) - float(scipy.stats.norm.entropy(scale=std))
+
+
+@pytest.mark.parametrize("kind", ["mean", "mean-variance"])
+def test_kl_with_integrated_prior_parameters_matches_quadrature(kind: Literal["mean", "mean-variance"]) -> None:
+    method = MeanField(prior=kind, prior_std=0.6, mean_prior_std=1.3, delta=0.3)
+    bnn, site = _convert(nn.Linear(2, 1), method)
+    _scatter(site)
+    pairs = [(site.weight, site.posterior.weight_log_std), (site.bias, site.posterior.bias_log_std)]
+    expected = sum(
+        _collapsed(kind, m, math.exp(s), method)
+        for mean, log_std in pairs
+        for m, s in zip(mean.flatten().tolist(), log_std.flatten().tolist(), strict=True)
+    )
+    assert bnn.kl().item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_kl_of_empirical_bayes_is_at_the_best_variance_of_each_tensor() -> None:
+    bnn, site = _convert(nn.Linear(4, 3), MeanField(prior="empirical-bayes", a=3.0, b=0.7))
+    _scatter(site)
+    total = 0.0
+    for mean, log_std in ((site.weight, site.posterior.weight_log_std), (site.bias, site.posterior.bias_log_std)):
+        q = Normal(mean.detach(), log_std.detach().exp())
+
+        def kl(log_variance: float, q: Normal = q) -> float:
+            return kl_divergence(q, Normal(torch.zeros_like(q.mean), math.exp(0.5 * log_variance))).sum().item()
+
+        def objective(log_variance: float, kl=kl) -> float:
+            return kl(log_variance) - float(scipy.stats.invgamma.logpdf(math.exp(log_variance), 3.0, scale=0.7))
+
+        best = scipy.optimize.minimize_scalar(objective, bounds=(-6, 6), method="bounded", options={"xatol": 1e-9})
+        total += kl(best.x)
+    assert bnn.kl().item() == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("prior", ["mean", "mean-variance", "empirical-bayes"])
+def test_learned_priors_share_the_pass_and_keep_the_draws(prior: Literal["mean", "mean-variance", "empirical-bayes"]) -> None:
+    bnn, site = _convert(nn.Linear(4, 3), MeanField(prior=prior))
+    _scatter(site)
+    torch.testing.assert_close(bnn(torch.zeros(2, 4).double()).kl, bnn.kl())
+    plain, other = _convert(nn.Linear(4, 3), MeanField())
+    other.load_state_dict(site.state_dict())
+    x = torch.randn(5, 4).double()
+    drawn = []
+    for network in (bnn, plain):
+        torch.manual_seed(0)
+        drawn.append(network(x, samples=3).outputs)
+    torch.testing.assert_close(*drawn)
+    bnn.kl().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in site.parameters())

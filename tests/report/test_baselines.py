@@ -8,6 +8,7 @@ import torch
 
 from bayesify.report import assess, baselines
 from bayesify.report.baselines import fit_baselines
+from bayesify.report.skill import constant_baseline
 
 np = pytest.importorskip("numpy")
 pd = pytest.importorskip("pandas")
@@ -88,3 +89,16 @@ def test_300_columns_and_256_rows_get_no_green_tick_and_a_way_out():
     assert skill.mark != "good"
     assert "clearly better" in skill.meaning
     assert "--method" in skill.meaning
+
+
+def test_baselines_of_counts_predict_counts():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"a": rng.normal(size=400)})
+    y = rng.negative_binomial(4, 4 / (4 + np.exp(2 + 0.8 * X["a"])))
+    model = BayesianRegressor(method="MCDropout", likelihood="negative-binomial", epochs=1, random_state=0).fit(X[:300], y[:300])
+    baselines = fit_baselines(model, X[:300], torch.tensor(y[:300], dtype=torch.float64), X[300:])
+    assert list(baselines.predictives) == ["Poisson regression", "gradient boosting"]
+    p = baselines.predictives["Poisson regression"]
+    assert p.dispersions[0, 0].item() == pytest.approx(0.25, rel=0.4)
+    constant = constant_baseline(p, torch.tensor(y[300:]), torch.tensor(y[:300]))
+    assert p.log_prob(torch.tensor(y[300:])).mean() > constant.log_prob(torch.tensor(y[300:])).mean() + 0.1

@@ -95,6 +95,8 @@ class ConformalIntervals(Calibration):
         score = torch.cat(self.scores).sort(0).values[rank - 1]
         rulers = [_Ruler(fold) for fold in folds]
         lower, upper = (self._outermost(rulers, score, rank, sign) for sign in (-1, 1))
+        if getattr(folds[0], "integers", False):  # counts between the ends stay inside
+            return (-lower).ceil().clamp_min(0), upper.floor().clamp_min(0)
         return -lower, upper
 
     def _outermost(self, rulers: Sequence[_Ruler], score: Tensor, rank: int, sign: int) -> Tensor:

@@ -18,9 +18,9 @@ from bayesify.core.method import Method
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import REGRESSION, Recipe
-from bayesify.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
+from bayesify.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood, NegativeBinomial, Poisson
 from bayesify.objectives import KLSchedule
-from bayesify.predictive import GaussianPredictive
+from bayesify.predictive import GaussianPredictive, NumericPredictive
 
 try:
     import numpy as np
@@ -38,6 +38,7 @@ __all__ = ["BayesianRegressor"]
 
 _NOISE = 0.3  # initial, in standard deviations of the targets
 _COMPONENTS = 3  # of the mixture
+_COUNTS = ("poisson", "negative-binomial")
 _NARROWEST, _WIDEST = 1e-3, 10.0  # standard deviations of a component, in standard deviations of the targets
 
 
@@ -45,7 +46,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """Bayesian neural network for regression.
 
     The default is an ensemble of eight networks whose noise may have any distribution. Inputs are preprocessed by
-    `bayesify.data.preprocessing`, targets are standardized for training; predictions are in the original units.
+    `bayesify.data.preprocessing`, targets other than counts are standardized for training; predictions are in the original units.
 
     Args:
         method: a method, or the name of one, such as "VSD", for the fields in `BayesianRegressor.recipes`; None for
@@ -56,7 +57,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         net: function `(in_features, out_features) -> nn.Module`, instead of `hidden` and `activation`. Such a model can be pickled,
             but not saved by `save_model`.
         likelihood: "gaussian" learns one noise level per output, with "heteroscedastic" the network predicts it for every row;
-            "mixture" is a `GaussianMixture` of three components, for targets of any distribution.
+            "mixture" is a `GaussianMixture` of three components, for targets of any distribution; "poisson" and
+            "negative-binomial" (one dispersion per output) are for counts.
         epochs: passes over the data, at most; None for a number that makes `training_settings.steps` steps.
         batch_size: rows per step; None for a share of the rows.
         learning_rate: initial rate of Adam, with cosine decay to 0.
@@ -77,7 +79,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     Attributes:
         bnn_: the trained Bayesian network.
-        likelihood_: the likelihood with its learned noise, in standardized units.
+        likelihood_: the likelihood with its learned noise, in standardized units except for counts.
         history_: losses of training.
         columns_: kinds of the columns.
         preprocessing_: the fitted transformer of the inputs.
@@ -161,11 +163,13 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             bounds = self.predictive(X).interval(level)
         return np.stack([self._array(bound) for bound in bounds], -1)
 
-    def predictive(self, X: ArrayLike | pd.DataFrame) -> GaussianPredictive:
+    def predictive(self, X: ArrayLike | pd.DataFrame) -> NumericPredictive:
         predictive = super().predictive(X)
-        assert isinstance(predictive, GaussianPredictive)
-        # float64, because float32 would round small deviations from a large mean.
-        return predictive.double().rescale(torch.from_numpy(self.target_mean_), torch.from_numpy(self.target_std_))
+        assert isinstance(predictive, NumericPredictive)
+        predictive = predictive.double()  # float32 would round small deviations from a large mean
+        if not isinstance(predictive, GaussianPredictive):
+            return predictive
+        return predictive.rescale(torch.from_numpy(self.target_mean_), torch.from_numpy(self.target_std_))
 
     predictive.__doc__ = BayesianEstimator.predictive.__doc__
 
@@ -184,6 +188,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def _training_target(self, y: Any) -> Tensor:
         columns = self._check_targets(y).reshape(len(y), -1)
+        if self.in_use("likelihood") in _COUNTS:
+            _check_counts(self.in_use("likelihood"), columns)
+            return torch.from_numpy(columns).float()
         return torch.from_numpy((columns - self.target_mean_) / self.target_std_).float()
 
     def describe_target(self) -> dict[str, Any]:
@@ -195,7 +202,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def _make_likelihood(self) -> tuple[Likelihood, int]:
         name, outputs = self.in_use("likelihood"), len(self.target_mean_)
-        check_choice("likelihood", name, ("gaussian", "heteroscedastic", "mixture"))
+        check_choice("likelihood", name, ("gaussian", "heteroscedastic", "mixture", *_COUNTS))
+        if name in _COUNTS:
+            scale = self.target_mean_.tolist() if outputs > 1 else float(self.target_mean_[0])
+            if name == "poisson":
+                return Poisson(scale), outputs
+            return NegativeBinomial(1.0 if outputs == 1 else [1.0] * outputs, scale=scale), outputs
         if name == "mixture":
             likelihood = GaussianMixture(components=_COMPONENTS, min_std=self.rounding_, max_std=_WIDEST)
             return likelihood, _COMPONENTS * (1 + 2 * outputs)
@@ -216,6 +228,16 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _check_counts(likelihood: str, columns: np.ndarray) -> None:
+    """Raise DataError unless all targets are counts."""
+    invalid = (columns < 0) | (columns != columns.round())
+    if invalid.any():
+        raise DataError(
+            f"y must have counts, whole numbers of at least 0, for likelihood={likelihood!r}, got {columns[invalid][0]:g} "
+            f"({int(invalid.sum())} such values); choose likelihood='gaussian', 'heteroscedastic' or 'mixture'"
+        )
 
 
 def _rounding(columns: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from bayesify.functional.hadamard_weights import (
     hadamard_second_moments,
 )
 from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
+from bayesify.functional.incomplete_beta import incomplete_beta
 from bayesify.functional.kl import (
     at_least_float32,
     dropout_kl,
@@ -64,6 +65,7 @@ __all__ = [
     "hadamard_projection",
     "hadamard_second_moments",
     "householder",
+    "incomplete_beta",
     "induced_regularizer",
     "kl_lognormal_gamma",
     "kl_lognormal_inverse_gamma",

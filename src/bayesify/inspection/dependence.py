@@ -14,7 +14,7 @@ from bayesify.data import conform
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators import BayesianEstimator
 from bayesify.inspection.variants import Variants, check_column, choose_rows
-from bayesify.predictive import GaussianPredictive
+from bayesify.predictive import NumericPredictive
 
 try:
     import numpy as np
@@ -102,7 +102,7 @@ def partial_dependence(
     default = np.tile(chosen, len(sources))
     p, by_draw = variants.draws({column: np.repeat(sources, len(chosen))}, default)
     if output is None:
-        output = 0 if isinstance(p, GaussianPredictive) or by_draw.shape[2] > 2 else 1
+        output = 0 if isinstance(p, NumericPredictive) or by_draw.shape[2] > 2 else 1
     if not 0 <= output < by_draw.shape[2]:
         raise ConfigurationError(f"output must be from 0 to {by_draw.shape[2] - 1}, got {output}")
 
@@ -110,7 +110,7 @@ def partial_dependence(
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     lower, upper = averages.quantile(tails, 0)
     table = {"value": values, "mean": averages.mean(0).numpy(), "lower": lower.numpy(), "upper": upper.numpy()}
-    if isinstance(p, GaussianPredictive):
+    if isinstance(p, NumericPredictive):
         bounds = (end.reshape(len(sources), len(chosen), -1)[..., output].mean(1).double().numpy() for end in p.interval(level))
         table |= dict(zip(("predictive_lower", "predictive_upper"), bounds, strict=True))
     return Dependence(column, kind, level, pd.DataFrame(table))

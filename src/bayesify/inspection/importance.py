@@ -14,7 +14,7 @@ from bayesify.core.checks import check_integer
 from bayesify.errors import MissingDependencyError
 from bayesify.estimators import BayesianEstimator
 from bayesify.inspection.variants import Variants, check_targets, choose_rows, uncertainty
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import NumericPredictive, Predictive
 from bayesify.predictive.base import align_targets
 
 try:
@@ -112,7 +112,7 @@ def _scores(p: Predictive, y: Tensor) -> dict[str, Tensor]:
     rows = len(y)
     y = y.repeat(len(p) // len(y), *[1] * (y.dim() - 1))
     nll = -p.log_prob(y).double()
-    if isinstance(p, GaussianPredictive):
+    if isinstance(p, NumericPredictive):
         y = align_targets(y, tuple(p.mean.shape)).double()
         squares = (y - p.mean.double()).square().reshape(len(p), -1)
         if squares.shape[1] > 1:

@@ -9,7 +9,7 @@ from bayesify.data import conform
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators import BayesianEstimator
 from bayesify.inspection.variants import Variants, choose_rows, uncertainty
-from bayesify.predictive import GaussianPredictive
+from bayesify.predictive import NumericPredictive
 
 try:
     import numpy as np
@@ -80,7 +80,7 @@ def row_effects(
     label = None
     for p in variants.predictive(sources, default):
         total_name, total, epistemic_name, epistemic = uncertainty(p)
-        if isinstance(p, GaussianPredictive):
+        if isinstance(p, NumericPredictive):
             values = p.mean.reshape(len(p), -1)[:, 0]
         else:
             label = int(p.prediction[0]) if label is None else label  # the first row is the original one

@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators import BayesianEstimator
 from bayesify.likelihoods import Categorical, Gaussian
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import GaussianPredictive, NumericPredictive, Predictive
 
 try:
     import numpy as np
@@ -77,7 +77,7 @@ class Variants:
         table = self._put_together(sources, default)
         with _quiet():
             p = self._estimator.predictive(table)
-            if isinstance(p, GaussianPredictive):
+            if isinstance(p, NumericPredictive):
                 return p, p.draw_means.reshape(p.samples, len(p), -1)
             # Categorical predictives keep no draws; with normal noise, the means are the logits of the same draws.
             twin = copy.copy(self._estimator)
@@ -119,7 +119,7 @@ def check_targets(estimator: BayesianEstimator, y: ArrayLike, rows: int) -> Tens
 
 def uncertainty(p: Predictive) -> tuple[str, Tensor, str, Tensor]:
     """Names and values (R,) of the total and of the epistemic uncertainty: standard deviations, or nats."""
-    if isinstance(p, GaussianPredictive):
+    if isinstance(p, NumericPredictive):
         total, epistemic = (v.double().reshape(len(p), -1).mean(1).sqrt() for v in (p.variance, p.epistemic))
         return "std", total, "epistemic_std", epistemic
     return "entropy", p.entropy.double(), "mutual_information", p.mutual_information.double()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.metrics.calibration import confidence_gap
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, NumericPredictive, Predictive
 from bayesify.predictive.base import align_targets
 
 __all__ = ["metrics_of", "predictions_of", "statistics_of"]
@@ -40,7 +40,7 @@ def statistics_of(predictive: Predictive, y: Tensor) -> dict[str, Tensor]:
             scores["count"] = _flat(valid).sum(1).to(log_prob)
         scores["confidence"], scores["correct"] = _flat(largest.exp()), _flat(predicted == y).to(log_prob)
         scores["valid"] = _flat(valid).to(log_prob)
-    elif isinstance(predictive, GaussianPredictive):
+    elif isinstance(predictive, NumericPredictive):
         mean = predictive.mean
         scores["squared_error"] = _flat((align_targets(y, tuple(mean.shape)) - mean).square())
     return scores
@@ -69,7 +69,7 @@ def metrics_of(statistics: Mapping[str, Any]) -> dict[str, float]:
 
 def predictions_of(predictive: Predictive) -> Any:
     """Return what does not grow with the number of draws: log probabilities (B, ..., K), or mean and standard deviation."""
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         return predictive.mean, predictive.variance.sqrt()
     if isinstance(predictive, CategoricalPredictive | BernoulliPredictive):
         return predictive.log_probs

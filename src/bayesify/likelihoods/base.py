@@ -79,6 +79,10 @@ class Likelihood(nn.Module, ABC):
         self.check_outputs(outputs)
         return sum_from(self.terms(at_least_float32(outputs), align_targets(y, self.target_shape(outputs))), 2)
 
+    def penalty(self, outputs: Tensor, y: Tensor) -> Tensor | None:
+        """What training subtracts from `log_prob`, weighted by `beta`, of each example under each draw: (S, B), nats, or None."""
+        return None
+
     def expected_terms(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
         """Expectation of `terms` over independent normal outputs (1, B, *), where it has a closed form."""
         raise NotImplementedError(f"the expectation of {type(self).__name__} has no closed form; draw outputs")

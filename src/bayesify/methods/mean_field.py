@@ -9,6 +9,12 @@ $$y_j \sim N\Bigl(\sum_i x_i\mu_{ij} + \mu_j, \; \sum_i x_i^2\sigma_{ij}^2 + \si
 
 `noise="shared"` draws the weights once per sample for the whole batch (Bayes by Backprop; Blundell et al., 2015), which costs less
 per step. Without gradients, convolutions draw weights in either case where that is cheaper.
+
+Priors with learned parameters: Tomczak, Swaroop, Foong & Turner, *Collapsed variational bounds for Bayesian neural networks*
+(2021); for one variance per tensor Wu et al., *Deterministic variational inference* (2019), arXiv 1810.03958, section 4. They are
+vi-mean, vi-mv and vi-eb in *Variational inference on the final-layer output of neural networks*; vi-naive is the normal prior. The
+bound of "empirical-bayes" omits the log prior of the variance, as in the latter. The weight of the KL in `fit` does not change the
+learned parameters.
 """
 
 from __future__ import annotations
@@ -24,9 +30,19 @@ from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, gaussian_kl, gaussian_kl_and_spread
+from bayesify.functional import (
+    at_least_float32,
+    gaussian_kl,
+    gaussian_kl_and_spread,
+    vifo_empirical_bayes,
+    vifo_mean,
+    vifo_mean_variance,
+)
 
 __all__ = ["MeanField"]
+
+# priors with learned parameters, and the papers' a and b
+_COLLAPSED = {"mean": (), "mean-variance": (0.5, 0.01), "empirical-bayes": (4.4798, 10.0)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +53,19 @@ class MeanField(Method):
         noise: "local" draws outputs per example (less gradient noise), "shared" draws weights per sample (cheaper).
         prior: "normal" is $N(m, s^2)$; "scale-mixture" is $\pi N(0, s^2) + (1 - \pi) N(0, t^2)$ (Blundell et al., 2015,
             equation 7), whose KL is estimated with one draw; "sequential" is normal, with a mean and standard deviation of every
-            weight, at first m and s, which `update_prior` replaces by those of the posterior.
-        prior_std: s, the standard deviation of the normal prior or of the wide component.
+            weight, at first m and s, which `update_prior` replaces by those of the posterior. The others learn the prior's
+            parameters, integrated out in closed form (collapsed variational inference): "mean" a mean per weight, "mean-variance" a
+            mean and a variance per weight, "empirical-bayes" one variance per weight matrix and per bias. They are the regularizers
+            of `VIFO` of these names, of the weights.
+        prior_std: s, the standard deviation of the normal prior, of the wide component, or of weights around the prior's mean
+            ("mean"; the papers use sqrt(0.3)).
         prior_mean: m, "zero" or "pretrained" (the network's weights at conversion).
         mixture_weight: $\pi$ of the scale mixture.
         mixture_std: t of the scale mixture, the narrow component.
+        mean_prior_std: standard deviation of the prior's mean itself, of "mean".
+        a, b: shape and scale of the inverse gamma prior of "mean-variance" and "empirical-bayes"; None for (0.5, 0.01) and
+            (4.4798, 10). b / a and b / (a + 1) are the variances that weights of mean zero tend to.
+        delta: of "mean-variance", how strongly means are drawn to zero, in (0, 1).
         initial_std: initial posterior standard deviation, in units of $1/\sqrt{\text{fan-in}}$, so that the noise in a layer's
             output is about this share of its signal for any width.
 
@@ -52,23 +76,32 @@ class MeanField(Method):
     """
 
     noise: Literal["local", "shared"] = "local"
-    prior: Literal["normal", "scale-mixture", "sequential"] = "normal"
+    prior: Literal["normal", "scale-mixture", "sequential", "mean", "mean-variance", "empirical-bayes"] = "normal"
     prior_std: float = 1.0
     prior_mean: Literal["zero", "pretrained"] = "zero"
     mixture_weight: float = 0.5
     mixture_std: float = math.exp(-6)
+    mean_prior_std: float = math.sqrt(5.7)
+    a: float | None = None
+    b: float | None = None
+    delta: float = 0.1
     initial_std: float = 0.1
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, ("local", "shared"))
-        check_choice("prior", self.prior, ("normal", "scale-mixture", "sequential"))
+        check_choice("prior", self.prior, ("normal", "scale-mixture", "sequential", *_COLLAPSED))
         check_choice("prior_mean", self.prior_mean, ("zero", "pretrained"))
-        for name in ("prior_std", "mixture_std", "initial_std"):
+        for name in ("prior_std", "mixture_std", "mean_prior_std", "initial_std"):
             check_scale(name, getattr(self, name))
+        for name in ("a", "b"):
+            if getattr(self, name) is not None:
+                check_scale(name, getattr(self, name))
+        if not 0 < self.delta < 1:
+            raise ConfigurationError(f"delta must be in (0, 1), got {self.delta!r}")
         if not 0 < self.mixture_weight < 1:
             raise ConfigurationError(f"mixture_weight must be in (0, 1), got {self.mixture_weight!r}")
-        if self.prior == "scale-mixture" and self.prior_mean == "pretrained":
-            raise ConfigurationError('prior_mean="pretrained" requires another prior: the scale mixture is centered on zero')
+        if self.prior not in ("normal", "sequential") and self.prior_mean == "pretrained":
+            raise ConfigurationError(f'prior_mean="pretrained" requires prior="normal": {self.prior!r} is centered on zero')
 
     def build(self, layer: BayesianLayer) -> Posterior:
         return GaussianPosterior(self, layer)
@@ -169,6 +202,8 @@ class GaussianPosterior(Posterior):
         wide = at_least_float32(log_std)
         if self.method.prior == "scale-mixture":
             return _scale_mixture_kl(at_least_float32(mean), wide, self.method), torch.exp(power * log_std)
+        if self.method.prior in _COLLAPSED:
+            return _collapsed_kl(at_least_float32(mean), wide, self.method), torch.exp(power * log_std)
         center = 0.0 if prior_mean is None else prior_mean
         if prior_log_std is not None:
             kl = gaussian_kl(at_least_float32(mean), wide, center, at_least_float32(prior_log_std).exp()).sum()
@@ -182,6 +217,18 @@ def _draw(mean: Tensor, std: Tensor, samples: int) -> Tensor:
     shape = mean.shape if samples == 1 else (samples, *mean.shape)
     drawn = torch.addcmul(mean, std, torch.randn(shape, dtype=mean.dtype, device=mean.device))
     return drawn.unsqueeze(0) if samples == 1 else drawn
+
+
+def _collapsed_kl(mean: Tensor, log_std: Tensor, method: MeanField) -> Tensor:
+    """KL of one tensor of parameters with the prior's parameters integrated out: a regularizer of VIFO of a single example."""
+    q = mean.flatten().unsqueeze(0), log_std.exp().flatten().unsqueeze(0)
+    if method.prior == "mean":
+        return vifo_mean(*q, prior_std=method.prior_std, mean_prior_std=method.mean_prior_std).squeeze(0)
+    default = _COLLAPSED[method.prior]
+    a, b = (value if given is None else given for value, given in zip(default, (method.a, method.b), strict=True))
+    if method.prior == "mean-variance":
+        return vifo_mean_variance(*q, a=a, b=b, delta=method.delta).squeeze(0)
+    return vifo_empirical_bayes(*q, a=a, b=b).squeeze(0)
 
 
 def _scale_mixture_kl(mean: Tensor, log_std: Tensor, method: MeanField) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from bayesify.metrics.calibration import expected_calibration_error, maximum_calibration_error
 from bayesify.metrics.predictions import accuracy, brier, coverage, crps, interval_width, rmse
 from bayesify.metrics.ranking import average_precision, balanced_accuracy, roc_auc
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, NumericPredictive, Predictive
 from bayesify.predictive.base import align_targets
 
 __all__ = ["evaluate"]
@@ -26,7 +26,8 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     Returns:
         Classification: nll (nats per row), accuracy, balanced_accuracy, brier, ece and mce (15 equal-width bins); also roc_auc and
         average_precision (of the rarer of two classes) if y has two classes or more, of at most 100. Regression: nll, rmse and crps
-        (in the unit of y, over rows and outputs), coverage_95 and width_95 of the central 95 % interval.
+        (in the unit of y, over rows and outputs), coverage_95 and width_95 of the central 95 % interval, whose ends are whole
+        numbers for counts, so that it may contain more.
 
     Raises:
         TypeError: an unknown type of predictive.
@@ -41,7 +42,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     """
     y = torch.as_tensor(y).to(predictive.mean.device)
     scores = {"nll": -predictive.log_prob(y).mean()}
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         y = align_targets(y, predictive.mean.shape)
         lower, upper = predictive.interval(0.95)
         scores["rmse"] = rmse(predictive.mean, y)
@@ -60,7 +61,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
         scores["ece"] = expected_calibration_error(probs, y)
         scores["mce"] = maximum_calibration_error(probs, y)
     else:
-        raise TypeError(f"predictive must be categorical, Bernoulli or Gaussian, got {type(predictive).__name__}")
+        raise TypeError(f"predictive must be categorical, Bernoulli or of numbers, got {type(predictive).__name__}")
     return {name: float(value) for name, value in scores.items()}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import DataError
-from bayesify.predictive import GaussianPredictive
+from bayesify.predictive import NumericPredictive
 from bayesify.predictive.base import align_targets
 from bayesify.predictive.discrete import check_labels
 
@@ -81,8 +81,8 @@ def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
     return (upper - lower).mean()
 
 
-def crps(predictive: GaussianPredictive, y: Tensor) -> Tensor:
-    """Continuous ranked probability score in the unit of y: the mean of `GaussianPredictive.crps` over rows and outputs.
+def crps(predictive: NumericPredictive, y: Tensor) -> Tensor:
+    """Continuous ranked probability score in the unit of y: the mean of `NumericPredictive.crps` over rows and outputs.
 
     Example:
         >>> from bayesify.predictive import GaussianPredictive

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify.metrics import reliability
 from bayesify.plots.statistics import binomial_interval, class_predictions, equal_count_bins, select_output
 from bayesify.plots.style import BLUE, MUTED, REFERENCE, axes, label, legend
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import NumericPredictive, Predictive
 
 __all__ = ["plot_coverage", "plot_rejection", "plot_reliability", "plot_uncertainty_error"]
 
@@ -40,8 +40,8 @@ def plot_coverage(predictive: Predictive, y: Tensor, ax: Axes | None = None, *, 
     band = torch.tensor([binomial_interval(len(y), level) for level in grid.tolist()])
     ax.fill_between(grid, band[:, 0], band[:, 1], color=MUTED, alpha=0.18, linewidth=0, label="calibrated, 95% range")
     ax.plot([0, 1], [0, 1], **REFERENCE, label="ideal")
-    # y is inside the central interval of level |2 F(y) - 1| and every wider one
-    smallest_level = (2 * p.cdf(y) - 1).abs().sort().values
+    # y is inside the central interval of level |2 F(y) - 1| and every wider one; F(y) of counts is randomized
+    smallest_level = (2 * p.pit(y) - 1).abs().sort().values
     levels = torch.linspace(0, 1, 201, dtype=torch.float64)
     ax.plot(levels, torch.searchsorted(smallest_level, levels, right=True) / len(y), color=BLUE, label="observed")
     _percent(ax, "xy")
@@ -102,7 +102,7 @@ def plot_uncertainty_error(predictive: Predictive, y: Tensor, ax: Axes | None = 
         The Axes.
     """
     ax = axes(ax)
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         p, y = select_output(predictive, y, output)
         groups = equal_count_bins(p.std, bins)
         expected = torch.stack([p.variance[rows].mean().sqrt() for rows in groups])
@@ -142,7 +142,7 @@ def plot_rejection(predictive: Predictive, y: Tensor, ax: Axes | None = None, *,
         The Axes.
     """
     ax = axes(ax)
-    regression = isinstance(predictive, GaussianPredictive)
+    regression = isinstance(predictive, NumericPredictive)
     if regression:
         p, y = select_output(predictive, y, output)
         total, score = p.std, (y - p.mean).square()

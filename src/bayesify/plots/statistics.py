@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.core.checks import check_fraction, check_integer
 from bayesify.errors import ConfigurationError, DataError
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, NumericPredictive, Predictive
 from bayesify.predictive.base import align_targets
 
 __all__ = ["ClassPredictions", "binomial_interval", "class_predictions", "equal_count_bins", "row_uncertainty", "select_output"]
@@ -63,15 +63,15 @@ def class_predictions(predictive: Predictive, y: Tensor) -> ClassPredictions:
     return ClassPredictions(probs, y[rows], entropy, information)
 
 
-def select_output(predictive: Predictive, y: Tensor | None = None, output: int = 0) -> tuple[GaussianPredictive, Tensor]:
-    """Select one output of a regression predictive, with means (S, N), and its targets (N,); zeros without y.
+def select_output(predictive: Predictive, y: Tensor | None = None, output: int = 0) -> tuple[NumericPredictive, Tensor]:
+    """Select one output of a regression predictive, with mean (N,), and its targets (N,); zeros without y.
 
     Raises:
         TypeError: a classification predictive.
         ConfigurationError: `output` is not an index of an output.
         DataError: targets of another shape.
     """
-    if not isinstance(predictive, GaussianPredictive):
+    if not isinstance(predictive, NumericPredictive):
         raise TypeError(
             f"predictive must be of regression, got {type(predictive).__name__}; see plot_reliability and plot_confusion"
         )
@@ -79,10 +79,10 @@ def select_output(predictive: Predictive, y: Tensor | None = None, output: int =
     y = torch.zeros(p.mean.shape) if y is None else align_targets(torch.as_tensor(y), tuple(p.mean.shape))
     y = y.detach().double().cpu()
     check_integer("output", output, least=0)
-    outputs = 1 if p.means.dim() == 2 else p.means.shape[-1]
+    outputs = 1 if p.mean.dim() == 1 else p.mean.shape[-1]
     if output >= outputs:
         raise ConfigurationError(f"output must be below {outputs}, the number of outputs, got {output}")
-    return (p, y) if p.means.dim() == 2 else (p.output(output), y[..., output])
+    return (p, y) if p.mean.dim() == 1 else (p.output(output), y[..., output])
 
 
 def row_uncertainty(predictive: Predictive, output: int = 0) -> tuple[Tensor, Tensor, str]:
@@ -91,7 +91,7 @@ def row_uncertainty(predictive: Predictive, output: int = 0) -> tuple[Tensor, Te
     Regression: the standard deviation, split in proportion to the variances. Classification: the entropy in nats, averaged over the
     labels or tokens of a row.
     """
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         p, _ = select_output(predictive, output=output)
         return p.std, p.aleatoric / p.std, "predicted standard deviation"
     total, aleatoric = (x.detach().double().cpu() for x in (predictive.entropy, predictive.aleatoric))

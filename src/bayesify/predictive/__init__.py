@@ -4,8 +4,19 @@ Aleatoric + epistemic uncertainty is the `variance` in regression, in squared un
 classification, in nats.
 """
 
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive
+from bayesify.predictive.base import NumericPredictive, Predictive
+from bayesify.predictive.counts import CountPredictive
+from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive, DirichletPredictive
 from bayesify.predictive.gaussian import GaussianPredictive
+from bayesify.predictive.student import StudentTPredictive
 
-__all__ = ["BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive", "Predictive"]
+__all__ = [
+    "BernoulliPredictive",
+    "CategoricalPredictive",
+    "CountPredictive",
+    "DirichletPredictive",
+    "GaussianPredictive",
+    "NumericPredictive",
+    "Predictive",
+    "StudentTPredictive",
+]

@@ -1,4 +1,4 @@
-"""Base class of predictive distributions, and their shape rules.
+"""Base classes of predictive distributions, and their shape rules.
 
 Shapes: S draws, N rows, K classes, D outputs.
 """
@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayesify.core.checks import check_fraction
 from bayesify.errors import DataError
 
-__all__ = ["Predictive", "align_targets", "sum_from", "without_single"]
+__all__ = ["NumericPredictive", "Predictive", "align_targets", "sum_from", "without_single"]
 
 
 class Predictive(ABC):
@@ -65,9 +66,13 @@ class Predictive(ABC):
     def cat(self, *others: Any) -> Self:
         """Concatenate with more rows of equally many draws, from predictives of the same type."""
 
-    @abstractmethod
     def average(self, *others: Any) -> Self:
-        """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain."""
+        """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain.
+
+        Raises:
+            NotImplementedError: the average has no distribution of this type; use `mix`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no average; combine the draws with mix")
 
     @abstractmethod
     def select(self, rows: Tensor | slice) -> Self:
@@ -103,6 +108,66 @@ class Predictive(ABC):
             ours, theirs = (len(p) if attribute == "rows" else p.samples for p in (self, other))
             if ours != theirs:
                 raise DataError(f"predictives must have the same number of {attribute}, got {ours} and {theirs}")
+
+
+class NumericPredictive(Predictive):
+    """Predictive distribution of numbers (regression): D outputs per row, each a mixture over S draws."""
+
+    missing: ClassVar[tuple[str, ...]] = (
+        "probs",
+        "entropy",
+        "expected_entropy",
+        "mutual_information",
+        "prediction",
+        "log_probs",
+    )
+    hint: ClassVar[str] = "it is for regression; use mean, std, interval(0.95), aleatoric or epistemic"
+
+    integers: ClassVar[bool] = False
+    """Whether targets are whole numbers of at least 0."""
+
+    @property
+    @abstractmethod
+    def draw_means(self) -> Tensor:
+        """The mean of y under every draw: (S, N) or (S, N, D)."""
+
+    @property
+    def variance(self) -> Tensor:
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Tensor:
+        """The square root of `variance`."""
+        return self.variance.sqrt()
+
+    @abstractmethod
+    def cdf(self, y: Tensor) -> Tensor:
+        """P(Y <= y) per output, shaped like `mean`."""
+
+    @abstractmethod
+    def pit(self, y: Tensor) -> Tensor:
+        """Probability integral transform of y per output, shaped like `mean`: uniform on [0, 1] if y has this distribution."""
+
+    @abstractmethod
+    def quantile(self, q: float) -> Tensor:
+        """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`."""
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Central interval that contains y with probability `level`: lower and upper, each shaped like `mean`."""
+        check_fraction("level", level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    @abstractmethod
+    def crps(self, y: Tensor) -> Tensor:
+        """Continuous ranked probability score of y per output, in the unit of y, shaped like `mean`; smaller is better."""
+
+    @abstractmethod
+    def output(self, index: int) -> NumericPredictive:
+        """The marginal distribution of one of D outputs."""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One target per draw, noise included: (S, N) or (S, N, D)."""
 
 
 def align_targets(y: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -8,22 +8,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from bayesify.core.checks import check_fraction
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
-from bayesify.predictive.base import Predictive, align_targets, sum_from
+from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
 from bayesify.predictive.mixtures import mixture_crps, mixture_quantile, normal_cdf, normal_log_density
 
 __all__ = ["GaussianPredictive"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class GaussianPredictive(Predictive):
+class GaussianPredictive(NumericPredictive):
     r"""Mixture of S draws per row, each a normal distribution of every output, or a mixture of M.
 
     $$\mathrm{Var}\,y = \underbrace{\tfrac1S\sum_s \sigma_s^2}_{\text{aleatoric}} +
@@ -51,16 +50,6 @@ class GaussianPredictive(Predictive):
     weights: Tensor | None = None
     components: int = 1
 
-    missing: ClassVar[tuple[str, ...]] = (
-        "probs",
-        "entropy",
-        "expected_entropy",
-        "mutual_information",
-        "prediction",
-        "log_probs",
-    )
-    hint: ClassVar[str] = "it is for regression; use mean, std, interval(0.95), aleatoric or epistemic"
-
     def __post_init__(self) -> None:
         means, stds = at_least_float32(self.means), at_least_float32(self.stds)
         stds = stds.reshape((1,) * (means.dim() - stds.dim()) + stds.shape)
@@ -86,7 +75,6 @@ class GaussianPredictive(Predictive):
 
     @property
     def draw_means(self) -> Tensor:
-        """The mean of y under every draw: (S, N) or (S, N, D)."""
         return self._by_draw(self._shares * self.means) / self._draw_shares
 
     @property
@@ -102,15 +90,6 @@ class GaussianPredictive(Predictive):
             return self.draw_means.var(0, correction=0)
         return (self._draw_shares * (self.draw_means - self.mean).square()).sum(0)
 
-    @property
-    def variance(self) -> Tensor:
-        return self.aleatoric + self.epistemic
-
-    @property
-    def std(self) -> Tensor:
-        """The square root of `variance`."""
-        return self.variance.sqrt()
-
     def log_prob(self, y: Tensor) -> Tensor:
         """Log of the mean density of y (N,) or (N, D): (N,) nats, joint over the outputs."""
         log_density = sum_from(normal_log_density(align_targets(y, self.mean.shape), self.means, self.stds.log()), 2)
@@ -119,8 +98,10 @@ class GaussianPredictive(Predictive):
         return torch.logsumexp(log_density, 0) - math.log(len(self.means))
 
     def cdf(self, y: Tensor) -> Tensor:
-        """P(Y <= y) per output, shaped like `mean`."""
         return self._average(normal_cdf((align_targets(y, self.mean.shape) - self.means) / self.stds))
+
+    def pit(self, y: Tensor) -> Tensor:
+        return self.cdf(y)
 
     def quantile(self, q: float) -> Tensor:
         """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`, to the precision of its dtype."""
@@ -129,11 +110,6 @@ class GaussianPredictive(Predictive):
         # mirror the upper half, as small tail probabilities keep their digits
         sign, tail = (1, q) if q <= 0.5 else (-1, 1 - q)
         return torch.cat([sign * mixture_quantile(sign * p.means, p.stds, p._shares, tail) for p, _ in self._blocks()])
-
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Central interval that contains y with probability `level`: lower and upper, each shaped like `mean`."""
-        check_fraction("level", level)
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def crps(self, y: Tensor) -> Tensor:
         r"""Continuous ranked probability score of y per output, in the unit of y, shaped like `mean`; smaller is better.
@@ -163,7 +139,6 @@ class GaussianPredictive(Predictive):
         return dataclasses.replace(self, means=self.means[..., index], stds=stds)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One target per draw, noise included: (S, N) or (S, N, D)."""
         noise = torch.randn(self.means.shape, dtype=self.means.dtype, device=self.means.device, generator=generator)
         targets = self.means + self.stds * noise
         if self.components == 1:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.errors import ConfigurationError, DivergenceError
 from bayesify.formatting import number, percent
 from bayesify.metrics import evaluate
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import NumericPredictive, Predictive
 from bayesify.report.sentence import Sentence
 from bayesify.report.skill import CONSTANT, constant_baseline
 from bayesify.report.verdict import verdict
@@ -91,6 +91,7 @@ def assess(
         MissingDependencyError: classification without torchmetrics.
 
     Example:
+        >>> from bayesify.predictive import GaussianPredictive
         >>> p = GaussianPredictive(torch.zeros(1, 2), torch.tensor(1.0))
         >>> assess(p, torch.tensor([0.0, 2.0])).cards[0].value
         '1.414'
@@ -100,7 +101,7 @@ def assess(
         raise ConfigurationError(
             f"predictive and y must have the same number of rows, at least 1, got {len(predictive)} and {len(y)}"
         )
-    if isinstance(predictive, GaussianPredictive) and not (predictive.mean.isfinite() & predictive.std.isfinite()).all():
+    if isinstance(predictive, NumericPredictive) and not (predictive.mean.isfinite() & predictive.std.isfinite()).all():
         raise DivergenceError("predictions of the model are infinite or NaN; train with a smaller learning_rate")
     references = {CONSTANT: constant_baseline(predictive, y, training_y), **(baselines or {})}
     scores, others = evaluate(predictive, y), {name: evaluate(p, y) for name, p in references.items()}

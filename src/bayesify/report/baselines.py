@@ -11,14 +11,15 @@ from torch import Tensor
 from bayesify.data import conform
 from bayesify.errors import MissingDependencyError
 from bayesify.formatting import plural
-from bayesify.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.likelihoods import NegativeBinomial, Poisson
+from bayesify.predictive import CategoricalPredictive, CountPredictive, GaussianPredictive, Predictive
 
 try:
     import numpy as np
     from sklearn.base import clone
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.linear_model import LogisticRegression, PoissonRegressor, RidgeCV
     from sklearn.model_selection import KFold
     from threadpoolctl import threadpool_limits
 except ImportError as error:
@@ -49,9 +50,10 @@ def fit_baselines(estimator: BayesianEstimator, X: pd.DataFrame, y: Tensor, X_ne
     """Train a linear model and gradient boosting on the inputs of a fitted estimator, and predict other rows.
 
     Regression: ridge regression (penalty chosen by leave-one-out) and boosting, with normal errors whose standard deviation is
-    that of residuals on held-out training rows. Classification: logistic regression and boosting. Boosting stops early from
-    300 rows and 10 rows per class. Of large tables about 10,000 rows or a million cells are used, and with many columns or
-    classes fewer rounds; the note says so.
+    that of residuals on held-out training rows. Of an estimator with a likelihood for counts: Poisson regression and boosting with
+    the Poisson loss, with negative binomial errors of the dispersion of these residuals. Classification: logistic regression and
+    boosting. Boosting stops early from 300 rows and 10 rows per class. Of large tables about 10,000 rows or a million cells are
+    used, and with many columns or classes fewer rounds; the note says so.
 
     Args:
         estimator: fitted; its columns and preprocessing are used.
@@ -80,6 +82,12 @@ def fit_baselines(estimator: BayesianEstimator, X: pd.DataFrame, y: Tensor, X_ne
     note += f"; boosting has {plural(rounds, 'round')}." if rounds < _ROUNDS else "."
     with threadpool_limits(1), warnings.catch_warnings():  # on shared processors, threads that wait for each other are far slower
         warnings.simplefilter("ignore", ConvergenceWarning)
+        if classes is None and isinstance(estimator.likelihood_, Poisson | NegativeBinomial):
+            models = {
+                "Poisson regression": PoissonRegressor(alpha=1e-3, max_iter=1000),
+                "gradient boosting": HistGradientBoostingRegressor(loss="poisson", **settings),
+            }
+            return Baselines({name: _counts(model, inputs, target, new, seed) for name, model in models.items()}, note)
         if classes is None:
             models = {
                 "ridge regression": RidgeCV(np.logspace(-3, 5, 17)),
@@ -104,12 +112,26 @@ def _inputs(estimator: BayesianEstimator, table: pd.DataFrame) -> np.ndarray:
     return np.asarray(estimator.preprocessing_.transform(conform(table, estimator.columns_, new=False)), dtype=float)
 
 
-def _regression(model: Any, inputs: np.ndarray, target: np.ndarray, new: np.ndarray, seed: int) -> Predictive:
-    residuals = []
+def _held_out(model: Any, inputs: np.ndarray, target: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Targets of held-out rows, and their predictions by models of the others."""
     folds = list(KFold(5, shuffle=True, random_state=seed).split(inputs))
-    for train, held_out in folds if inputs.size < _FEW_CELLS else folds[:1]:  # otherwise one fold has enough rows
-        residuals.append(target[held_out] - clone(model).fit(inputs[train], target[train]).predict(inputs[held_out]))
-    std = float(np.sqrt(np.mean(np.square(np.concatenate(residuals))))) or 1.0
+    parts = [  # with many cells, one fold has enough rows
+        (target[held_out], clone(model).fit(inputs[train], target[train]).predict(inputs[held_out]))
+        for train, held_out in (folds if inputs.size < _FEW_CELLS else folds[:1])
+    ]
+    targets, predicted = zip(*parts, strict=True)
+    return np.concatenate(targets), np.concatenate(predicted)
+
+
+def _counts(model: Any, inputs: np.ndarray, target: np.ndarray, new: np.ndarray, seed: int) -> Predictive:
+    y, fitted = _held_out(model, inputs, target, seed)
+    mean = np.asarray(model.fit(inputs, target).predict(new), dtype=float)
+    return CountPredictive.from_residuals(*map(torch.from_numpy, (mean, y, fitted)))
+
+
+def _regression(model: Any, inputs: np.ndarray, target: np.ndarray, new: np.ndarray, seed: int) -> Predictive:
+    y, fitted = _held_out(model, inputs, target, seed)
+    std = float(np.sqrt(np.mean(np.square(y - fitted)))) or 1.0
     mean = torch.as_tensor(model.fit(inputs, target).predict(new), dtype=torch.float64)
     return GaussianPredictive(mean.unsqueeze(0), torch.tensor(std, dtype=torch.float64))
 

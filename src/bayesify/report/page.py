@@ -13,7 +13,7 @@ from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.files import write_atomically
 from bayesify.formatting import looks_numeric, number, plural
 from bayesify.plots.style import shorten
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, NumericPredictive, Predictive
 from bayesify.report import reasons, sections
 from bayesify.report.assessment import Assessment, assess
 from bayesify.report.sections import Section, Table
@@ -163,7 +163,7 @@ def render(
         ),
         assessment=assessment,
         sections=parts,
-        terms={**_TERMS, **(_REGRESSION if isinstance(predictive, GaussianPredictive) else _CLASSIFICATION)},
+        terms={**_TERMS, **(_REGRESSION if isinstance(predictive, NumericPredictive) else _CLASSIFICATION)},
         facts={heading: {name: _text(value) for name, value in values.items()} for heading, values in (facts or {}).items()},
     )
 
@@ -188,7 +188,7 @@ def render_page(template: str, **values: object) -> str:
 
 def _predicted(predictive: Predictive, names: Sequence[str], labels: Sequence[object] | None) -> str:
     """What `partial_dependence` averages by default."""
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         return names[0]
     index = 1 if predictive.log_probs.shape[-1] == 2 else 0
     return f"probability of {shorten(index if labels is None else labels[index], 24)}"
@@ -196,7 +196,7 @@ def _predicted(predictive: Predictive, names: Sequence[str], labels: Sequence[ob
 
 def _names(predictive: Predictive, target: str | Sequence[str]) -> list[str]:
     """One name per output."""
-    count = predictive.mean.shape[1] if isinstance(predictive, GaussianPredictive) and predictive.mean.dim() > 1 else 1
+    count = predictive.mean.shape[1] if isinstance(predictive, NumericPredictive) and predictive.mean.dim() > 1 else 1
     if isinstance(target, str):
         return [target] if count == 1 else [f"{target} {i + 1}" for i in range(count)]
     if len(target) != count:

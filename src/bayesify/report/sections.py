@@ -12,7 +12,7 @@ from bayesify.formatting import duration, number, percent, plural
 from bayesify.metrics import coverage, interval_width, rmse
 from bayesify.plots.statistics import select_output
 from bayesify.plots.style import shorten
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import NumericPredictive, Predictive
 from bayesify.report.figures import Picture, picture
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Section(NamedTuple):
 def calibration(predictive: Predictive, y: Tensor, names: Sequence[str]) -> Section:
     """Coverage or reliability, and errors against predicted uncertainty."""
     rows = plural(len(predictive), "row")
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         text = "80% intervals should contain 80% of the targets, and errors should be as large as the predicted standard deviation."
         pictures = [
             picture(
@@ -85,7 +85,7 @@ def predictions(predictive: Predictive, y: Tensor, names: Sequence[str], labels:
     """Predictions against targets, and the error when uncertain rows are rejected; with several outputs, a table of them."""
     rows = plural(len(predictive), "row")
     table = None
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         pictures = [
             picture(
                 f"Predictions and targets{_of(names, o)}",
@@ -123,7 +123,7 @@ def uncertainty(
     predictive: Predictive, names: Sequence[str], features: DataFrame | None, related: Sequence[str], table: Table
 ) -> Section:
     """Aleatoric and epistemic uncertainty, the related columns and the most uncertain rows."""
-    is_regression = isinstance(predictive, GaussianPredictive)
+    is_regression = isinstance(predictive, NumericPredictive)
     text = (
         "Aleatoric uncertainty (noise) does not decrease with more data. Epistemic uncertainty (model) does; where it is high, new "
         "data help most."
@@ -196,7 +196,7 @@ def _rises(curve: Sequence[float]) -> bool:
     return len(curve) > 1 and curve[-1] - min(curve) > 0.05 * (max(curve) - min(curve))
 
 
-def _outputs(predictive: GaussianPredictive, y: Tensor, names: Sequence[str]) -> Table:
+def _outputs(predictive: NumericPredictive, y: Tensor, names: Sequence[str]) -> Table:
     """The metrics of every output."""
     rows = []
     for output, name in enumerate(names):

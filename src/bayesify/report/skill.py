@@ -12,7 +12,14 @@ from torch import Tensor
 from bayesify.formatting import number, percent, plural
 from bayesify.metrics import balanced_accuracy, roc_auc
 from bayesify.plots.statistics import class_predictions, select_output
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
+from bayesify.predictive import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    CountPredictive,
+    GaussianPredictive,
+    NumericPredictive,
+    Predictive,
+)
 from bayesify.predictive.base import align_targets
 from bayesify.report.sentence import FEW_ROWS, Mark, Sentence
 
@@ -26,7 +33,9 @@ _WAY_OUT = "Use it if only the predictions count; otherwise try fewer columns, m
 
 
 def constant_baseline(predictive: Predictive, y: Tensor, training_y: Tensor | None = None) -> Predictive:
-    """The prediction that ignores the inputs: a normal distribution with the moments of the targets, or class frequencies.
+    """The prediction that ignores the inputs: a distribution with the moments of the targets, or class frequencies.
+
+    It is normal, for counts negative binomial.
 
     Args:
         predictive: of the model, which gives type and shape.
@@ -39,6 +48,10 @@ def constant_baseline(predictive: Predictive, y: Tensor, training_y: Tensor | No
         tensor([2., 2.], dtype=torch.float64)
     """
     source = torch.as_tensor(y if training_y is None else training_y).cpu()
+    if isinstance(predictive, CountPredictive):
+        source = source.double().reshape(len(source), *predictive.mean.shape[1:])
+        mean = source.mean(0)
+        return CountPredictive.from_residuals(mean.expand(predictive.mean.shape), source, mean.expand(source.shape))
     if isinstance(predictive, GaussianPredictive):
         source = source.double().reshape(len(source), *predictive.mean.shape[1:])
         std = source.std(0, correction=0)
@@ -93,7 +106,7 @@ def skill(predictive: Predictive, y: Tensor, baselines: Mapping[str, Predictive]
         baselines: predictives of the same rows by name; one is `CONSTANT`.
         row: the noun for one row.
     """
-    regression = isinstance(predictive, GaussianPredictive)
+    regression = isinstance(predictive, NumericPredictive)
     loss = squared_errors if regression else _log_loss
     losses = {name: loss(p, y) for name, p in baselines.items()}
     model = loss(predictive, y)
@@ -108,7 +121,7 @@ def skill(predictive: Predictive, y: Tensor, baselines: Mapping[str, Predictive]
 
 def squared_errors(predictive: Predictive, y: Tensor) -> Tensor:
     """Squared errors of regression, (N,); several outputs are averaged in units of the standard deviation of their targets."""
-    assert isinstance(predictive, GaussianPredictive)
+    assert isinstance(predictive, NumericPredictive)
     if predictive.mean.dim() == 1 or predictive.mean.shape[1] == 1:
         p, y = select_output(predictive, y)
         return (y - p.mean).square()
@@ -139,7 +152,7 @@ def _classes(predictive: Predictive, y: Tensor, constant: Predictive) -> str:
 
 
 def _name_of_loss(predictive: Predictive) -> str:
-    if not isinstance(predictive, GaussianPredictive):
+    if not isinstance(predictive, NumericPredictive):
         return "log loss"
     return "RMSE" if predictive.mean[:1].numel() == 1 else "RMSE, in standard deviations of the targets,"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesify.formatting import looks_numeric, number, percent, plural
 from bayesify.plots.statistics import row_uncertainty, select_output
 from bayesify.plots.style import shorten
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import NumericPredictive, Predictive
 from bayesify.predictive.base import align_targets
 from bayesify.report.sections import Table
 
@@ -49,7 +49,7 @@ def most_uncertain(
     """Tabulate the rows of the largest uncertainty; related columns come first."""
     total = row_uncertainty(predictive)[0]
     order = total.argsort(descending=True)[:most].tolist()
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         p, target = select_output(predictive, y)
         header = ["row", f"true {shorten(names[0], 24)}", "predicted", "95% interval", "std"]
         values = torch.stack([target, p.mean, *p.interval(0.95)], 1)[order].tolist()

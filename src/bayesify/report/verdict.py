@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify.formatting import number, percent, plural
 from bayesify.plots.statistics import binomial_interval, class_predictions
 from bayesify.plots.style import shorten
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import NumericPredictive, Predictive
 from bayesify.predictive.base import align_targets
 from bayesify.report.calibration_tests import LEVELS, ClassCalibration, IntervalCalibration, class_calibration, interval_calibration
 from bayesify.report.sentence import Mark, Sentence
@@ -42,12 +42,12 @@ def verdict(
         labels: names of the K classes.
         row: the noun for one row.
     """
-    if isinstance(predictive, GaussianPredictive):
+    if isinstance(predictive, NumericPredictive):
         y = align_targets(torch.as_tensor(y).to(predictive.mean.device), tuple(predictive.mean.shape))
         outputs = y.shape[1] if y.dim() > 1 else 1
         size = plural(len(y), row) + (f" \N{MULTIPLICATION SIGN} {plural(outputs, 'output')}" if outputs > 1 else "")
         return [
-            _intervals(interval_calibration(predictive.cdf(y)), len(y), outputs, size),
+            _intervals(interval_calibration(predictive.pit(y)), len(y), outputs, size),
             *skill(predictive, y, baselines, row),
             *_ranking(_relative_uncertainty(predictive, y), squared_errors(predictive, y), "RMSE", squared=True),
         ]
@@ -154,7 +154,7 @@ def _ranking(uncertainty: Tensor, errors: Tensor, name: str, squared: bool) -> l
     return [Sentence("caution", finding, meaning)]
 
 
-def _relative_uncertainty(predictive: GaussianPredictive, y: Tensor) -> Tensor:
+def _relative_uncertainty(predictive: NumericPredictive, y: Tensor) -> Tensor:
     """Standard deviation of each row; of several outputs, in units of the standard deviation of their targets."""
     if predictive.mean.dim() == 1 or predictive.mean.shape[1] == 1:
         return predictive.std.flatten().double()

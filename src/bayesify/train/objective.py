@@ -34,12 +34,14 @@ class Objective(nn.Module):
     def forward(
         self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        r"""Return the loss, $-\mathrm{ELBO} / n$, the negative log likelihood per example, and the KL, all in nats."""
+        r"""Return the loss, $-\mathrm{ELBO} / n$ and any penalty, the negative log likelihood per example, and the KL, in nats."""
         draws, log_prob = self._expectation(batch) or self._draws(batch, samples)
+        penalty = self.likelihood.penalty(draws.outputs, batch.y)
+        target = log_prob if penalty is None else log_prob - beta * penalty
         if batch.weights is not None:
-            log_prob = log_prob * batch.weights
+            target = target * batch.weights
             draws = draws._replace(local_kl=draws.local_kl * batch.weights)
-        loss = -elbo(draws, log_prob, n, beta, local_beta)
+        loss = -elbo(draws, target, n, beta, local_beta)
         inputs = batch.auxiliary if self.auxiliary is None else self.auxiliary(batch.inputs)
         if inputs is not None:
             loss = loss + self.bnn.auxiliary_beta * apply(self.bnn.regularizer, inputs).mean()
