@@ -73,11 +73,11 @@ class ConcreteDropoutPosterior(Posterior):
     def __init__(self, method: ConcreteDropout) -> None:
         super().__init__()
         self.method = method
-        self.logit = nn.Parameter(torch.tensor(math.log(method.p) - math.log1p(-method.p)))
+        self.logit = nn.Parameter(torch.full((1,), math.log(method.p) - math.log1p(-method.p)))  # FSDP shards no scalars
 
     def probability(self) -> Tensor:
         """p, a scalar of at least float32."""
-        return at_least_float32(self.logit).sigmoid()
+        return at_least_float32(self.logit).squeeze().sigmoid()
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
@@ -89,6 +89,6 @@ class ConcreteDropoutPosterior(Posterior):
         return layer.op(x * layer.over_channels(mask, x), *self.mean(layer))
 
     def kl(self, layer: BayesianLayer) -> Tensor:
-        logit, p = at_least_float32(self.logit), self.probability()
+        logit, p = at_least_float32(self.logit).squeeze(), self.probability()
         entropy = F.softplus(logit) - p * logit
         return dropout_kl(*self.mean(layer), p, self.method.prior_std) + layer.input_channels * (math.log(2) - entropy)

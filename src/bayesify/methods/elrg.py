@@ -45,7 +45,7 @@ class ELRG(Method):
     Example:
         >>> bnn = bayesify(torch.nn.Linear(3, 2), ELRG(rank=2, diagonal="layer"))
         >>> [tuple(p.shape) for p in bnn.parameters()]
-        [(2, 3), (2,), (), (2, 2, 3), (2, 2)]
+        [(2, 3), (2,), (1,), (2, 2, 3), (2, 2)]
     """
 
     rank: int = 2
@@ -74,7 +74,7 @@ class LowRankPosterior(Posterior):
         super().__init__()
         self.method = method
         shape, std, per_weight = layer.bias_shape, method.initial_std / math.sqrt(layer.fan_in), method.diagonal == "weight"
-        log_std = torch.full(layer.weight_shape if per_weight else (), math.log(std))
+        log_std = torch.full(layer.weight_shape if per_weight else (1,), math.log(std))  # FSDP shards no scalars
         factor_std = std / math.sqrt(method.rank)
         self.weight_log_std = nn.Parameter(log_std)
         self.weight_factor = nn.Parameter(factor_std * torch.randn(method.rank, *layer.weight_shape))
