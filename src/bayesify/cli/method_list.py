@@ -7,7 +7,7 @@ from bayesify.cli.settings import estimator_fields
 from bayesify.cli.terminal import print_line, print_table
 from bayesify.cli.training import ESTIMATORS
 from bayesify.core.method import Method
-from bayesify.estimators.recipes import ENSEMBLE, SINGLE
+from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, SINGLE
 
 __all__ = ["print_methods"]
 
@@ -22,7 +22,11 @@ def print_methods() -> None:
     print_line("Training parameters of every method (likelihood: regression only):", style="bold")
     print_line(", ".join(f"{name}={_text(params[name])}" for name in estimator_fields(kind)))
     print_line("beta is the final weight of the KL. Of two values, the first is for regression, the second for classification.")
-    for text, settings in (("DeepEnsemble", ENSEMBLE), ("any other method", SINGLE)):
+    for text, settings in (
+        ("DeepEnsemble", ENSEMBLE),
+        ("Deterministic, EMP and ECMP", EARLY_STOPPED),
+        ("any other method", SINGLE),
+    ):
         values = ", ".join(f"{name}={_text(value)}" for name, value in vars(settings).items() if name in params)
         print_line(f"Of parameters that are none, the values for {text}: {values}.")
     print_line(f"The default method is {kind.default_method}.")
