@@ -6,7 +6,8 @@ what decides the epistemic part is the penalty and its weight: it need not fall 
 the data. Use it as a score, such as for out-of-distribution detection, not as a posterior (Meinert, Gawlikowski & Lavin, 2022,
 arXiv 2205.10060; Bengs, Huellermeier & Waegeman, 2022, arXiv 2203.06102).
 
-`fit` weights the penalties by `beta`, so that `beta=LinearWarmup()` anneals them.
+`fit` and the integrations subtract the penalties, weighted by `beta`, so that `beta=LinearWarmup()` anneals them. In a loop of
+your own, give `elbo` the value `likelihood.log_prob(outputs, y) - beta * likelihood.penalty(outputs, y)`.
 
 Shapes: S draws, B batch, K classes, D outputs, * any further dimensions (tokens).
 """
