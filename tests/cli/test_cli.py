@@ -20,7 +20,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 from command_line import refuse, run
 
 import bayesify
-from bayesify import Method
+from bayesify import Method, methods
 from bayesify.cli.evaluation import encode_targets
 from bayesify.cli.terminal import UsageError, interruptible
 from bayesify.errors import ISSUES, DataError, DivergenceError, MissingDependencyError, PassError
@@ -62,6 +62,12 @@ def test_methods_lists_the_registry():
     assert "prior_std=1" in text
     assert "eta=1 or 0.01" in text  # VIFO, for regression and for classification
     assert "learning_rate" in text
+    for name in methods.__all__:  # by family, with their papers
+        kind = Method.registry[name]
+        assert kind.family in text
+        assert kind.family != "Other"
+        assert kind.paper in text
+        assert kind.paper or name == "Deterministic"
 
 
 @pytest.mark.parametrize("options", [("SWAG", "rank=2"), ("DeepEnsemble", "base=SWAG", "members=2")], ids=["SWAG", "MultiSWAG"])

@@ -11,12 +11,18 @@ from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, SINGLE
 
 __all__ = ["print_methods"]
 
+_FAMILIES = ("Weights", "Dropout", "Ensembles", "Along training", "Outputs", "Adapters of language models", "Baseline")
+
 
 def print_methods() -> None:
-    """Print all methods with their fields, then the parameters of training."""
-    rows = [[name, _first_sentence(kind.__doc__), _defaults(name)] for name, kind in sorted(Method.registry.items())]
-    print_table(["method", "description", "fields and defaults"], rows, left=3)
-    print_line()
+    """Print all methods by family, with their fields and papers, then the parameters of training."""
+    families = dict.fromkeys(sorted((kind.family for kind in Method.registry.values()), key=_position))
+    for family in families:
+        print_line(family, style="bold")
+        methods = sorted((name, kind) for name, kind in Method.registry.items() if kind.family == family)
+        rows = [[name, _first_sentence(kind.__doc__), _defaults(name), kind.paper] for name, kind in methods]
+        print_table(["method", "description", "fields and defaults", "paper"], rows, left=4)
+        print_line()
     kind = ESTIMATORS["regression"]
     params = kind().get_params(deep=False)
     print_line("Training parameters of every method (likelihood: regression only):", style="bold")
@@ -30,6 +36,10 @@ def print_methods() -> None:
         values = ", ".join(f"{name}={_text(value)}" for name, value in vars(settings).items() if name in params)
         print_line(f"Of parameters that are none, the values for {text}: {values}.")
     print_line(f"The default method is {kind.default_method}.")
+
+
+def _position(family: str) -> tuple[int, str]:
+    return (_FAMILIES.index(family) if family in _FAMILIES else len(_FAMILIES), family)
 
 
 def _defaults(method: str) -> str:

@@ -25,6 +25,8 @@ class Method:
         has_root: it makes the root module; a network can have one such method.
         is_whole: it makes the root from plain networks, without patterns.
         keeps_weight: its layers compute with their own weight, unchanged, which may therefore be frozen or tied.
+        family: what is random, for lists of methods.
+        paper: its source, for lists of methods.
     """
 
     registry: ClassVar[dict[str, type[Method]]] = {}
@@ -36,6 +38,8 @@ class Method:
     has_root: ClassVar[bool] = False
     is_whole: ClassVar[bool] = False
     keeps_weight: ClassVar[bool] = False
+    family: ClassVar[str] = "Other"
+    paper: ClassVar[str] = ""
 
     @property
     def is_random(self) -> bool:

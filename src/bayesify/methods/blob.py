@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,9 @@ class BLoB(Method):
         >>> bnn(torch.zeros(4, 64), samples=3).outputs.shape
         torch.Size([3, 4, 64])
     """
+
+    family: ClassVar[str] = "Adapters of language models"
+    paper: ClassVar[str] = "Wang et al. 2024, arXiv 2406.11675"
 
     where: str = "*lora_[Aa]*"
     prior_std: float = 0.2

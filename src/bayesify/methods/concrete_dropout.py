@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,9 @@ class ConcreteDropout(Method):
         >>> bnn.net.posterior.probability()
         tensor(0.2000, grad_fn=<SigmoidBackward0>)
     """
+
+    family: ClassVar[str] = "Dropout"
+    paper: ClassVar[str] = "Gal, Hron & Kendall 2017, arXiv 1705.07832"
 
     p: float = 0.1
     temperature: float = 0.1

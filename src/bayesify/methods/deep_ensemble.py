@@ -53,6 +53,9 @@ class DeepEnsemble(Method):
         torch.Size([10, 2, 3])
     """
 
+    family: ClassVar[str] = "Ensembles"
+    paper: ClassVar[str] = "Lakshminarayanan, Pritzel & Blundell 2017, arXiv 1612.01474"
+
     is_whole: ClassVar[bool] = True
 
     members: int = 5

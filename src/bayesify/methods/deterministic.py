@@ -11,6 +11,7 @@ Without `prior_std` it is maximum likelihood.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,6 +35,8 @@ class Deterministic(Method):
         >>> bnn(torch.zeros(4, 2)).kl
         tensor(0.)
     """
+
+    family: ClassVar[str] = "Baseline"
 
     prior_std: float | None = None
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,9 @@ class ELRG(Method):
         >>> [tuple(p.shape) for p in bnn.parameters()]
         [(2, 3), (2,), (1,), (2, 2, 3), (2, 2)]
     """
+
+    family: ClassVar[str] = "Weights"
+    paper: ClassVar[str] = "Tomczak, Swaroop & Turner 2020, NeurIPS"
 
     rank: int = 2
     diagonal: Literal["weight", "layer"] = "weight"

@@ -80,6 +80,9 @@ class EMP(Method):
           0 (Linear): EMP leaves it as it is
     """
 
+    family: ClassVar[str] = "Ensembles"
+    paper: ClassVar[str] = "Chang et al. 2019, arXiv 1905.09453"
+
     per_element: ClassVar[bool] = False
 
     components: int = 5

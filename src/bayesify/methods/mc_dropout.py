@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -41,6 +42,9 @@ class MCDropout(Method):
         >>> bnn(torch.ones(4, 2), samples=3).outputs.shape
         torch.Size([3, 4, 1])
     """
+
+    family: ClassVar[str] = "Dropout"
+    paper: ClassVar[str] = "Gal & Ghahramani 2016, arXiv 1506.02142"
 
     p: float = 0.1
     prior_std: float | None = None

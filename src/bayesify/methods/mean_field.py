@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,9 @@ class MeanField(Method):
         >>> bnn(torch.zeros(4, 2), samples=3, coherent=True).outputs.shape
         torch.Size([3, 4, 1])
     """
+
+    family: ClassVar[str] = "Weights"
+    paper: ClassVar[str] = "Blundell et al. 2015, arXiv 1505.05424; Kingma, Salimans & Welling 2015, arXiv 1506.02557"
 
     noise: Literal["local", "shared"] = "local"
     prior: Literal["normal", "scale-mixture", "sequential", "mean", "mean-variance", "empirical-bayes"] = "normal"

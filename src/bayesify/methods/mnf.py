@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,9 @@ class MNF(Method):
         >>> bnn(torch.ones(4, 3), samples=5).outputs.shape
         torch.Size([5, 4, 2])
     """
+
+    family: ClassVar[str] = "Weights"
+    paper: ClassVar[str] = "Louizos & Welling 2017, arXiv 1703.01961"
 
     flows: int = 2
     flow_units: int = 50

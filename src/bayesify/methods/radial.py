@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,9 @@ class Radial(Method):
         >>> bnn(torch.zeros(4, 2), samples=3).outputs.shape
         torch.Size([3, 4, 1])
     """
+
+    family: ClassVar[str] = "Weights"
+    paper: ClassVar[str] = "Farquhar, Osborne & Gal 2020, arXiv 1907.00865"
 
     prior_std: float = 1.0
     initial_std: float = 0.1

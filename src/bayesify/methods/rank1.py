@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,9 @@ class Rank1(Method):
         [(2, 3), (2,), (4, 3), (4, 3), (4, 2), (4, 2)]
     """
 
+    family: ClassVar[str] = "Ensembles"
+    paper: ClassVar[str] = "Dusenberry et al. 2020, arXiv 2005.07186"
+
     components: int = 4
     prior_std: float = 0.1
     initial_std: float = 0.05
@@ -88,6 +92,9 @@ class BatchEnsemble(Method):
         >>> bnn(torch.ones(2, 3), samples=8).outputs.unique(dim=0).shape  # two draws of every member
         torch.Size([4, 2, 1])
     """
+
+    family: ClassVar[str] = "Ensembles"
+    paper: ClassVar[str] = "Wen, Tran & Ba 2020, arXiv 2002.06715"
 
     components: int = 4
     spread: float = 0.5

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,9 @@ class ScalaBL(Method):
         >>> sum(p.numel() for p in bnn.net[0].posterior.parameters()), bnn(torch.zeros(4, 64), samples=3).outputs.shape
         (16, torch.Size([3, 4, 64]))
     """
+
+    family: ClassVar[str] = "Adapters of language models"
+    paper: ClassVar[str] = "Samplawski et al. 2025, arXiv 2506.21408"
 
     where: str = "*lora_[Aa]*"
     prior_mean: float = 0.0

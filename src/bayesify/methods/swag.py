@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -69,6 +69,9 @@ class SWA(Method):
         >>> print(summary(bnn).layers[0].remark)
         10 snapshots collected
     """
+
+    family: ClassVar[str] = "Along training"
+    paper: ClassVar[str] = "Izmailov et al. 2018, arXiv 1803.05407"
 
     prior_std: float | None = None
     start: float = 0.5
@@ -112,6 +115,8 @@ class SWAG(SWA):
         >>> bool((predict(bnn, x, Gaussian(std=0.1), samples=30, seed=0).epistemic > 0).all())
         True
     """
+
+    paper: ClassVar[str] = "Maddox et al. 2019, arXiv 1902.02476"
 
     rank: int = 20
 

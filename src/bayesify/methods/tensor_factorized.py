@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,9 @@ class TensorFactorized(Method):
         >>> [tuple(p.shape) for p in bnn.parameters()]
         [(64, 6), (2, 6, 6), (6, 64), (2, 6, 6)]
     """
+
+    family: ClassVar[str] = "Weights"
+    paper: ClassVar[str] = "Rossi, Marmin & Filippone 2020, arXiv 1905.11248"
 
     rank: int | None = None
     cores: int | None = None

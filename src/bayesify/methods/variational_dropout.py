@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,9 @@ class VariationalDropout(Method):
         >>> bnn(torch.ones(4, 2)).kl  # two input units at alpha = 1
         tensor(0.8534, grad_fn=<SumBackward0>)
     """
+
+    family: ClassVar[str] = "Dropout"
+    paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv 1506.02557"
 
     noise: Literal["input", "weight"] = "input"
     alpha_per: Literal["layer", "unit", "weight"] = "unit"

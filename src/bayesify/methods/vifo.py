@@ -82,6 +82,9 @@ class VIFO(Method):
         (torch.Size([10, 5, 3]), tensor(0.), torch.Size([5]))
     """
 
+    family: ClassVar[str] = "Outputs"
+    paper: ClassVar[str] = "Wei & Khardon 2024, arXiv 2302.02420"
+
     has_root: ClassVar[bool] = True
     keeps_weight: ClassVar[bool] = True
 

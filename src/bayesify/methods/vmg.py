@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,9 @@ class VMG(Method):
         >>> [tuple(p.shape) for p in bnn.parameters()]
         [(20, 30), (20,), (30,)]
     """
+
+    family: ClassVar[str] = "Weights"
+    paper: ClassVar[str] = "Louizos & Welling 2016, arXiv 1603.04733"
 
     prior_std: float = 1.0
     initial_std: float = 0.1

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +82,9 @@ class VSD(Method):
         >>> bnn.kl()  # alpha = 1 in every direction, so U does not matter: 3 log 2
         tensor(2.0794, grad_fn=<SumBackward0>)
     """
+
+    family: ClassVar[str] = "Dropout"
+    paper: ClassVar[str] = "Nguyen et al. 2021, arXiv 2102.07927"
 
     transforms: Literal[1, 2, 3] = 2
     rank: int | None = 10

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +75,9 @@ class WHVI(Method):
         >>> sum(p.numel() for p in bnn.parameters()), bnn(torch.zeros(4, 128), samples=3).outputs.shape
         (512, torch.Size([3, 4, 128]))
     """
+
+    family: ClassVar[str] = "Weights"
+    paper: ClassVar[str] = "Rossi, Marmin & Filippone 2020, arXiv 1905.11248"
 
     prior_std: float = math.sqrt(1e-5)
     covariance: Literal["diagonal", "full"] = "diagonal"
