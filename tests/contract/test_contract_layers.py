@@ -6,18 +6,38 @@ import pytest
 from _pytest.mark import ParameterSet
 from contract_methods import METHODS, ROOTS, identify
 
-from bayesify import ELRG, EMP, SWA, Deterministic, MeanField, Radial, ScalaBL
+from bayesify import (
+    ELRG,
+    EMP,
+    SWA,
+    VIFO,
+    VSD,
+    WHVI,
+    Deterministic,
+    MCDropout,
+    MeanField,
+    Radial,
+    ScalaBL,
+    VariationalDropout,
+)
 from bayesify.core.method import Method
 from bayesify.errors import ContractError
 from bayesify.testing import LAYERS, References, check_method
 
+_EVERYWHERE = (MeanField, VariationalDropout, VSD, WHVI, EMP, VIFO, MCDropout, Deterministic)
+_OF_EACH_KIND = ("Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "Embedding")
+_OTHER_SETTINGS = ("Linear", "Conv2d", "LayerNorm")
+
 
 def _cases() -> Iterator[ParameterSet]:
-    """The first setting of every method meets all layers; with the others, most layers are slow tests."""
+    """The first setting of some methods meets all layers; otherwise most layers are slow tests, as most code is shared."""
     seen: set[type[Method]] = set()
     for method, references in METHODS:
+        first = type(method) not in seen
         for layer in LAYERS:
-            quick = type(method) not in seen or layer in ("Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "Embedding")
+            quick = (first and type(method) in _EVERYWHERE) or layer in (
+                _OF_EACH_KIND if first else ("Linear", "Conv2d", "LayerNorm")
+            )
             marks = () if quick else pytest.mark.slow
             yield pytest.param(method, references, layer, marks=marks, id=f"{identify(method)}-{layer}")
         seen.add(type(method))
