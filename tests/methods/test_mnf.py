@@ -105,7 +105,7 @@ def test_the_bound_by_the_densities_of_joint_draws(layer: nn.Module) -> None:
     # log densities of z from the Jacobian of autograd, of W and r from torch.distributions
     bnn, site = _converted(layer, MNF(flow_units=4, prior_std=0.7))
     p = site.posterior
-    z, eps, _ = p.draw_z(6000)
+    z, eps, _ = p.draw_z(12_000)
     z0 = p.z_mean + p.z_log_std.exp() * eps
     weight = site.weight if p.of_kernels else site.weight.mT
     sigma = (p.weight_log_std if p.of_kernels else p.weight_log_std.mT).exp().flatten(1)

@@ -1,5 +1,6 @@
 """Pure functions of tensors: no modules, no state, only PyTorch."""
 
+from bayesify.functional.beta_distribution import incomplete_beta
 from bayesify.functional.bounded import bounded_exp, bounded_gaussian_nll
 from bayesify.functional.flows import masked_flow, planar_flow, planar_flow_inverse, planar_identity
 from bayesify.functional.hadamard import fwht, hadamard_matrix
@@ -11,7 +12,6 @@ from bayesify.functional.hadamard_weights import (
     hadamard_second_moments,
 )
 from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
-from bayesify.functional.incomplete_beta import incomplete_beta
 from bayesify.functional.kl import (
     at_least_float32,
     dropout_kl,
