@@ -1,4 +1,4 @@
-"""`bayesify fit --compare`."""
+"""`bayesify fit --compare`, and `--method auto`."""
 
 import pytest
 
@@ -34,3 +34,19 @@ def test_the_methods_to_compare():
     assert set(every) == {kind.__name__ for kind in BayesianClassifier.recipes} - {"DeepEnsemble"}
     with pytest.raises(ValueError, match="unknown method 'foo'"):
         methods_to_compare("foo", BayesianRegressor())
+
+
+def test_auto_within_a_time(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.normal(size=60), "b": rng.normal(size=60)})
+    table.assign(y=table["a"] + 0.1 * rng.normal(size=60)).to_csv(tmp_path / "t.csv", index=False)
+    quick = {"method": "Deterministic", "hidden": (4,), "epochs": 5, "validation_fraction": 0.0}
+    monkeypatch.setattr(BayesianRegressor, "portfolio", {"small": quick, "smaller": quick | {"hidden": (2,)}})
+    fit = ("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", "--time", "60")
+    shown = run(*fit, "--compare", "Deterministic", "--set", "likelihood=gaussian").output
+    for text in ("model", "weight", "small", "smaller", "auto (the model)"):
+        assert text in shown
+    assert "auto: a mixture of the models" in (tmp_path / "m" / "report.html").read_text()
+    assert run("predict", tmp_path / "m", tmp_path / "t.csv").output.startswith("mean,std,lower,upper")
+    assert "--time is for --method auto, got --method VSD" in run(*fit, "--method", "VSD", "--overwrite", code=2).output
+    assert "is of a single method" in run(*fit, "--set", "members=3", "--overwrite", code=2).output

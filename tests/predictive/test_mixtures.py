@@ -111,7 +111,27 @@ def test_parts_that_do_not_fit(mixture):
     with pytest.raises(DataError, match="must have components=4 for every draw"):
         GaussianPredictive(p.means, p.stds, components=4)
     with pytest.raises(DataError, match="equally many components"):
-        p.mix(GaussianPredictive(p.means, p.stds))
+        p.cat(GaussianPredictive(p.means[:S], p.stds[:S]))
+    with pytest.raises(ValueError, match=r"weights must be 2 numbers of at least 0 with the sum 1, got \[1, 1\]"):
+        p.mix(p, weights=[1, 1])
+
+
+@pytest.mark.parametrize("weights", [None, (0.2, 0.5, 0.3), (0.0, 1.0, 0.0)])
+def test_mixing_other_numbers_of_draws_and_components_by_weight(mixture, weights):
+    p, *_ = mixture
+    single = GaussianPredictive(p.means[:5] + 1, p.stds[:5])  # five draws, one component
+    fixed = GaussianPredictive(p.means[:1], torch.tensor(0.3, dtype=torch.float64))
+    parts, y = (p, single, fixed), torch.linspace(-2, 2, N, dtype=torch.float64)
+    shares = np.array([S, 5, 1]) / (S + 6) if weights is None else np.array(weights)
+    mixed = p.mix(single, fixed, weights=weights)
+    assert mixed.samples == S + 6
+    np.testing.assert_allclose(mixed.log_prob(y).exp(), shares @ [part.log_prob(y).exp().numpy() for part in parts])
+    np.testing.assert_allclose(mixed.cdf(y), shares @ [part.cdf(y).numpy() for part in parts])
+    np.testing.assert_allclose(mixed.mean, shares @ [part.mean.numpy() for part in parts])
+    np.testing.assert_allclose(mixed.aleatoric, shares @ [part.aleatoric.numpy() for part in parts])
+    second = shares @ [(part.variance + part.mean**2).numpy() for part in parts]
+    np.testing.assert_allclose(mixed.variance, second - mixed.mean.numpy() ** 2)
+    np.testing.assert_allclose(mixed.cdf(mixed.quantile(0.1)), 0.1)
 
 
 def test_average_over_inputs_keeps_the_moments_of_every_draw(mixture):

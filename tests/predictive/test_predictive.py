@@ -11,7 +11,7 @@ import scipy.special
 import scipy.stats
 import torch
 
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, CountPredictive, GaussianPredictive
 
 S, N, K = 4, 3, 5
 
@@ -225,6 +225,16 @@ def test_mixing_discrete_draws_equals_all_at_once():
         rows = kind.from_logits(draws[:, :1]).cat(kind.from_logits(draws[:, 1:]))
         torch.testing.assert_close(rows.probs, whole.probs)
         assert len(rows) == N
+
+
+def test_mixing_discrete_draws_by_weight():
+    a, b = (CategoricalPredictive.from_logits(torch.randn(s, N, K, dtype=torch.float64)) for s in (2, 7))
+    mixed = a.mix(b, weights=[0.9, 0.1])
+    np.testing.assert_allclose(mixed.probs, 0.9 * a.probs + 0.1 * b.probs)
+    np.testing.assert_allclose(mixed.aleatoric, 0.9 * a.aleatoric + 0.1 * b.aleatoric)
+    np.testing.assert_allclose(a.mix(b, weights=[0, 1]).probs, b.probs)
+    with pytest.raises(NotImplementedError, match="equal weights"):
+        CountPredictive(torch.ones(2, N)).mix(CountPredictive(torch.ones(2, N)), weights=[0.5, 0.5])
 
 
 DISCRETE = {

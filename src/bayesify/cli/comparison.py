@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from bayesify.cli.evaluation import assess_estimator
+from bayesify.cli.leaderboard import method_name
 from bayesify.cli.splits import Split
 from bayesify.cli.terminal import say
 from bayesify.core.method import Method
@@ -28,7 +29,7 @@ def methods_to_compare(names: str, estimator: BayesianEstimator) -> list[str]:
     """
     every = [kind.__name__ for kind in type(estimator).recipes]
     chosen = every if names == "all" else [Method.named(name.strip()).__name__ for name in names.split(",")]
-    return [name for name in dict.fromkeys(chosen) if name != type(estimator.method_in_use()).__name__]
+    return [name for name in dict.fromkeys(chosen) if name != method_name(estimator)]
 
 
 def train_others(

@@ -11,7 +11,7 @@ import typer
 
 from bayesify.cli.files import check_file
 from bayesify.cli.options import Seed
-from bayesify.cli.terminal import UsageError, handle_errors, print_line, print_table, say
+from bayesify.cli.terminal import UsageError, handle_errors, print_line, print_lines, say
 from bayesify.files import write_atomically
 from bayesify.formatting import duration
 
@@ -83,8 +83,7 @@ def demo(
         train_and_compare(method, epochs, with_baselines=False)
     estimator, assessment = train_and_compare(kind.default_method, None, with_baselines=True)
     comparison += baseline_lines(assessment)
-    print_table(list(comparison[0]), [list(line.values()) for line in comparison])
-    print_line()
+    print_lines(comparison)
     print_line(f"{kind.default_method}, the default method:", style="bold")
     print_assessment(assessment)
     out.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from bayesify.cli.leaderboard import leaderboard
 from bayesify.cli.terminal import UsageError, print_line, print_table
 from bayesify.data import conform
 from bayesify.environment import environment
@@ -139,7 +140,7 @@ def report_page(
         history=estimator.history_,
         comparison=comparison,
         explanation=explanation,
-        facts={"Method": estimator.method_in_use().to_dict(), "Network and training": _training_facts(estimator), **facts},
+        facts={**_method_facts(estimator), "Network and training": _training_facts(estimator), **facts},
     )
     return page.encode()
 
@@ -153,6 +154,17 @@ def _as_read(estimator: BayesianEstimator, features: pd.DataFrame) -> pd.DataFra
             numbers = conform(values.to_frame(), [column], new=False)[column.name]
             result[name] = pd.to_datetime(numbers, unit="D") if column.kind == "datetime" else numbers
     return result
+
+
+def _method_facts(estimator: BayesianEstimator) -> dict[str, dict[str, object]]:
+    """The method with its fields; of several models their weights, and the best."""
+    if not estimator.stack_:
+        return {"Method": estimator.method_in_use().to_dict()}
+    lines: dict[str, object] = {"method": "auto: a mixture of the models that have a weight"}
+    for line in leaderboard(estimator):
+        model = line.pop("model")
+        lines[model] = ", ".join(f"{name}: {value}" for name, value in line.items() if value)
+    return {"Models": lines}
 
 
 def _training_facts(estimator: BayesianEstimator) -> dict[str, object]:

@@ -11,7 +11,7 @@ import typer
 
 from bayesify.cli.files import check_input, to_csv
 from bayesify.cli.options import Data, Decimal, Encoding, Seed, Separator, Task
-from bayesify.cli.terminal import UsageError, handle_errors, print_line, print_table, say
+from bayesify.cli.terminal import UsageError, handle_errors, print_lines, say
 from bayesify.core.checks import check_fraction
 from bayesify.formatting import duration, plural
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bayesify.cli.splits import Split
     from bayesify.cli.tables import TrainingTable
     from bayesify.estimators import BayesianEstimator
+    from bayesify.report import Assessment
 
 __all__ = ["fit"]
 
@@ -53,6 +54,10 @@ def fit(
         str | None,
         typer.Option(help="Also train these methods, such as MeanField,VSD, or all, and show all results.", show_default=False),
     ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time", help="Seconds for --method auto, models weighted by held-out rows.", min=1, show_default=False),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite an existing model.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted run instead of resuming it.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and errors.")] = False,
@@ -71,7 +76,7 @@ def fit(
 
     from bayesify.cli.comparison import baseline_lines, comparison_line, methods_to_compare, train_others
     from bayesify.cli.evaluation import assess_estimator, conformal_facts, print_assessment, report_page, run_facts, train_baselines
-    from bayesify.cli.predictions import prediction_table, rounded
+    from bayesify.cli.leaderboard import leaderboard, method_name
     from bayesify.cli.splits import separate_test, split_training, take_weights
     from bayesify.cli.tables import TextOptions, read_training
     from bayesify.cli.training import caution, check_calibration, make_estimator, prepare_directory, train
@@ -82,7 +87,7 @@ def fit(
     check_target(table.y, table.task)
     table, weights = (table, None) if weight is None else take_weights(table, weight)
     settings = [*(settings or []), *(["conformal=true"] if conformal else [])]
-    estimator = make_estimator(table.task, method, settings, seed, epochs, quiet)
+    estimator = make_estimator(table.task, method, settings, seed, epochs, quiet, time_limit)
     others = [] if compare is None else methods_to_compare(compare, estimator)
     rows = split_training(table, test_fraction, seed, split, group) if test is None else separate_test(table, test)
     if others and len(rows.test_y) == 0:
@@ -106,25 +111,21 @@ def fit(
     else:
         baselines = train_baselines(estimator, rows.features, rows.y, rows.test_features, seed)
         assessment = assess_estimator(estimator, rows.test_features, rows.test_y, rows.y, baselines=baselines)
-        conformal_results = conformal_facts(estimator, rows.test_features, rows.test_y)
         comparison = []
         if others:
-            name = type(estimator.method_in_use()).__name__
-            comparison = [comparison_line(assessment, f"{name} (the model)", seconds), *compared, *baseline_lines(assessment)]
+            line = comparison_line(assessment, f"{method_name(estimator)} (the model)", seconds)
+            comparison = [line, *compared, *baseline_lines(assessment)]
         data_facts = _facts(table, rows, estimator, data, target)
         if weight is not None:
             data_facts["weights"] = f"{weight}, of the training rows; test rows and baselines are unweighted"
+        conformal_results = conformal_facts(estimator, rows.test_features, rows.test_y)
         facts = {"Data": data_facts, **conformal_results, **run_facts(started, seed)}
         page = report_page(estimator, assessment, rows.test_features, target, facts, comparison)
-        index = rows.test_features.index.rename(rows.test_features.index.name or "row")
-        predictions = rounded(prediction_table(estimator, rows.test_features, assessment.predictive, index, 0.95))
-        predictions.insert(0, f"true {target}", rows.test_y.to_numpy())
-        companions = {"report.html": page, "test-predictions.csv": to_csv(predictions).encode()}
+        companions = {"report.html": page, "test-predictions.csv": _test_predictions(estimator, rows, assessment, target)}
         save_model(estimator, directory, **saved, metrics=assessment.scores, companions=companions)
         if not quiet:
-            if comparison:
-                print_table(list(comparison[0]), [list(line.values()) for line in comparison])
-                print_line()
+            print_lines(leaderboard(estimator))
+            print_lines(comparison)
             print_assessment(assessment, conformal_results)
     if not quiet:
         report = (
@@ -132,6 +133,16 @@ def fit(
         )
         source = test or data
         say(f"\nModel: {out}\nReport: {report}\nNext: bayesify predict {_quoted(out)} {_quoted(source)}", wrap=False)
+
+
+def _test_predictions(estimator: BayesianEstimator, rows: Split, assessment: Assessment, target: str) -> bytes:
+    """The predictions for the test rows, beside the true targets, as CSV."""
+    from bayesify.cli.predictions import prediction_table, rounded
+
+    index = rows.test_features.index.rename(rows.test_features.index.name or "row")
+    predictions = rounded(prediction_table(estimator, rows.test_features, assessment.predictive, index, 0.95))
+    predictions.insert(0, f"true {target}", rows.test_y.to_numpy())
+    return to_csv(predictions).encode()
 
 
 def _first_line(table: TrainingTable, rows: Split, target: str) -> str:

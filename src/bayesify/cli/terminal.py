@@ -12,7 +12,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -24,7 +24,7 @@ from rich.text import Text
 from bayesify.errors import ISSUES, BayesifyError, BayesifyWarning, ConfigurationError
 from bayesify.progress import ProgressBar
 
-__all__ = ["UsageError", "fail", "handle_errors", "interruptible", "print_line", "print_table", "say"]
+__all__ = ["UsageError", "fail", "handle_errors", "interruptible", "print_line", "print_lines", "print_table", "say"]
 
 _LINE_SECONDS = 30.0  # between lines of progress where standard error is no terminal
 
@@ -74,6 +74,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: i
             cell.ljust(width) if j < left else cell.rjust(width) for j, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         print("  ".join(cells).rstrip())
+
+
+def print_lines(lines: Sequence[Mapping[str, str]]) -> None:
+    """Print records as a table, with an empty line after it; nothing if there are none."""
+    if lines:
+        print_table(list(lines[0]), [list(line.values()) for line in lines])
+        print_line()
 
 
 def fail(message: str, code: int = 2) -> NoReturn:

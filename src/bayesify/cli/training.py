@@ -11,6 +11,7 @@ from bayesify.conformal import least_rows
 from bayesify.errors import CheckpointError, DivergenceError, warn
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.estimators.conformal import calibration_rows
+from bayesify.estimators.parameters import AUTO
 from bayesify.methods import DeepEnsemble
 from bayesify.persistence import CHECKPOINT, check_destination
 
@@ -20,23 +21,40 @@ ESTIMATORS: dict[str, type[BayesianEstimator]] = {"regression": BayesianRegresso
 
 
 def make_estimator(
-    task: str, method: str | None, settings: Sequence[str], seed: int, epochs: int | None, quiet: bool
+    task: str,
+    method: str | None,
+    settings: Sequence[str],
+    seed: int,
+    epochs: int | None,
+    quiet: bool,
+    time_limit: float | None = None,
 ) -> BayesianEstimator:
-    """Build the estimator that the options describe.
+    """Build the estimator that the options describe; a time limit implies "auto" where no method is given.
 
     Raises:
         ConfigurationError: an unknown method or field, or a value that is not possible.
     """
     kind = ESTIMATORS[task]
-    default = kind(method=method).method_in_use()
+    if time_limit is not None and method is None:
+        method = AUTO
+    unset = kind(method=method)
+    if time_limit is not None and not unset.is_stacked:
+        raise UsageError(f"--time is for --method auto, got --method {method}; leave one of them out")
+    default = unset.method_in_use()
     fields, params = split(parse(settings), type(default), kind)
-    if epochs is not None:
-        params["epochs"] = epochs
+    for name, value in (("epochs", epochs), ("time_limit", time_limit)):
+        if value is not None:
+            params[name] = value
+    shared = {"random_state": seed, "progress": False if quiet else None, **params}
+    if unset.is_stacked:
+        if fields:
+            raise UsageError(f"--set {', '.join(fields)} is of a single method, and --method auto trains several; leave it out")
+        return kind(method=AUTO, **shared)
     try:
         chosen = default.replace(**fields) if fields else default
     except TypeError as error:
         raise UsageError(f"--set {', '.join(fields)}: {error}") from error
-    return kind(method=chosen, random_state=seed, progress=False if quiet else None, **params)
+    return kind(method=chosen, **shared)
 
 
 def caution(features: pd.DataFrame) -> None:
@@ -82,7 +100,7 @@ def train(
     checkpoint = place / CHECKPOINT
     try:
         # the members of an ensemble are trained together, which keeps no checkpoint
-        own = None if isinstance(estimator.method, DeepEnsemble) else checkpoint
+        own = None if isinstance(estimator.method, DeepEnsemble) or estimator.is_stacked else checkpoint
         with interruptible():
             estimator.fit(features, y, weights, checkpoint=own)
     except CheckpointError as error:

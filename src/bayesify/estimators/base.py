@@ -22,7 +22,7 @@ from bayesify.data import as_table, conform, describe_columns, imputations, prep
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
-from bayesify.estimators.parameters import EstimatorParameters
+from bayesify.estimators.stacking import Stacking
 from bayesify.estimators.updating import BayesianUpdating
 from bayesify.prediction import predict
 from bayesify.train import History, Training, Weighted, fit
@@ -56,7 +56,7 @@ _IMPUTATIONS = 16  # values for an unknown one
 _ROWS, _DRAWS = 1024, 20  # per call in prediction; fixed, because the noise depends on the draws per call
 
 
-class BayesianEstimator(BayesianUpdating, ConformalCalibration, EstimatorParameters):
+class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
     """Base class of `BayesianRegressor` and `BayesianClassifier`, which document the parameters."""
 
     @abstractmethod
@@ -108,6 +108,12 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, EstimatorParamet
             CheckpointError: `checkpoint` is damaged or belongs to another run.
             DivergenceError: NaN or infinity in training.
         """
+        if self.is_stacked:
+            if checkpoint is not None or tuple(loggers):
+                raise ConfigurationError("method='auto' trains several models, without checkpoint and loggers; leave them out")
+            self._fit_stack(X, y, sample_weight)
+            self._calibrate()
+            return self
         training, settings = self._prepare(X, y, sample_weight)
         self.history_: History = fit(
             training.bnn,
@@ -130,17 +136,7 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, EstimatorParamet
         self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> tuple[Training, dict[str, Any]]:
         """Preprocess the data and build the network; return the training, and the settings that several can share."""
-        self._check_parameters()
-        if y is None:
-            raise DataError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        table = self._table(X, reset=True)
-        check_consistent_length(X, y, sample_weight)
-        weights = None
-        if sample_weight is not None:
-            table, y, weights = self._weighted(table, y, sample_weight)
-        generator = check_random_state(self.random_state)
-        self.seed_ = int(generator.randint(2**31 - 1))
-        table, y = self._hold_out(table, y)
+        table, y, weights = self._rows(X, y, sample_weight)
         target = self._learn_target(y)
         self.columns_ = describe_columns(table)
         self.preprocessing_ = preprocessing(self.columns_)
@@ -166,6 +162,24 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, EstimatorParamet
             learning_rate=self.in_use("learning_rate"),
         )
         return training, self._schedule(len(train), validation is not None)
+
+    def _rows(
+        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> tuple[pd.DataFrame, Any, Tensor | None]:
+        """Check parameters and data; return the rows to train on, their targets and weights."""
+        self.stack_, self.stack_weights_ = (), ()
+        self._check_parameters()
+        if y is None:
+            raise DataError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        table = self._table(X, reset=True)
+        check_consistent_length(X, y, sample_weight)
+        weights = None
+        if sample_weight is not None:
+            table, y, weights = self._weighted(table, y, sample_weight)
+        generator = check_random_state(self.random_state)
+        self.seed_ = int(generator.randint(2**31 - 1))
+        table, y = self._hold_out(table, y)
+        return table, y, weights
 
     def _weighted(self, table: pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike) -> tuple[pd.DataFrame, Any, Tensor]:
         """Return the rows with a positive weight, and their weights."""
@@ -238,6 +252,8 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, EstimatorParamet
 
     def _predictive(self, table: pd.DataFrame) -> Predictive:
         """Return the predictive distribution of a table from `conform`."""
+        if self.stack_:
+            return self._mixture(table)
         return predict(
             self.bnn_,
             self._inputs(self.preprocessing_.transform(table)).to(next(self.bnn_.parameters()).dtype),

@@ -16,7 +16,7 @@ from bayesify.conformal import ConformalSets
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
-from bayesify.estimators.recipes import CLASSIFICATION, Recipe
+from bayesify.estimators.recipes import CLASSIFICATION, CLASSIFICATION_PORTFOLIO, Recipe
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.predictive import CategoricalPredictive
 
@@ -43,8 +43,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Args:
         method, hidden, activation, encoding, net, epochs, batch_size, learning_rate, beta, train_samples, samples,
-            validation_fraction, patience, conformal, random_state, accelerator, progress: as for `BayesianRegressor`; the default
-            `beta` of `MeanField` rises to 1, the evidence lower bound.
+            validation_fraction, patience, time_limit, conformal, random_state, accelerator, progress: as for `BayesianRegressor`;
+            the default `beta` of `MeanField` rises to 1, the evidence lower bound.
         calibrate: "temperature" holds out a random 20 % of the rows, at most 2,000, to scale the logits by one number, so that the
             probabilities fit these rows (`fit_temperature`). It is `likelihood_.temperature`.
 
@@ -64,6 +64,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     default_beta: ClassVar[float] = 1.0
     calibration_type = ConformalSets
     recipes: ClassVar[Mapping[type[Method], Recipe]] = CLASSIFICATION
+    portfolio: ClassVar[Mapping[str, Mapping[str, Any]]] = CLASSIFICATION_PORTFOLIO
 
     def predict(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
         """Return the most probable label of each row, (N,)."""

@@ -21,7 +21,9 @@ try:
 except ImportError as error:
     raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
 
-__all__ = ["EstimatorParameters"]
+__all__ = ["AUTO", "EstimatorParameters"]
+
+AUTO = "auto"  # the `method` of several models
 
 
 class EstimatorParameters(BaseEstimator):
@@ -48,6 +50,7 @@ class EstimatorParameters(BaseEstimator):
         samples: int | None = None,
         validation_fraction: float | None = None,
         patience: int | None = None,
+        time_limit: float | None = None,
         conformal: bool | Literal["cross"] = False,
         calibrate: Literal["temperature"] | None = None,
         random_state: int | np.random.RandomState | None = None,
@@ -67,6 +70,7 @@ class EstimatorParameters(BaseEstimator):
         self.samples = samples
         self.validation_fraction = validation_fraction
         self.patience = patience
+        self.time_limit = time_limit
         self.conformal = conformal
         self.calibrate = calibrate
         self.random_state = random_state
@@ -102,7 +106,12 @@ class EstimatorParameters(BaseEstimator):
         """Return `method`; if it is a name or None, the method of the recipe."""
         if isinstance(self.method, Method):
             return self.method
-        return self.recipe(self.default_method if self.method is None else self.method).method
+        return self.recipe(self.default_method if self.method is None or self.is_stacked else self.method).method
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether `method` is "auto", several models."""
+        return isinstance(self.method, str) and self.method.lower() == AUTO
 
     def beta_in_use(self) -> float | KLSchedule:
         """Return `beta`; if None, a schedule that rises over half of training to the weight of the recipe."""
@@ -146,6 +155,12 @@ class EstimatorParameters(BaseEstimator):
         check_choice("encoding", self.in_use("encoding"), ("standard", "piecewise"))
         check_choice("conformal", self.conformal, (False, True, "cross"))
         check_choice("calibrate", self.calibrate, (None, "temperature"))
+        if self.time_limit is not None:
+            check_positive("time_limit", self.time_limit)
+            if not self.is_stacked:
+                raise ConfigurationError(f"time_limit={self.time_limit:g} chooses the models of method='auto', got {self.method!r}")
+        if self.calibrate and self.is_stacked:
+            raise ConfigurationError(f"calibrate={self.calibrate!r} needs a single model, got method='auto'; leave it out")
         if self.conformal and self.calibrate:
             raise ConfigurationError(f"conformal={self.conformal} and calibrate={self.calibrate!r} exclude each other; choose one")
         if self.patience is not None and self.method_in_use().collects_from is not None:

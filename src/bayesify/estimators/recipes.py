@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from bayesify.core.method import Method
 from bayesify.methods import (
@@ -41,7 +41,17 @@ from bayesify.methods import (
     VariationalDropout,
 )
 
-__all__ = ["CLASSIFICATION", "EARLY_STOPPED", "ENSEMBLE", "REGRESSION", "SINGLE", "Recipe", "TrainingSettings"]
+__all__ = [
+    "CLASSIFICATION",
+    "CLASSIFICATION_PORTFOLIO",
+    "EARLY_STOPPED",
+    "ENSEMBLE",
+    "REGRESSION",
+    "REGRESSION_PORTFOLIO",
+    "SINGLE",
+    "Recipe",
+    "TrainingSettings",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,3 +139,21 @@ CLASSIFICATION = _by_type(
     Recipe(SWAG(prior_std=1.0), 1.0),
     Recipe(VIFO(eta=0.01), 1.0),
 )
+
+_ADDITIVE: Mapping[str, Any] = {"method": "DeepEnsemble", "hidden": ()}
+_STANDARD: Mapping[str, Any] = {"method": "DeepEnsemble", "encoding": "standard"}
+_SMALL: Mapping[str, Any] = _STANDARD | {"hidden": (32, 32), "activation": "tanh"}
+REGRESSION_PORTFOLIO: Mapping[str, Mapping[str, Any]] = {
+    "ensemble": {"method": "DeepEnsemble"},
+    "standard inputs": _STANDARD,
+    "small, standard inputs": _SMALL,
+    "additive": _ADDITIVE,
+    "Gaussian noise, standard inputs": _STANDARD | {"likelihood": "gaussian"},
+    "heteroscedastic, standard inputs": _STANDARD | {"likelihood": "heteroscedastic"},
+}
+CLASSIFICATION_PORTFOLIO: Mapping[str, Mapping[str, Any]] = {
+    "ensemble": {"method": "DeepEnsemble"},
+    "small, standard inputs": _SMALL,
+    "additive": _ADDITIVE,
+    "standard inputs": _STANDARD,
+}

@@ -17,7 +17,7 @@ from bayesify.core.checks import check_choice
 from bayesify.core.method import Method
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
-from bayesify.estimators.recipes import REGRESSION, Recipe
+from bayesify.estimators.recipes import REGRESSION, REGRESSION_PORTFOLIO, Recipe
 from bayesify.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood, NegativeBinomial, Poisson
 from bayesify.objectives import KLSchedule
 from bayesify.predictive import GaussianPredictive, NumericPredictive
@@ -50,7 +50,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     Args:
         method: a method, or the name of one, such as "VSD", for the fields in `BayesianRegressor.recipes`; None for
-            `BayesianRegressor.default_method`. Its fields are parameters too, such as `method__prior_std`.
+            `BayesianRegressor.default_method`; "auto" for several models (`BayesianRegressor.portfolio`), weighted by their
+            likelihood of held-out rows. Its fields are parameters too, such as `method__prior_std`.
         hidden: widths of the hidden layers. None here and below for a value that suits the method: `training_settings`.
         activation: "elu", "gelu", "leaky_relu", "relu", "silu" or "tanh".
         encoding: "piecewise" precedes the network by a `PiecewiseLinearEncoding` of the numbers, "standard" does not.
@@ -71,6 +72,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             hold out a fifth; other methods train on all rows.
         patience: stop after this number of epochs without improvement on the held-out rows; None for a sixth of the epochs
             where rows are held out by default, otherwise for no stop.
+        time_limit: of "auto", seconds of training: models that would probably exceed it are left out. The first is always trained.
+            None trains all.
         conformal: True holds out a random 20 % of the rows, at most 2,000, to calibrate the intervals: they then have the stated
             coverage on average, however wrong the model is (`bayesify.conformal`). "cross" calibrates with all rows, and trains
             five more models. `predictive` stays as it is.
@@ -85,6 +88,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         columns_: kinds of the columns.
         preprocessing_: the fitted transformer of the inputs.
         conformal_, folds_: the scores of the calibration rows, or None; the models of "cross".
+        stack_, stack_weights_, leaderboard_: the models of "auto", the best first, their weights, and the results of all;
+            `bnn_`, `likelihood_` and `history_` are those of the first.
         target_mean_, target_std_: of each output, (D,).
         n_features_in_, feature_names_in_: as in scikit-learn; columns of a DataFrame are matched by name, in any order.
 
@@ -99,6 +104,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     default_beta: ClassVar[float] = 0.3
     calibration_type = ConformalIntervals
     recipes: ClassVar[Mapping[type[Method], Recipe]] = REGRESSION
+    portfolio: ClassVar[Mapping[str, Mapping[str, Any]]] = REGRESSION_PORTFOLIO
 
     def __init__(
         self,
@@ -117,6 +123,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         samples: int | None = None,
         validation_fraction: float | None = None,
         patience: int | None = None,
+        time_limit: float | None = None,
         conformal: bool | Literal["cross"] = False,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
@@ -136,6 +143,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             samples=samples,
             validation_fraction=validation_fraction,
             patience=patience,
+            time_limit=time_limit,
             conformal=conformal,
             random_state=random_state,
             accelerator=accelerator,
@@ -215,6 +223,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if name == "heteroscedastic":
             return HeteroscedasticGaussian(), 2 * outputs
         return Gaussian(std=_NOISE if outputs == 1 else [_NOISE] * outputs, learn=True), outputs
+
+    def _mixes(self) -> bool:
+        return self.in_use("likelihood") not in _COUNTS
 
     def _encode_target(self, y: Any) -> Tensor:
         return torch.tensor(self._check_targets(y))  # torch.tensor copies: a column of a table may be read-only

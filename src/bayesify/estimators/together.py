@@ -14,26 +14,27 @@ if TYPE_CHECKING:
 __all__ = ["train_together"]
 
 
-def train_together(fits: Sequence[tuple[BayesianEstimator, Any, Any]], *, progress: bool | None = None) -> None:
-    """Train `(estimator, X, y)` triples of different estimators, those of one shape and schedule at once.
+def train_together(fits: Sequence[tuple[Any, ...]], *, progress: bool | None = None) -> None:
+    """Train `(estimator, X, y)` or `(estimator, X, y, sample_weight)` of different estimators, those of one schedule at once.
 
     Raises:
         ConfigurationError, DataError: invalid parameters or data, before training.
         DivergenceError: some diverged; the others are fitted.
     """
-    groups: dict[str, list[int]] = {}
-    trainings: list[Training] = []
-    settings: list[dict[str, Any]] = []
-    for i, (estimator, X, y) in enumerate(fits):
-        training, shared = estimator._prepare(X, y)
-        trainings.append(training)
-        settings.append(shared)
-        groups.setdefault(repr(shared), []).append(i)
+    groups: dict[str, list[tuple[int, Training]]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for i, (estimator, *data) in enumerate(fits):
+        if estimator.is_stacked:  # which trains its models together
+            estimator.fit(*data)
+            continue
+        training, shared = estimator._prepare(*data)
+        settings[repr(shared)] = shared
+        groups.setdefault(repr(shared), []).append((i, training))
     failures = []
-    for group in groups.values():
-        histories = fit_many([trainings[i] for i in group], **settings[group[0]], progress=progress)
-        for i, history in zip(group, histories, strict=True):
-            estimator = fits[i][0]
+    for key, group in groups.items():
+        histories = fit_many([training for _, training in group], **settings[key], progress=progress)
+        for (i, _), history in zip(group, histories, strict=True):
+            estimator: BayesianEstimator = fits[i][0]
             estimator.history_ = history
             if history.failure is None:
                 estimator.settle()

@@ -29,6 +29,7 @@ from bayesify.train import History
 
 try:
     import numpy as np
+    import pandas as pd
     import safetensors
     import safetensors.torch
     import skops.io
@@ -88,7 +89,9 @@ def load_model(directory: str | os.PathLike[str]) -> BayesianEstimator:
 
 
 def _load(path: Path, verified: dict[str, Any], config: dict[str, Any], prefix: str) -> BayesianEstimator:
-    """Load the model, or the model of a fold, whose files have a prefix; `verified` has the checksums."""
+    """Load the model, or a model of a fold or stack, whose files have a prefix; `verified` has the checksums."""
+    if config.get("stack"):
+        return _load_stack(path, verified, config, prefix)
     weights, preprocessing = (read_verified(path, verified, prefix + name) for name in (WEIGHTS, PREPROCESSING))
     with _model_file_errors(path / CONFIG, KeyError, TypeError, ValueError):
         estimator = _restore_settings(config)
@@ -102,8 +105,23 @@ def _load(path: Path, verified: dict[str, Any], config: dict[str, Any], prefix: 
             module.load_state_dict({name.removeprefix(part): x for name, x in state.items() if name.startswith(part)})
     with _model_file_errors(path / PREPROCESSING, Exception):  # skops reads untrusted bytes, and documents no error types for them
         estimator.preprocessing_ = skops.io.loads(preprocessing, trusted=_TRUSTED)  # rejects all types but its own and these
-    estimator.folds_ = [_load(path, verified, fold, _fold(k)) for k, fold in enumerate(config.get("folds", ()))]
+    estimator.folds_ = _load_folds(path, verified, config)
     return estimator
+
+
+def _load_stack(path: Path, verified: dict[str, Any], config: dict[str, Any], prefix: str) -> BayesianEstimator:
+    """Load an estimator with `method="auto"`, whose models have files."""
+    models = [_load(path, verified, model, f"{prefix}{_part('stack', k)}") for k, model in enumerate(config["stack"])]
+    with _model_file_errors(path / CONFIG, KeyError, TypeError, ValueError):
+        estimator = _restore_settings(config)
+        estimator.leaderboard_ = pd.DataFrame(config["leaderboard"]).set_index("model").astype(float)
+        estimator.adopt(models, config["stack_weights"])
+    estimator.folds_ = _load_folds(path, verified, config)
+    return estimator
+
+
+def _load_folds(path: Path, verified: dict[str, Any], config: dict[str, Any]) -> list[BayesianEstimator]:
+    return [_load(path, verified, fold, _part("fold", k)) for k, fold in enumerate(config.get("folds", ()))]
 
 
 def _restore_settings(config: dict[str, Any]) -> BayesianEstimator:
@@ -143,11 +161,14 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
             "estimator.bnn_.state_dict()"
         )
     folds = [_describe(fold, None, None) for fold in estimator.folds_]
+    stack = [_describe(model, None, None) for model in estimator.stack_]
     params = estimator.get_params(deep=False)
     del params["net"]
-    params["method"] = estimator.method_in_use().to_dict()
-    params |= {name: estimator.in_use(name) for name in _BY_METHOD if name in params} | {"samples": estimator.samples_in_use()}
-    params["hidden"] = list(params["hidden"])
+    if not estimator.stack_:
+        params["method"] = estimator.method_in_use().to_dict()
+        params |= {name: estimator.in_use(name) for name in _BY_METHOD if name in params} | {"samples": estimator.samples_in_use()}
+    if params["hidden"] is not None:
+        params["hidden"] = list(params["hidden"])
     if isinstance(estimator.beta, KLSchedule):
         params["beta"] = {"schedule": type(estimator.beta).__name__, **dataclasses.asdict(estimator.beta)}
     if isinstance(estimator.random_state, np.random.RandomState):
@@ -168,26 +189,34 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
         "feature_names": "feature_names_in_" in fitted,
         "target": {"name": target, **estimator.describe_target()},
         "folds": [fold for fold, _ in folds],
+        "stack": [model for model, _ in stack],
         "conformal": None if estimator.conformal_ is None else estimator.conformal_.to_dict(),
         "history": estimator.history_.to_dict(),
         "metrics": dict(metrics or {}),
     }
-    parts = {"bnn": estimator.bnn_, "likelihood": estimator.likelihood_}
-    state = {f"{part}.{name}": x.contiguous() for part, module in parts.items() for name, x in module.state_dict().items()}
-    files = {WEIGHTS: safetensors.torch.save(state), PREPROCESSING: skops.io.dumps(estimator.preprocessing_)}
-    files |= {_fold(k) + name: content for k, (_, parts) in enumerate(folds) for name, content in parts.items()}
+    files = {}
+    if stack:
+        config |= {"stack_weights": estimator.stack_weights_, "leaderboard": estimator.leaderboard_.reset_index().to_dict("list")}
+    else:
+        parts = {"bnn": estimator.bnn_, "likelihood": estimator.likelihood_}
+        state = {f"{part}.{name}": x.contiguous() for part, module in parts.items() for name, x in module.state_dict().items()}
+        files = {WEIGHTS: safetensors.torch.save(state), PREPROCESSING: skops.io.dumps(estimator.preprocessing_)}
+    for kind, models in (("fold", folds), ("stack", stack)):
+        files |= {_part(kind, k) + name: content for k, (_, parts) in enumerate(models) for name, content in parts.items()}
     return _json_value(config), files
 
 
-def _fold(number: int) -> str:
-    """The prefix of the files of a fold's model."""
-    return f"fold{number}-"
+def _part(kind: str, number: int) -> str:
+    """The prefix of the files of a model that is part of another, of a "fold" or in a "stack"."""
+    return f"{kind}{number}-"
 
 
 def _parameters(config: dict[str, Any]) -> dict[str, Any]:
     params = dict(config["params"])
-    params["method"] = Method.from_dict(params["method"])
-    params["hidden"] = tuple(params["hidden"])
+    if not isinstance(params["method"], str):
+        params["method"] = Method.from_dict(params["method"])
+    if params["hidden"] is not None:
+        params["hidden"] = tuple(params["hidden"])
     params.setdefault("encoding", "standard")  # of models saved before there was another
     if isinstance(params["beta"], dict):
         fields = dict(params["beta"])

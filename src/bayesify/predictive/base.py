@@ -6,14 +6,14 @@ Shapes: S draws, N rows, K classes, D outputs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from bayesify.core.checks import check_fraction
-from bayesify.errors import DataError
+from bayesify.errors import ConfigurationError, DataError
 
 __all__ = ["NumericPredictive", "Predictive", "align_targets", "sum_from", "without_single"]
 
@@ -59,8 +59,16 @@ class Predictive(ABC):
         """The log of the mean over draws of the density or probability of y: (N,) nats."""
 
     @abstractmethod
-    def mix(self, *others: Any) -> Self:
-        """Combine with more draws of the same rows, from predictives of the same type; all draws have equal weight."""
+    def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
+        """Combine with more draws of the same rows, from predictives of the same type.
+
+        Args:
+            others: the predictives.
+            weights: of this one and the others, at least 0, with the sum 1; None for equal weights of all draws.
+
+        Raises:
+            NotImplementedError: `weights`, where all draws of this type have equal weights.
+        """
 
     @abstractmethod
     def cat(self, *others: Any) -> Self:
@@ -108,6 +116,15 @@ class Predictive(ABC):
             ours, theirs = (len(p) if attribute == "rows" else p.samples for p in (self, other))
             if ours != theirs:
                 raise DataError(f"predictives must have the same number of {attribute}, got {ours} and {theirs}")
+
+    def _check_weights(self, others: tuple[Any, ...], weights: Sequence[float] | None) -> list[float]:
+        """Return the weight of every part; of parts that only have draws of equal weight, their shares of the draws."""
+        parts = (self, *others)
+        if weights is None:
+            return [p.samples / sum(p.samples for p in parts) for p in parts]
+        if len(weights) != len(parts) or min(weights) < 0 or abs(sum(weights) - 1) > 1e-3:
+            raise ConfigurationError(f"weights must be {len(parts)} numbers of at least 0 with the sum 1, got {list(weights)}")
+        return [float(weight) / sum(weights) for weight in weights]
 
 
 class NumericPredictive(Predictive):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -157,7 +157,9 @@ class CountPredictive(NumericPredictive):
         drawn = _smallest(lambda k: count_cdf(k, means, self.dispersions), means, variances.sqrt(), uniform)
         return drawn.to(self.means.dtype)
 
-    def mix(self, *others: Any) -> Self:
+    def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
+        if weights is not None:
+            raise NotImplementedError(f"draws of a {type(self).__name__} have equal weights; leave weights out")
         self._check_same(others, "rows")
         return self._join((self, *others), 0)
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -78,13 +79,13 @@ class _Discrete(Predictive):
         """The most probable class: (N, ...), int64."""
         return self.log_probs.argmax(-1)
 
-    def mix(self, *others: Any) -> Self:
+    def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
         self._check_same(others, "rows")
-        parts = (self, *others)
-        total = sum(p.draws for p in parts)
-        log_probs = functools.reduce(torch.logaddexp, (p.log_probs + math.log(p.draws / total) for p in parts))
-        entropy = torch.stack([p.expected_entropy * (p.draws / total) for p in parts]).sum(0)
-        return dataclasses.replace(self, log_probs=log_probs, expected_entropy=entropy, draws=total)
+        shares = self._check_weights(others, weights)
+        parts = [(p, share) for p, share in zip((self, *others), shares, strict=True) if share]
+        log_probs = functools.reduce(torch.logaddexp, (p.log_probs + math.log(share) for p, share in parts))
+        entropy = torch.stack([p.expected_entropy * share for p, share in parts]).sum(0)
+        return dataclasses.replace(self, log_probs=log_probs, expected_entropy=entropy, draws=sum(p.draws for p in (self, *others)))
 
     def cat(self, *others: Any) -> Self:
         self._check_same(others, "samples")
@@ -177,9 +178,10 @@ class DirichletPredictive(CategoricalPredictive):
         vacuity = (alpha.shape[-1] / total).squeeze(-1).mean(0)
         return cls(probs.mean(0).log(), entropy.mean(0), len(alpha), ignore_index, vacuity=vacuity)
 
-    def mix(self, *others: Any) -> Self:
-        mixed, parts = super().mix(*others), (self, *others)
-        return dataclasses.replace(mixed, vacuity=torch.stack([p.vacuity * (p.draws / mixed.draws) for p in parts]).sum(0))
+    def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
+        mixed, shares = super().mix(*others, weights=weights), self._check_weights(others, weights)
+        vacuity = torch.stack([p.vacuity * share for p, share in zip((self, *others), shares, strict=True)]).sum(0)
+        return dataclasses.replace(mixed, vacuity=vacuity)
 
     def select(self, rows: Tensor | slice) -> Self:
         return dataclasses.replace(super().select(rows), vacuity=self.vacuity[rows])

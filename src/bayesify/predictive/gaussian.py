@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -148,13 +148,22 @@ class GaussianPredictive(NumericPredictive):
         chosen = chosen.reshape(chosen.shape + (1,) * (targets.dim() - 2))
         return targets.unflatten(0, (-1, self.components)).take_along_dim(chosen, 1).squeeze(1)
 
-    def mix(self, *others: Any) -> Self:
+    def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
         self._check_same(others, "rows")
-        return self._join((self, *others), 0)
+        shares = self._check_weights(others, weights)
+        most = max(p.components for p in (self, *others))
+        parts = [p._padded(most) for p in (self, *others)]
+        if weights is None and all(p.weights is None for p in parts):
+            return self._join(parts, 0, None)
+        return self._join(parts, 0, torch.cat([p._all_weights * share for p, share in zip(parts, shares, strict=True)]))
 
     def cat(self, *others: Any) -> Self:
         self._check_same(others, "samples")
-        return self._join((self, *others), 1)
+        parts = (self, *others)
+        if any(p.components != self.components for p in parts):
+            raise DataError(f"predictives must have equally many components, got {[p.components for p in parts]}")
+        weighted = any(p.weights is not None for p in parts)
+        return self._join(parts, 1, torch.cat([p._all_weights for p in parts], 1) if weighted else None)
 
     def average(self, *others: Any) -> Self:
         """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain.
@@ -179,17 +188,25 @@ class GaussianPredictive(NumericPredictive):
         stds = self.stds if self.stds.shape[1] == 1 else self.stds[:, rows]
         return dataclasses.replace(self, means=self.means[:, rows], stds=stds, weights=weights)
 
-    def _join(self, parts: tuple[Self, ...], dim: int) -> Self:
-        if any(p.components != self.components for p in parts):
-            raise DataError(f"predictives must have equally many components, got {[p.components for p in parts]}")
-        stds, weights = self.stds, None
+    def _join(self, parts: Sequence[Self], dim: int, weights: Tensor | None) -> Self:
+        """Concatenate means and standard deviations along a dimension."""
+        first, stds = parts[0], parts[0].stds
         if any(p.stds.shape[dim] > 1 or not torch.equal(p.stds, stds) for p in parts):
             shape = [max(sizes) for sizes in zip(*(p.stds.shape for p in parts), strict=True)]
             stds = torch.cat([p.stds.expand(*shape[:dim], p.means.shape[dim], *shape[dim + 1 :]) for p in parts], dim)
-        if any(p.weights is not None for p in parts):
-            total = sum(p.samples for p in parts)
-            weights = torch.cat([p._all_weights * (p.samples / total if dim == 0 else 1) for p in parts], dim)
-        return dataclasses.replace(self, means=torch.cat([p.means for p in parts], dim), stds=stds, weights=weights)
+        return dataclasses.replace(first, means=torch.cat([p.means for p in parts], dim), stds=stds, weights=weights)
+
+    def _padded(self, components: int) -> Self:
+        """The same distribution with more components per draw, of weight 0."""
+        if components == self.components:
+            return self
+        index = torch.arange(len(self.means), device=self.means.device).view(-1, self.components)
+        copies = index[:, -1:].expand(-1, components - self.components)  # of the last component, as values must be finite
+        rows = torch.cat([index, copies], 1).flatten()
+        weights = self._all_weights[rows].unflatten(0, (-1, components))
+        weights[:, self.components :] = 0
+        stds = self.stds if len(self.stds) == 1 else self.stds[rows]
+        return dataclasses.replace(self, means=self.means[rows], stds=stds, weights=weights.flatten(0, 1), components=components)
 
     @property
     def _all_weights(self) -> Tensor:

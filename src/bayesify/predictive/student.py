@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -132,7 +132,9 @@ class StudentTPredictive(NumericPredictive):
         z = _invert(lambda z: _student_cdf(z, degrees), -torch.ones_like(uniform), torch.ones_like(uniform), uniform)
         return self.locations + self.scales * z.to(self.locations.dtype)
 
-    def mix(self, *others: Any) -> Self:
+    def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
+        if weights is not None:
+            raise NotImplementedError(f"draws of a {type(self).__name__} have equal weights; leave weights out")
         self._check_same(others, "rows")
         return self._join((self, *others), 0)
 
