@@ -34,7 +34,7 @@ def stacking_weights(log_probs: Tensor, sample_weight: Tensor | None = None) -> 
 
     Example:
         >>> stacking_weights(torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]]).log())
-        tensor([0.6607, 0.3393])
+        tensor([0.8472, 0.1528])
     """
     if log_probs.dim() != 2 or 0 in log_probs.shape:
         raise DataError(f"log_probs must be (rows, distributions), at least one of each, got {tuple(log_probs.shape)}")

@@ -19,6 +19,7 @@ from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import CLASSIFICATION, CLASSIFICATION_PORTFOLIO, Recipe
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.predictive import CategoricalPredictive
+from bayesify.recalibration import IsotonicCalibration, ProbabilityMap, VectorScaling
 
 try:
     import numpy as np
@@ -45,11 +46,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         method, hidden, activation, encoding, net, epochs, batch_size, learning_rate, beta, train_samples, samples,
             validation_fraction, patience, time_limit, conformal, random_state, accelerator, progress: as for `BayesianRegressor`;
             the default `beta` of `MeanField` rises to 1, the evidence lower bound.
-        calibrate: "temperature" holds out a random 20 % of the rows, at most 2,000, to scale the logits by one number, so that the
-            probabilities fit these rows (`fit_temperature`). It is `likelihood_.temperature`.
+        calibrate: holds out a random 20 % of the rows, at most 2,000, and fits the probabilities to them. "temperature" scales the
+            logits by one number (`fit_temperature`), which is `likelihood_.temperature`; "vector" has a factor and an offset per
+            class (`VectorScaling`), "isotonic" any nondecreasing function per class (`IsotonicCalibration`), for many rows.
 
     Attributes:
         classes_: the labels, sorted, (K,).
+        probability_map_: the fitted `VectorScaling` or `IsotonicCalibration`, or None.
         conformal_, folds_: the scores of the calibration rows, or None; the models of "cross".
         bnn_, likelihood_, history_, columns_, preprocessing_, n_features_in_, feature_names_in_: as for `BayesianRegressor`.
 
@@ -63,6 +66,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     default_beta: ClassVar[float] = 1.0
     calibration_type = ConformalSets
+    probability_map_: ProbabilityMap | None = None
     recipes: ClassVar[Mapping[type[Method], Recipe]] = CLASSIFICATION
     portfolio: ClassVar[Mapping[str, Mapping[str, Any]]] = CLASSIFICATION_PORTFOLIO
 
@@ -94,6 +98,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             super()._calibrate()
             return
         X, y = self._take_kept()
+        if self.calibrate != "temperature":
+            kind = VectorScaling if self.calibrate == "vector" else IsotonicCalibration
+            self.probability_map_ = kind.fit(self.predictive(X), self._encode_target(y))
+            return
 
         def predictive_at(temperature: float) -> CategoricalPredictive:
             self.likelihood_ = Categorical(temperature=temperature)
@@ -105,12 +113,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def predictive(self, X: ArrayLike | pd.DataFrame) -> CategoricalPredictive:
         predictive = super().predictive(X)
         assert isinstance(predictive, CategoricalPredictive)
-        return predictive
+        return predictive if self.probability_map_ is None else self.probability_map_(predictive)
 
     predictive.__doc__ = BayesianEstimator.predictive.__doc__
 
     def _learn_target(self, y: Any) -> Tensor:
         labels = self._labels(y)
+        self.probability_map_ = None
         self.classes_, index = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"y has one class only, {self.classes_.tolist()[0]!r}; at least two are needed")
@@ -120,10 +129,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return self._encode_target(y)
 
     def describe_target(self) -> dict[str, Any]:
-        return {"classes": self.classes_.tolist(), "dtype": "object" if self.classes_.dtype == object else self.classes_.dtype.str}
+        dtype = "object" if self.classes_.dtype == object else self.classes_.dtype.str
+        probability_map = None if self.probability_map_ is None else self.probability_map_.to_dict()
+        return {"classes": self.classes_.tolist(), "dtype": dtype, "probability_map": probability_map}
 
     def restore_target(self, facts: dict[str, Any]) -> None:
         self.classes_ = np.array(facts["classes"], dtype=np.dtype(facts["dtype"]))
+        if facts.get("probability_map") is not None:
+            self.probability_map_ = ProbabilityMap.from_dict(facts["probability_map"])
 
     def _make_likelihood(self) -> tuple[Likelihood, int]:
         return Categorical(), len(self.classes_)
