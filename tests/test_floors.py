@@ -27,6 +27,7 @@ FLOORS = (
         "testing",
         "conformal",
         "calibration",
+        "stacking",
     ),
     ("data", "datasets", "train", "estimators", "persistence", "plots", "report", "integrations", "inspection"),
     ("cli", "_public"),

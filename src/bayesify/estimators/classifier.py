@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.calibration import fit_temperature
+from bayesify.calibration import IsotonicCalibration, ProbabilityMap, VectorScaling, fit_temperature
 from bayesify.conformal import ConformalSets
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
@@ -19,7 +19,6 @@ from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import CLASSIFICATION, CLASSIFICATION_PORTFOLIO, Recipe
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.predictive import CategoricalPredictive
-from bayesify.recalibration import IsotonicCalibration, ProbabilityMap, VectorScaling
 
 try:
     import numpy as np

@@ -9,10 +9,10 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from sklearn.isotonic import IsotonicRegression
 
+from bayesify.calibration import IsotonicCalibration, ProbabilityMap, VectorScaling
 from bayesify.estimators import BayesianClassifier
 from bayesify.persistence import load_model, save_model
 from bayesify.predictive import CategoricalPredictive
-from bayesify.recalibration import IsotonicCalibration, ProbabilityMap, VectorScaling
 
 N, K = 400, 3
 rng = np.random.default_rng(0)
