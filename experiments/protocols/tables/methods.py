@@ -273,6 +273,7 @@ METHODS = {
         seconds=8,
     ),
     "bayesify MeanField": MethodOfTables('`method="MeanField"`', *_bayesify("MeanField"), seconds=20),
+    "bayesify auto": MethodOfTables('`method="auto"`, without a time limit', *_bayesify("auto"), seconds=30),
     "NGBoost": MethodOfTables("normal distribution", _ngboost, package="ngboost", seconds=3),
     "RandomForest": MethodOfTables(
         "normal distribution with the standard deviation of the out-of-bag residuals",
