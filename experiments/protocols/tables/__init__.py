@@ -110,8 +110,11 @@ def _defaults(name: str, task: str, epochs: int | None) -> dict[str, Any]:
     from bayesify.estimators import BayesianClassifier, BayesianRegressor
 
     kind = BayesianRegressor if task == "regression" else BayesianClassifier
-    recipe = kind.recipe(name.partition(" ")[2] or kind.default_method)
+    stacked = kind(method=name.partition(" ")[2] or None).is_stacked
+    recipe = kind.recipe(kind.default_method if stacked else name.partition(" ")[2] or kind.default_method)
     defaults = {"recipe": recipe.method.to_dict(), "beta": recipe.beta, "training": dataclasses.asdict(recipe.training)}
+    if stacked:
+        defaults["portfolio"] = {name: dict(params) for name, params in kind.portfolio.items()}
     return json.loads(json.dumps(defaults | ({} if epochs is None else {"epochs": epochs})))
 
 
