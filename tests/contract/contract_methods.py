@@ -29,6 +29,7 @@ from bayesify import (
     MeanField,
     Radial,
     Rank1,
+    RepulsiveEnsemble,
     ScalaBL,
     TensorFactorized,
     VariationalDropout,
@@ -315,6 +316,8 @@ ROOTS: list[tuple[str, Method, References]] = [
     ("VIFO for the data set", VIFO(regularizer="empirical-bayes-all"), References(collapse=_silence)),
     ("ensemble", DeepEnsemble(members=2), References()),
     ("ensemble of mean field", DeepEnsemble(members=2, base=MeanField()), References()),
+    ("repulsive ensemble", RepulsiveEnsemble(members=2), References()),
+    ("repulsive ensemble, weights", RepulsiveEnsemble(members=2, space="weight"), References()),
     ("ensemble of VIFO", DeepEnsemble(members=2, base=VIFO(regularizer="naive")), References()),
 ]
 

@@ -24,6 +24,7 @@ from bayesify.functional.kl import (
 )
 from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
 from bayesify.functional.noise import at_most, bernoulli_mask, concrete_mask, local_reparameterization, normal_like
+from bayesify.functional.particles import log_kernel_density, median_bandwidth
 from bayesify.functional.projection import hadamard_projection
 from bayesify.functional.reflections import (
     CompactForm,
@@ -70,12 +71,14 @@ __all__ = [
     "kl_lognormal_gamma",
     "kl_lognormal_inverse_gamma",
     "local_reparameterization",
+    "log_kernel_density",
     "log_uniform_kl",
     "log_uniform_kl_cubic",
     "log_uniform_kl_sigmoid",
     "low_rank_gaussian_kl",
     "masked_flow",
     "matrix_normal_kl",
+    "median_bandwidth",
     "normal_like",
     "planar_flow",
     "planar_flow_inverse",
