@@ -67,6 +67,7 @@ METHODS: dict[str, Method] = {
     "SWAG": SWAG(),
     "MeanField": MeanField(),
     "MeanField, shared noise": MeanField(noise="shared"),
+    "MeanField, Flipout": MeanField(noise="flipout"),
 }
 
 

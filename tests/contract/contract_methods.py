@@ -255,6 +255,7 @@ _MIXTURE_OF_POINTS = References(collapse=lambda layer: None, to_prior=_to_zero)
 METHODS: list[tuple[Method, References]] = [
     (MeanField(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(noise="shared", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
+    (MeanField(noise="flipout", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(prior_mean="pretrained"), _SHRINKING),
     (MeanField(prior="sequential", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (

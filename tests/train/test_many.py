@@ -105,6 +105,7 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: ECMP(where="*", learn_probabilities=True),
     lambda k: MCDropout(p=0.2, prior_std=0.5),
     lambda k: MeanField(noise="shared"),
+    lambda k: MeanField(noise="flipout"),
     lambda k: MeanField(prior_mean="pretrained", initial_std=0.3),
     lambda k: MeanField(prior="scale-mixture"),
     lambda k: VariationalDropout(p=0.4),
