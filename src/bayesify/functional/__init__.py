@@ -11,7 +11,12 @@ from bayesify.functional.hadamard_weights import (
     hadamard_product,
     hadamard_second_moments,
 )
-from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
+from bayesify.functional.hyperprior import (
+    kl_lognormal_gamma,
+    kl_lognormal_half_cauchy,
+    kl_lognormal_inverse_gamma,
+    vsd_hierarchical_kl,
+)
 from bayesify.functional.kl import (
     at_least_float32,
     dropout_kl,
@@ -69,6 +74,7 @@ __all__ = [
     "incomplete_beta",
     "induced_regularizer",
     "kl_lognormal_gamma",
+    "kl_lognormal_half_cauchy",
     "kl_lognormal_inverse_gamma",
     "local_reparameterization",
     "log_kernel_density",
