@@ -32,6 +32,7 @@ from bayesify import (
     Method,
     Radial,
     Rank1,
+    RepulsiveEnsemble,
     TensorFactorized,
     VariationalDropout,
     bayesify,
@@ -60,11 +61,13 @@ METHODS: dict[str, Method] = {
     "ConcreteDropout": ConcreteDropout(),
     "EMP": EMP(),
     "ECMP": ECMP(),
+    "RepulsiveEnsemble of 5": RepulsiveEnsemble(),
     "VIFO": VIFO(),
     "VIFO, auxiliary inputs": VIFO(eta_aux=0.5),
     "SWAG": SWAG(),
     "MeanField": MeanField(),
     "MeanField, shared noise": MeanField(noise="shared"),
+    "MeanField, Flipout": MeanField(noise="flipout"),
 }
 
 

@@ -29,6 +29,7 @@ from bayesify import (
     MeanField,
     Radial,
     Rank1,
+    RepulsiveEnsemble,
     ScalaBL,
     TensorFactorized,
     VariationalDropout,
@@ -249,11 +250,21 @@ def _concrete_shrink(layer: BayesianLayer) -> None:
 
 _CONCRETE = References(collapse=_concrete_shrink, to_prior=_to_zero)
 
+
+def _emp_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Components are equal."""
+    points = [layer.posterior.get_parameter("weight")[0]] + ([] if bias is None else [layer.posterior.get_parameter("bias")[0]])
+    w, center = _flat(weight, bias), torch.cat([point.flatten() for point in points])
+    return (Normal(center, 0.5).log_prob(w) - Normal(torch.zeros_like(w), 0.7).log_prob(w)).sum(-1)
+
+
+_EMP_NORMAL = References(log_ratio=_emp_log_ratio)
 _MIXTURE_OF_POINTS = References(collapse=lambda layer: None, to_prior=_to_zero)
 
 METHODS: list[tuple[Method, References]] = [
     (MeanField(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(noise="shared", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
+    (MeanField(noise="flipout", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (MeanField(prior_mean="pretrained"), _SHRINKING),
     (MeanField(prior="sequential", prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (
@@ -274,19 +285,25 @@ METHODS: list[tuple[Method, References]] = [
     (VariationalDropout(noise="weight", p=0.3, prior_std=0.5), _SHRINKING),
     (VariationalDropout(noise="weight", alpha_per="weight", max_alpha=None), _SHRINKING),
     (VariationalDropout(learn=False), References()),
+    (VariationalDropout(prior="ard", max_alpha=None), _SHRINKING),
+    (VariationalDropout(noise="weight", alpha_per="weight", prior="ard"), _SHRINKING),
     (VSD(p=0.3), _SHRINKING),
     (VSD(transforms=1, conv_noise="input", p=0.3, prior_std=0.5), _SHRINKING),
     (VSD(transforms=3, rank=None, hierarchical=True), _SHRINKING),
     (VSD(transforms=1, hierarchical=True, hyperprior="gamma", conv_noise="input"), _SHRINKING),
+    (VSD(transforms=0, hierarchical=True, hyperprior="half-cauchy", conv_noise="input"), _SHRINKING),
     (MCDropout(p=0.3, prior_std=0.5), References()),
     (MCDropout(p=0.0), References(collapse=lambda layer: None)),
     (ConcreteDropout(p=0.3, prior_std=0.5), _CONCRETE),
+    (ConcreteDropout(noise="weight", p=0.3, prior_std=0.5), _CONCRETE),
     (DropConnect(p=0.3, prior_std=0.5), References()),
     (DropConnect(p=0.0), References(collapse=lambda layer: None)),
     (EMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
     (EMP(where="*", components=3, spread=0.5, decay="plain"), References(to_prior=_to_zero)),
     (EMP(where="*", components=2, spread=0.5, probabilities=(0.8, 0.2), prior_std=None), References()),
     (EMP(where="*", components=3, spread=0.5, probabilities=(0.5, 0.3, 0.2), learn_probabilities=True), References()),
+    (EMP(where="*", spread=0.0, prior_std=0.7, component_std=0.5), _EMP_NORMAL),
+    (ECMP(where="*", components=2, spread=0.5, component_std=0.3), References()),
     (EMP(components=1, where="*", bias_prior_std=1.8), _MIXTURE_OF_POINTS),
     (ECMP(where="*", spread=0.0), _MIXTURE_OF_POINTS),
     (ECMP(where="*", components=2, spread=0.5, bias_prior_std=0.7), References(to_prior=_to_zero)),
@@ -315,6 +332,8 @@ ROOTS: list[tuple[str, Method, References]] = [
     ("VIFO for the data set", VIFO(regularizer="empirical-bayes-all"), References(collapse=_silence)),
     ("ensemble", DeepEnsemble(members=2), References()),
     ("ensemble of mean field", DeepEnsemble(members=2, base=MeanField()), References()),
+    ("repulsive ensemble", RepulsiveEnsemble(members=2), References()),
+    ("repulsive ensemble, weights", RepulsiveEnsemble(members=2, space="weight"), References()),
     ("ensemble of VIFO", DeepEnsemble(members=2, base=VIFO(regularizer="naive")), References()),
 ]
 

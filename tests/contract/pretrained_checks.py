@@ -15,7 +15,7 @@ from pretrained import Pretrained, in_float64
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayesify import Bayesian, DeepEnsemble, bayesify, predict
+from bayesify import Bayesian, DeepEnsemble, RepulsiveEnsemble, bayesify, predict
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.outputs import Draws
@@ -51,7 +51,7 @@ class Cell:
         plain = model.make(adapter).double()
         inputs = in_float64(model.inputs())
         nets = [copy.deepcopy(plain)]
-        if isinstance(method, DeepEnsemble):
+        if isinstance(method, DeepEnsemble | RepulsiveEnsemble):
             nets += [model.make(adapter, seed=k).double() for k in range(1, method.members)]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -26,6 +26,7 @@ from bayesify import (
     MeanField,
     Radial,
     Rank1,
+    RepulsiveEnsemble,
     TensorFactorized,
     VariationalDropout,
     bayesify,
@@ -42,10 +43,11 @@ pytestmark = pytest.mark.skipif(
 METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
     *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), DeepEnsemble(members=2)),
+    RepulsiveEnsemble(members=2),
     *(ConcreteDropout(), Rank1(), BatchEnsemble()),
     *(ELRG(), VMG(), MNF(), Radial()),
 ]
-WITHOUT_WEIGHTS = (VIFO, DeepEnsemble)  # one draws outputs, the other takes the members as they are
+WITHOUT_WEIGHTS = (VIFO, DeepEnsemble, RepulsiveEnsemble)  # one draws outputs, the others take the members as they are
 QUICK = {
     *(("BERT", "plain", "MeanField"), ("GPT-2", "plain", "WHVI"), ("Mixtral", "plain", "MeanField"), ("T5", "plain", "MeanField")),
     *(("Llama", "LoRA", "MeanField"), ("Whisper", "LoRA", "VSD"), ("BERT", "DoRA", "MeanField"), ("CLIP", "LoRA", "EMP")),
@@ -79,7 +81,7 @@ def test_cell(name: str, adapter: str, method: Method) -> None:
     with calls_counted(cell.bnn) as calls:
         cell.bnn(**cell.inputs, samples=3)
     separate = _separate_passes(name, adapter, method)
-    assert len(calls) == (3 if separate else 0 if isinstance(method, DeepEnsemble) else 1)
+    assert len(calls) == (3 if separate else 0 if isinstance(method, DeepEnsemble | RepulsiveEnsemble) else 1)
     assert [separate in said for said in cell.said if "every draw takes a separate pass" in said] == [True] * bool(separate)
     cell.check_predictions()
     if not isinstance(method, WITHOUT_WEIGHTS):

@@ -40,7 +40,15 @@ from bayesify.testing.trial import captured_weights
 F64 = torch.float64
 REPLACING: list[Method] = [WHVI(), TensorFactorized(), EMP(where="*", components=3, spread=1.0), ECMP(where="*", components=3)]
 METHODS: list[Method] = [
-    *(MeanField(), MeanField(noise="shared"), MeanField(prior_mean="pretrained"), MCDropout(), DropConnect(), VariationalDropout()),
+    *(
+        MeanField(),
+        MeanField(noise="shared"),
+        MeanField(noise="flipout"),
+        MeanField(prior_mean="pretrained"),
+        MCDropout(),
+        DropConnect(),
+        VariationalDropout(),
+    ),
     *(VSD(), VSD(hierarchical=True), Deterministic(prior_std=1.0), VIFO(), VIFO(separate_std=True), *REPLACING),
     *(EMP(where="*", learn_probabilities=True), EMP(where="*", components=1)),
     ELRG(),

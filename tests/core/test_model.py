@@ -30,6 +30,7 @@ from bayesify import (
     Method,
     Radial,
     Rank1,
+    RepulsiveEnsemble,
     TensorFactorized,
     VariationalDropout,
     bayesify,
@@ -274,6 +275,7 @@ GROUPS: dict[str, tuple[Method, set[str]]] = {
     "ELRG": (ELRG(), {"weight_factor", "bias_factor"}),
     "VIFO": (VIFO(), {"posterior.bias"}),
     "VIFO, two networks": (VIFO(separate_std=True), set()),
+    "repulsive ensemble": (RepulsiveEnsemble(members=2), set()),
     "ensemble": (DeepEnsemble(members=2, base=MeanField()), set()),
 }
 

@@ -7,11 +7,12 @@ import mpmath
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Gamma, InverseGamma, LogNormal, MultivariateNormal, kl_divergence
+from torch.distributions import Gamma, HalfCauchy, InverseGamma, LogNormal, MultivariateNormal, kl_divergence
 
 from bayesify.functional import (
     householder,
     kl_lognormal_gamma,
+    kl_lognormal_half_cauchy,
     kl_lognormal_inverse_gamma,
     vsd_hierarchical_kl,
     vsd_kl,
@@ -77,7 +78,43 @@ def test_gradients(hyperprior: str) -> None:
     assert torch.autograd.gradcheck(KLS[hyperprior][0], arguments)
 
 
-def _prior_of(hyperprior: str, a: float, b: float) -> Gamma | InverseGamma:
+# mean and variance of log z, rate, tolerance
+@pytest.mark.parametrize("case", [(0.0, 0.01, 2.0, 1e-11), (-0.7, 0.5, 3.0, 1e-11), (1.3, 4.0, 0.3, 1e-6), (3.0, 25.0, 1.0, 1e-3)])
+def test_half_cauchy_kl_agrees_with_quadrature(case: tuple[float, float, float, float]) -> None:
+    g, d, b, tolerance = case
+    with mpmath.workdps(30):
+        std = mpmath.sqrt(d)
+
+        def integrand(u: mpmath.mpf) -> mpmath.mpf:
+            log_q = -((u - g) ** 2) / (2 * mpmath.mpf(d)) - mpmath.log(2 * mpmath.pi * d) / 2
+            log_p = mpmath.log(2 * b / mpmath.pi) - mpmath.log(1 + b**2 * mpmath.exp(2 * u)) + u
+            return mpmath.exp(log_q) * (log_q - log_p)
+
+        expected = float(mpmath.quad(integrand, [g + k * std for k in (-16, -8, -3, -1, 0, 1, 3, 8, 16)]))
+    mean, variance = torch.tensor([g, d], dtype=torch.float64)
+    assert float(kl_lognormal_half_cauchy(mean, variance, b)) == pytest.approx(expected, abs=tolerance)
+    assert expected > 0
+
+
+def test_half_cauchy_kl_agrees_with_the_density_of_torch() -> None:
+    g, d, b = torch.randn(3, 1).double(), torch.rand(2).double() + 0.2, torch.tensor([0.5, 2.0]).double()
+    q, n = LogNormal(g, d.sqrt()), 100_000
+    z = q.sample((n,))
+    ratios = q.log_prob(z) - HalfCauchy(1 / b).log_prob(z)
+    error = 5 * ratios.std(0) / math.sqrt(n)
+    kl = kl_lognormal_half_cauchy(g, d, b)
+    assert kl.shape == (3, 2)
+    assert ((kl - ratios.mean(0)).abs() < error).all()
+    assert (error < 0.1).all()
+    with pytest.raises(ValueError, match="rate must be a finite number above 0"):
+        kl_lognormal_half_cauchy(g, d, 0.0)
+    arguments = tuple(torch.rand(3, dtype=torch.float64, requires_grad=True) + 0.3 for _ in range(3))
+    assert torch.autograd.gradcheck(kl_lognormal_half_cauchy, arguments)
+
+
+def _prior_of(hyperprior: str, a: float, b: float) -> Gamma | InverseGamma | HalfCauchy:
+    if hyperprior == "half-cauchy":
+        return HalfCauchy(torch.tensor(1 / b, dtype=torch.float64))
     return KLS[hyperprior][1](*torch.tensor([a, b], dtype=torch.float64))
 
 
@@ -102,7 +139,7 @@ def _paper_precision(theta: Tensor, covariance: Tensor) -> Tensor:
     return 1 / (theta.square() * (1 + covariance.diag())[:, None])
 
 
-@pytest.mark.parametrize("hyperprior", KLS)
+@pytest.mark.parametrize("hyperprior", [*KLS, "half-cauchy"])
 def test_hierarchical_kl_agrees_with_monte_carlo_over_the_scale(hyperprior: str) -> None:
     log_alpha, vectors, theta, covariance = _hierarchy()
     g, d = 0.3 * torch.randn(4).double(), 0.1 + 0.3 * torch.rand(4).double()
@@ -157,7 +194,7 @@ def _arguments(**changes: object) -> dict[str, object]:
     [
         (
             lambda: vsd_hierarchical_kl(**_arguments(hyperprior="beta")),
-            "hyperprior must be one of 'inverse-gamma', 'gamma', got 'beta'",
+            "hyperprior must be one of 'inverse-gamma', 'gamma', 'half-cauchy', got 'beta'",
         ),
         (
             lambda: vsd_hierarchical_kl(**_arguments(mean=torch.ones(2))),

@@ -39,6 +39,7 @@ from bayesify import (
     ModelFileError,
     Radial,
     Rank1,
+    RepulsiveEnsemble,
     TensorFactorized,
     VariationalDropout,
     bayesify,
@@ -76,7 +77,7 @@ METHODS = [
     SWAG(rank=3),
     {"*classifier*": MeanField(), "*": MCDropout()},
 ]
-_TESTED = {DeepEnsemble, *map(type, METHODS)}
+_TESTED = {DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}
 OF_ADAPTERS = [
     kind() for kind in Method.registry.values() if kind.__module__.startswith("bayesify.methods.") and kind not in _TESTED
 ]

@@ -85,6 +85,22 @@ def test_the_kl_of_choices_counts_once_per_input_channel() -> None:
     torch.testing.assert_close(bnn.kl(), expected, rtol=1e-6, atol=0)
 
 
+def test_drop_connect_has_one_choice_per_weight() -> None:
+    bnn = bayesify(nn.Linear(4, 3).double(), ConcreteDropout(noise="weight", p=0.3, temperature=0.7, prior_std=0.5))
+    choice = kl_divergence(Bernoulli(torch.tensor(0.3, dtype=F64)), Bernoulli(torch.tensor(0.5, dtype=F64)))
+    squares = (bnn.net.weight.square().sum() / 0.7 + bnn.net.bias.square().sum()) / (2 * 0.25)
+    torch.testing.assert_close(bnn.kl(), 12 * choice + squares, rtol=1e-6, atol=0)
+    with torch.no_grad():
+        masks = (bnn.net.sample(40_000)[0] / bnn.net.weight).flatten(1)
+    reference = RelaxedBernoulli(torch.tensor(0.7, dtype=F64), probs=torch.tensor(0.7, dtype=F64)).sample((40_000,))
+    for mask in masks.T:
+        assert stats.ks_2samp((0.7 * mask).numpy(), reference.numpy()).pvalue > 1e-4
+    assert (torch.corrcoef(masks.T) - torch.eye(12, dtype=F64)).abs().max() < 5 / 200
+    x = torch.randn(3, 4, dtype=F64)
+    first = bnn(x.expand(2, 3, 4).flatten(0, 1)).outputs[0]
+    torch.testing.assert_close(first[:3], first[3:], msg="the batch shares a draw")
+
+
 @pytest.mark.parametrize(("informative", "above"), [(True, False), (False, True)])
 def test_p_falls_for_inputs_that_matter_and_rises_for_others(informative: bool, above: bool) -> None:
     torch.manual_seed(0)
@@ -105,12 +121,14 @@ def test_p_falls_for_inputs_that_matter_and_rises_for_others(informative: bool, 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"noise": "output"}, "noise must be one of 'input', 'weight'"),
+        ({"noise": "weight", "p": 0.0}, r"for a fixed p use DropConnect"),
         ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; for a fixed p use MCDropout"),
         ({"p": 1.0}, r"p must be in \(0, 1\)"),
         ({"temperature": 0.0}, "temperature must be"),
         ({"prior_std": 0.0}, "prior_std must be"),
     ],
 )
-def test_errors(fields: dict[str, float], message: str) -> None:
+def test_errors(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConcreteDropout(**fields)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesify import EMP, VIFO, DeepEnsemble, MeanField, Method, bayesify, elbo, fit, predict, summary, unbayesify
 from bayesify.likelihoods import Categorical, Gaussian
-from bayesify.methods.deep_ensemble import reset_parameters
+from bayesify.methods._ensemble_root import reset_parameters
 from bayesify.train import Training, fit_many
 from bayesify.train.process_state import seed_for
 

@@ -172,6 +172,48 @@ def test_kl_is_the_part_of_the_true_kl_that_the_means_decide() -> None:
 
 
 @pytest.mark.parametrize("kind", [EMP, ECMP])
+@pytest.mark.parametrize("apart", [0.0, 1.5])
+def test_kl_of_normals_bounds_that_of_the_mixture(kind: type[EMP], apart: float) -> None:
+    """By Monte Carlo: equal for equal components, above it by log K per choice where they do not overlap."""
+    sigma, tau, n = 0.2, 0.7, 100_000
+    method = kind(components=3, spread=0.0, prior_std=tau**-0.5, component_std=sigma)
+    bnn = bayesify(nn.Linear(2, 1).double(), method)
+    with torch.no_grad():
+        for parameter in (bnn.net.posterior.weight, bnn.net.posterior.bias):
+            parameter.add_(apart * torch.arange(3).reshape(3, *[1] * (parameter.dim() - 1)))
+        weight, bias = bnn.net.sample(n)
+    draws = torch.cat([weight.flatten(1), bias], 1)
+    mu = torch.cat(_points(bnn, ""), 1)
+    if kind is ECMP:
+        log_q = (Normal(mu, sigma).log_prob(draws.unsqueeze(1)).logsumexp(1) - math.log(3)).sum(1)
+    else:
+        log_q = MixtureSameFamily(Categorical(torch.full((3,), 1 / 3, dtype=F64)), Independent(Normal(mu, sigma), 1)).log_prob(
+            draws
+        )
+    ratio = log_q - Normal(0.0, 1 / math.sqrt(tau)).log_prob(draws).sum(1)
+    gap = (3 if kind is ECMP else 1) * math.log(3) if apart else 0.0
+    assert abs(bnn.kl().detach() - ratio.mean() - gap) < 5 * ratio.std() / math.sqrt(n) < 0.1
+
+
+def test_draws_around_components_and_shared_weights_have_the_width() -> None:
+    method = EMP(components=2, where="out", spread=1.0, component_std=0.3, prior_std=None)
+    bnn = bayesify(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).double(), method)
+    assert [row.random for row in summary(bnn).layers] == [True, True]
+    assert math.isinf(summary(bnn).log_ensemble)
+    assert float(bnn.kl()) == 0
+    shared, patched = bnn.net
+    with torch.no_grad():
+        for site, centers in ((shared, shared.weight[None]), (patched, patched.posterior.weight)):
+            drawn = site.sample(20_000)[0]
+            covariance = torch.cov(drawn.flatten(1).T)
+            between = torch.cov(centers.flatten(1).T, correction=0) if len(centers) > 1 else torch.zeros_like(covariance)
+            torch.testing.assert_close(covariance, 0.09 * torch.eye(len(covariance)).double() + between, rtol=0.05, atol=0.02)
+    assert EMP(components=1, component_std=0.3).is_random
+    with pytest.raises(ValueError, match="component_std must be"):
+        EMP(component_std=-0.1)
+
+
+@pytest.mark.parametrize("kind", [EMP, ECMP])
 def test_kl_of_all_choices_by_enumeration(kind: type[EMP]) -> None:
     """E_z[precision/2 |w_z|^2] over every choice, plus the KL of the choices' distribution from the uniform one."""
     p, tau, rho = (0.5, 0.3, 0.2), 0.7, 3.0

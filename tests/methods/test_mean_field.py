@@ -14,7 +14,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal, kl_diver
 
 from bayesify import Bayesian, BayesianLayer, MeanField, bayesify, elbo
 
-Route = Literal["local", "per example", "shared"]
+Route = Literal["local", "per example", "shared", "flipout"]
 
 
 def _convert(layer: nn.Module, method: MeanField) -> tuple[Bayesian, BayesianLayer]:
@@ -76,10 +76,10 @@ def test_scale_mixture_kl_and_its_gradient_are_unbiased(mean: float, std: float)
         assert (gradient.mean() - reference).abs() < 5 * gradient.std() / copies**0.5
 
 
-def test_local_noise_is_independent_across_examples_and_outputs_and_shared_noise_is_not() -> None:
+def test_noise_is_independent_across_examples_and_outputs_unless_it_is_shared() -> None:
     x = torch.tensor([[1.0, 2.0, -1.0], [0.5, 1.0, 1.0]], dtype=torch.float64)
     draws = 40_000
-    for noise in ("local", "shared"):
+    for noise in ("local", "shared", "flipout"):
         torch.manual_seed(1)
         bnn, site = _convert(nn.Linear(3, 2), MeanField(noise=noise))
         _scatter(site)
@@ -89,7 +89,7 @@ def test_local_noise_is_independent_across_examples_and_outputs_and_shared_noise
             variances = torch.cat([site.posterior.weight_log_std.T, site.posterior.bias_log_std[None]]).exp() ** 2
             # by output: the covariance of two examples is sum_i x_i x'_i var_i
             blocks = torch.einsum("ai,bi,io->abo", inputs, inputs, variances)
-            if noise == "local":
+            if noise != "shared":
                 blocks = blocks * torch.eye(2).double()[..., None]
             expected = torch.einsum("abo,op->aobp", blocks, torch.eye(2).double()).reshape(4, 4)
             error = 5 * torch.sqrt((expected.diag()[:, None] * expected.diag() + expected**2) / draws)
@@ -101,7 +101,7 @@ def _gradients(route: Route, x: Tensor, y: Tensor, mean: Tensor, std: Tensor, co
 
     Each output unit of one wide layer is a copy of the same problem with noise of its own.
     """
-    bnn, site = _convert(nn.Linear(len(mean), copies, bias=False), MeanField(noise="local" if route == "local" else "shared"))
+    bnn, site = _convert(nn.Linear(len(mean), copies, bias=False), MeanField(noise="shared" if route == "per example" else route))
     with torch.no_grad():
         site.weight.copy_(mean.expand(copies, -1))
         site.posterior.weight_log_std.copy_(std.log().expand(copies, -1))
@@ -127,6 +127,9 @@ def _exact_gradient_moments(route: Route, x: Tensor, y: Tensor, mean: Tensor, st
     elif route == "per example":
         of_mean = (variance * x**2).sum(0) / batch**2
         of_std = (share * (residual[:, None] ** 2 + variance + share)).sum(0) / batch**2
+    elif route == "flipout":  # of the shared draw, only squares are common to all examples
+        of_mean = (variance * x**2).sum(0) / batch**2
+        of_std = (share * (residual[:, None] ** 2 + variance - share)).sum(0) / batch**2 + 2 * share.mean(0) ** 2
     else:
         of_mean = second**2 @ std**2
         pull = residual @ x / batch
@@ -151,8 +154,41 @@ def test_local_reparameterization_gradients_are_unbiased_and_less_noisy() -> Non
     assert noise["per example"] < 0.8 * noise["shared"]
 
 
+def test_flipout_gradients_are_unbiased_and_of_the_exact_variance() -> None:
+    """Copies of the problem share the signs of inputs, so that passes are independent and copies are not."""
+    x, y = torch.randn(16, 3, dtype=torch.float64) + 0.5, torch.randn(16, dtype=torch.float64)
+    problem = (x, y, torch.tensor([0.5, -0.3, 0.2]).double(), torch.tensor([0.4, 0.8, 0.6]).double())
+    exact = _exact_gradient_moments("flipout", *problem)
+    passes = [_gradients("flipout", *problem, copies=300) for _ in range(400)]
+    assert exact[2].sum() < 0.5 * _exact_gradient_moments("shared", *problem)[2].sum()
+    for k, (mean, variance) in enumerate(zip(exact[:2], exact[2:], strict=True)):
+        gradient = torch.stack([gradients[k] for gradients in passes])
+        averages, squares = gradient.mean(1), (gradient - mean).square().mean(1)
+        for values, expected in ((averages, mean), (squares, variance)):
+            error = 5 * values.std(0) / len(passes) ** 0.5
+            assert ((values.mean(0) - expected).abs() < error).all()
+        assert (error < 0.2 * variance).all(), "a loose tolerance would prove nothing"
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.Conv1d(4, 2, 2, groups=2), nn.ConvTranspose1d(2, 3, 2)])
+def test_flipout_of_an_example_is_a_draw_of_weights(layer: nn.Module) -> None:
+    """The covariance of all outputs of an example, between positions too, is that of drawn weights."""
+    torch.manual_seed(0)
+    bnn, site = _convert(copy.deepcopy(layer), MeanField(noise="flipout"))
+    _scatter(site)
+    x = torch.randn(1, 2, 3) if isinstance(layer, nn.Linear) else torch.randn(1, layer.in_channels, 3)
+    with torch.no_grad():
+        y = bnn(x.double(), samples=40_000).outputs.flatten(1)
+        reference = bnn(x.double(), samples=40_000, coherent=True).outputs.flatten(1)
+    covariance, expected = torch.cov(y.T), torch.cov(reference.T)
+    error = 5 * torch.sqrt(2 * (expected.diag()[:, None] * expected.diag() + expected**2) / len(y))
+    assert ((covariance - expected).abs() < error).all()
+    assert (expected.abs() > 2 * error).sum() > len(expected), "some positions are correlated"
+    torch.testing.assert_close(y.mean(0), reference.mean(0), rtol=0, atol=7 * float((expected.diag().max() / 40_000).sqrt()))
+
+
 @pytest.mark.parametrize("width", [4, 400])
-@pytest.mark.parametrize("noise", ["local", "shared"])
+@pytest.mark.parametrize("noise", ["local", "shared", "flipout"])
 def test_initial_noise_does_not_depend_on_the_width(width: int, noise: str) -> None:
     units = 3000
     layers = {"linear": (nn.Linear(width, units, bias=False), (1, width))}
@@ -183,7 +219,7 @@ def test_prior_around_pretrained_weights() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"noise": "none"}, "noise must be one of 'local', 'shared', got 'none'"),
+        ({"noise": "none"}, "noise must be one of 'local', 'shared', 'flipout', got 'none'"),
         ({"prior": "laplace"}, "prior must be one of"),
         ({"prior_mean": 0.0}, "prior_mean must be one of"),
         ({"prior_std": 0.0}, "prior_std must be a finite number above 0, got 0.0"),

@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
 
 from bayesify import Bayesian, BayesianLayer, VariationalDropout, bayesify
 
@@ -137,6 +138,24 @@ def test_kl_adds_different_rates(noise: str, per_unit: int) -> None:
     assert bnn.kl().item() == pytest.approx(per_unit * (KL_AT_ONE + 2 * KL_AT_E), rel=1e-9)
 
 
+@pytest.mark.parametrize(("noise", "per_unit"), [("input", 1), ("weight", 4)])
+def test_kl_of_ard_is_that_from_the_best_prior_variance(noise: str, per_unit: int) -> None:
+    """The smallest KL from a normal of mean zero, by numerical search over its variance, for any weight."""
+    bnn, site = _convert(nn.Linear(3, 4), VariationalDropout(noise=noise, prior="ard", max_alpha=None))
+    log_alphas, expected = torch.tensor([-4.0, 0.3, 2.0]).double(), 0.0
+    with torch.no_grad():
+        site.posterior.log_alpha.copy_(log_alphas)
+    for log_alpha, theta in zip(log_alphas, (0.4, -2.0, 1.0), strict=True):
+        q = Normal(torch.tensor(theta).double(), abs(theta) * (0.5 * log_alpha).exp())
+        found = optimize.minimize_scalar(
+            lambda s, q=q: float(kl_divergence(q, Normal(torch.zeros(()).double(), math.exp(s)))),
+            bounds=(-6, 6),
+            options={"xatol": 1e-9},
+        )
+        expected += found.fun
+    assert bnn.kl().item() == pytest.approx(per_unit * expected, rel=1e-8)
+
+
 @pytest.mark.parametrize(("p", "alpha"), [(0.5, 1.0), (0.2, 0.25), (0.05, 0.05 / 0.95)])
 def test_alpha_starts_at_the_odds_of_the_rate(p: float, alpha: float) -> None:
     _, site = _convert(nn.Linear(3, 4), VariationalDropout(p=p))
@@ -204,6 +223,7 @@ def test_what_cannot_have_input_noise_stays_as_it_is() -> None:
     ("fields", "message"),
     [
         ({"noise": "output"}, "noise must be one of 'input', 'weight', got 'output'"),
+        ({"prior": "normal"}, "prior must be one of 'log-uniform', 'ard', got 'normal'"),
         ({"alpha_per": "channel"}, "alpha_per must be one of"),
         ({"alpha_per": "weight"}, 'alpha_per="weight" requires noise="weight"'),
         ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; for no noise use Deterministic"),

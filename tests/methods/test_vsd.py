@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_every_example_has_noise_of_its_own_unless_coherent() -> None:
     assert torch.equal(same[:, 0], same[:, 1])
 
 
-@pytest.mark.parametrize("method", [VSD(transforms=3, rank=2), VSD(transforms=1), VSD(conv_noise="input")])
+@pytest.mark.parametrize("method", [VSD(transforms=3, rank=2), VSD(transforms=1), VSD(transforms=0), VSD(conv_noise="input")])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_kl_of_all_weights_agrees_with_dense_matrices(layer: str, method: VSD) -> None:
     bnn, site = _convert(LAYERS[layer]()[0], method)
@@ -108,10 +109,14 @@ def test_kl_of_all_weights_agrees_with_dense_matrices(layer: str, method: VSD) -
     assert bnn.kl().item() == pytest.approx(total, rel=1e-9)
 
 
-def test_without_reflections_it_is_gaussian_dropout() -> None:
-    bnn, site = _convert(nn.Linear(3, 5), VSD(transforms=1))
+@pytest.mark.parametrize("transforms", [0, 1])
+def test_without_reflections_it_is_gaussian_dropout(transforms: Literal[0, 1]) -> None:
+    bnn, site = _convert(nn.Linear(3, 5), VSD(transforms=transforms))
     _spread_rates(site)
-    nn.init.zeros_(site.posterior.first_vector)  # reflects nothing
+    if transforms:
+        nn.init.zeros_(site.posterior.first_vector)  # reflects nothing
+    else:
+        assert [name for name, _ in site.posterior.named_parameters()] == ["log_alpha"]
     alpha = site.posterior.log_alpha.detach().exp()
     assert bnn.kl().item() == pytest.approx(5 / 2 * torch.log1p(1 / alpha).sum().item(), rel=1e-9)
     with torch.no_grad():
@@ -164,7 +169,7 @@ def test_a_layer_used_twice_in_a_pass_has_one_scale() -> None:
     assert not torch.allclose(alone(torch.ones(1, 3)), alone(torch.ones(1, 3)))
 
 
-@pytest.mark.parametrize("hyperprior", ["inverse-gamma", "gamma"])
+@pytest.mark.parametrize("hyperprior", ["inverse-gamma", "gamma", "half-cauchy"])
 def test_hierarchical_kl_and_mean(hyperprior: str) -> None:
     bnn, site = _hierarchical(nn.Linear(3, 4), hyperprior=hyperprior, concentration=3.0, rate=1.5)
     posterior, g, d = site.posterior, site.posterior.log_scale_mean.detach(), torch.full((3,), 0.16).double()
@@ -229,12 +234,12 @@ def test_autocast_leaves_the_noise_in_the_precision_of_the_kl() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"transforms": 0}, "transforms must be a whole number of at least 1, got 0"),
-        ({"transforms": 4}, "transforms must be one of 1, 2, 3, got 4"),
-        ({"transforms": True}, "transforms must be a whole number of at least 1, got True"),
+        ({"transforms": -1}, "transforms must be a whole number of at least 0, got -1"),
+        ({"transforms": 4}, "transforms must be one of 0, 1, 2, 3, got 4"),
+        ({"transforms": True}, "transforms must be a whole number of at least 0, got True"),
         ({"rank": 0}, "rank must be a whole number of at least 1, got 0"),
         ({"hierarchical": "yes"}, "hierarchical must be one of False, True, got 'yes'"),
-        ({"hyperprior": "half-cauchy"}, "hyperprior must be one of 'inverse-gamma', 'gamma', got 'half-cauchy'"),
+        ({"hyperprior": "beta"}, "hyperprior must be one of 'inverse-gamma', 'gamma', 'half-cauchy', got 'beta'"),
         ({"conv_noise": "output"}, "conv_noise must be one of 'kernel', 'input', got 'output'"),
         ({"concentration": 0.0}, "concentration must be a finite number above 0"),
         ({"rate": -1.0}, "rate must be a finite number above 0"),

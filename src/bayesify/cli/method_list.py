@@ -30,7 +30,7 @@ def print_methods() -> None:
     print_line("beta is the final weight of the KL. Of two values, the first is for regression, the second for classification.")
     for text, settings in (
         ("DeepEnsemble", ENSEMBLE),
-        ("Deterministic, EMP and ECMP", EARLY_STOPPED),
+        ("Deterministic, EMP, ECMP and RepulsiveEnsemble", EARLY_STOPPED),
         ("any other method", SINGLE),
     ):
         values = ", ".join(f"{name}={_text(value)}" for name, value in vars(settings).items() if name in params)

@@ -24,6 +24,7 @@ from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
 from bayesify.estimators.stacking import Stacking
 from bayesify.estimators.updating import BayesianUpdating
+from bayesify.methods import DeepEnsemble
 from bayesify.prediction import predict
 from bayesify.train import History, Training, Weighted, fit
 
@@ -192,8 +193,9 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
 
     def _split(self, rows: int) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
         """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble."""
-        members = getattr(self.method_in_use(), "members", 1)
-        if self.validation_fraction is None and members > 1 and self.method_in_use().collects_from is None:
+        method = self.method_in_use()
+        members = method.members if isinstance(method, DeepEnsemble) else 1
+        if self.validation_fraction is None and members > 1 and method.collects_from is None:
             return torch.arange(rows), "folds" if rows >= _ROWS_PER_MEMBER * members else None
         validation_rows = math.ceil(self.in_use("validation_fraction") * rows)
         if validation_rows >= rows:

@@ -12,7 +12,7 @@ from bayesify.core.checks import check_choice, check_fraction, check_integer, ch
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.recipes import SINGLE, Recipe, TrainingSettings
-from bayesify.methods import DeepEnsemble
+from bayesify.methods import DeepEnsemble, RepulsiveEnsemble
 from bayesify.objectives import KLSchedule, LinearWarmup
 
 try:
@@ -137,7 +137,8 @@ class EstimatorParameters(BaseEstimator):
     def samples_in_use(self) -> int:
         """Return `samples`; if None, one draw per member of an ensemble of plain networks, otherwise that of the settings."""
         method = self.method_in_use()
-        if self.samples is None and isinstance(method, DeepEnsemble) and method.base is None:
+        plain = isinstance(method, RepulsiveEnsemble) or (isinstance(method, DeepEnsemble) and method.base is None)
+        if self.samples is None and plain:
             return method.members
         return self.in_use("samples")
 

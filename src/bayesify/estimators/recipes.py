@@ -12,7 +12,8 @@ kin8nm (2,000 rows). A constant rate is better than annealing to a tenth of it b
 
 `Deterministic`, `EMP` and `ECMP` stop at the epoch that is best for a fifth of the rows. With nothing else changed, this takes
 `Deterministic` from -14.3 to -2.4 nats per row on boston and from -4.9 to -2.1 on yacht, and `EMP` from -12.0 to -2.4 on boston
-(`tools/early_stopping.py`: three hold-outs of training rows); a tenth of the rows is too few for yacht.
+(`tools/early_stopping.py`: three hold-outs of training rows); a tenth of the rows is too few for yacht. `RepulsiveEnsemble` does so
+after two hold-outs of scikit-learn's diabetes: from -280 to -5.8 nats per row in the unit of y.
 
 Classification: chosen among 2 to 8 settings on scikit-learn's breast cancer, wine and digits and on 4,000 rows each of eeg and
 letter, by three hold-outs of 25 %; of `SWAG`, three priors, by two hold-outs of breast cancer and wine. `bayesify demo` tests on
@@ -45,6 +46,7 @@ from bayesify.methods import (
     Deterministic,
     MCDropout,
     MeanField,
+    RepulsiveEnsemble,
     VariationalDropout,
 )
 
@@ -136,6 +138,7 @@ REGRESSION = _by_type(
     Recipe(Deterministic(), 0.3, EARLY_STOPPED),
     Recipe(EMP(), 0.3, EARLY_STOPPED),
     Recipe(ECMP(), 0.3, EARLY_STOPPED),
+    Recipe(RepulsiveEnsemble(), 1.0, EARLY_STOPPED),
 )
 CLASSIFICATION = _by_type(
     _ENSEMBLE,

@@ -11,7 +11,12 @@ from bayesify.functional.hadamard_weights import (
     hadamard_product,
     hadamard_second_moments,
 )
-from bayesify.functional.hyperprior import kl_lognormal_gamma, kl_lognormal_inverse_gamma, vsd_hierarchical_kl
+from bayesify.functional.hyperprior import (
+    kl_lognormal_gamma,
+    kl_lognormal_half_cauchy,
+    kl_lognormal_inverse_gamma,
+    vsd_hierarchical_kl,
+)
 from bayesify.functional.kl import (
     at_least_float32,
     dropout_kl,
@@ -24,6 +29,7 @@ from bayesify.functional.kl import (
 )
 from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
 from bayesify.functional.noise import at_most, bernoulli_mask, concrete_mask, local_reparameterization, normal_like
+from bayesify.functional.particles import log_kernel_density, median_bandwidth
 from bayesify.functional.projection import hadamard_projection
 from bayesify.functional.reflections import (
     CompactForm,
@@ -68,14 +74,17 @@ __all__ = [
     "incomplete_beta",
     "induced_regularizer",
     "kl_lognormal_gamma",
+    "kl_lognormal_half_cauchy",
     "kl_lognormal_inverse_gamma",
     "local_reparameterization",
+    "log_kernel_density",
     "log_uniform_kl",
     "log_uniform_kl_cubic",
     "log_uniform_kl_sigmoid",
     "low_rank_gaussian_kl",
     "masked_flow",
     "matrix_normal_kl",
+    "median_bandwidth",
     "normal_like",
     "planar_flow",
     "planar_flow_inverse",

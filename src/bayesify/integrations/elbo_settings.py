@@ -43,7 +43,7 @@ def check_trainable(bnn: object, likelihood: object) -> None:
         raise TypeError(f"model must be what bayesify returned, got {type(bnn).__name__}; make it with bayesify(net, MeanField())")
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a Likelihood such as Categorical() or Gaussian(learn=True), got {likelihood!r}")
-    if bnn.members:
+    if bnn.separate_members:
         raise ConfigurationError("an ensemble is trained member by member: give each of bnn.members to a trainer, or use fit")
     if bnn.auxiliary_beta > 0:
         raise ConfigurationError("VIFO(eta_aux=...) needs auxiliary inputs, which this trainer lacks: use fit, or eta_aux=0")

@@ -12,6 +12,7 @@ from bayesify.methods.mean_field import MeanField
 from bayesify.methods.mnf import MNF
 from bayesify.methods.radial import Radial
 from bayesify.methods.rank1 import BatchEnsemble, Rank1
+from bayesify.methods.repulsive import RepulsiveEnsemble
 from bayesify.methods.scalabl import ScalaBL
 from bayesify.methods.swag import SWA, SWAG
 from bayesify.methods.tensor_factorized import TensorFactorized
@@ -42,6 +43,7 @@ __all__ = [
     "MeanField",
     "Radial",
     "Rank1",
+    "RepulsiveEnsemble",
     "ScalaBL",
     "TensorFactorized",
     "VariationalDropout",

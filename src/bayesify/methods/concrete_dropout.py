@@ -1,4 +1,4 @@
-r"""Concrete dropout: Bernoulli noise on the inputs of a layer, with a learned probability.
+r"""Concrete dropout: Bernoulli noise on the inputs or weights of a layer, with a learned probability.
 
 $$y = (x \circ d)\,W + b, \qquad
   d_i = \frac{1}{1 - p}\,\mathrm{sigmoid}\Bigl(-\frac1t\Bigl(\log\frac{p}{1 - p} + \log\frac{u_i}{1 - u_i}\Bigr)\Bigr), \qquad
@@ -13,6 +13,9 @@ $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b 
 It is that of dropout as a mixture of two narrow normals per input channel, whose entropy has one H(p) per channel; the constant,
 which diverges with their width, is chosen such that the KL is 0 for W = 0, b = 0 and p = 1/2. It does not depend on t.
 
+`noise="weight"` is DropConnect with a learned probability: d has one element per weight, drawn once per sample for the whole batch,
+and K is the number of weights. Chang et al., *Ensemble model patching* (2019, arXiv 1905.09453), table 2, has both as mixtures.
+
 Source: Gal, Hron & Kendall, *Concrete dropout* ([arXiv:1705.07832](https://arxiv.org/abs/1705.07832), 2017), section 3. Its M is
 W / (1 - p): noise there is not scaled, so that $(1 - p)\lVert M \rVert^2$ stands for $\lVert W \rVert^2 / (1 - p)$.
 """
@@ -21,13 +24,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_positive, check_scale
+from bayesify.core.checks import check_choice, check_positive, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
@@ -38,11 +41,10 @@ __all__ = ["ConcreteDropout"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConcreteDropout(Method):
-    """Dropout with a learned probability per layer, before linear layers and convolutions, also in prediction.
-
-    Convolutions drop whole input channels per example, the same at every position.
+    """Dropout with a learned probability per layer, of linear layers and convolutions, also in prediction.
 
     Args:
+        noise: "input" drops inputs per example, in convolutions whole channels; "weight" drops weights, once per sample.
         p: initial probability of dropping an input, in (0, 1).
         temperature: t of the relaxation; smaller values are closer to dropout, with noisier gradients of p.
         prior_std: standard deviation of the normal prior on weights and biases, which are point estimates. Larger weights and a
@@ -57,13 +59,16 @@ class ConcreteDropout(Method):
     family: ClassVar[str] = "Dropout"
     paper: ClassVar[str] = "Gal, Hron & Kendall 2017, arXiv 1705.07832"
 
+    noise: Literal["input", "weight"] = "input"
     p: float = 0.1
     temperature: float = 0.1
     prior_std: float = 1.0
 
     def __post_init__(self) -> None:
+        check_choice("noise", self.noise, ("input", "weight"))
         if not 0 < self.p < 1:
-            raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for a fixed p use MCDropout(p=...)")
+            fixed = "MCDropout" if self.noise == "input" else "DropConnect"
+            raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for a fixed p use {fixed}(p=...)")
         check_positive("temperature", self.temperature)
         check_scale("prior_std", self.prior_std)
 
@@ -72,7 +77,7 @@ class ConcreteDropout(Method):
 
 
 class ConcreteDropoutPosterior(Posterior):
-    """The layer's weight, its input channels dropped at random; the parameter is the logit of p."""
+    """The layer's weight, its input channels or elements dropped at random; the parameter is the logit of p."""
 
     def __init__(self, method: ConcreteDropout) -> None:
         super().__init__()
@@ -85,14 +90,20 @@ class ConcreteDropoutPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
-        mask = concrete_mask((samples, layer.input_channels), self.logit, self.method.temperature).to(weight.dtype)
-        return weight * layer.over_weight(mask), None if bias is None else bias.expand(samples, *bias.shape)
+        of_inputs = self.method.noise == "input"
+        shape = (samples, layer.input_channels) if of_inputs else (samples, *layer.weight_shape)
+        mask = concrete_mask(shape, self.logit, self.method.temperature).to(weight.dtype)
+        noisy = weight * (layer.over_weight(mask) if of_inputs else mask)
+        return noisy, None if bias is None else bias.expand(samples, *bias.shape)
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        if self.method.noise == "weight":
+            return super().forward(layer, x)
         mask = concrete_mask((x.shape[0], layer.input_channels), self.logit, self.method.temperature).to(x.dtype)
         return layer.op(x * layer.over_channels(mask, x), *self.mean(layer))
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         logit, p = at_least_float32(self.logit).squeeze(), self.probability()
         entropy = F.softplus(logit) - p * logit
-        return dropout_kl(*self.mean(layer), p, self.method.prior_std) + layer.input_channels * (math.log(2) - entropy)
+        choices = layer.input_channels if self.method.noise == "input" else math.prod(layer.weight_shape)
+        return dropout_kl(*self.mean(layer), p, self.method.prior_std) + choices * (math.log(2) - entropy)

@@ -11,28 +11,20 @@ without adversarial training; *Variational inference on the final-layer output o
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Sequence
+from typing import ClassVar, cast
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from bayesify.core.checks import check_integer
-from bayesify.core.drawn_function import DrawnFunction
-from bayesify.core.forward_pass import ForwardPass
-from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.core.model import Bayesian, LayerReport
-from bayesify.core.modes import eval_mode
-from bayesify.core.outputs import Draws
+from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError
+from bayesify.methods._ensemble_root import Ensemble, PlainMember, nets_of_members
 
-__all__ = ["DeepEnsemble", "Ensemble", "reset_parameters"]
+__all__ = ["DeepEnsemble"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,27 +57,15 @@ class DeepEnsemble(Method):
         check_integer("members", self.members)
         if self.base is not None and not isinstance(self.base, Method):
             raise TypeError(f"base must be a Method such as VIFO() or None for plain networks, got {self.base!r}")
-        if isinstance(self.base, DeepEnsemble):
-            raise ConfigurationError("base must not be a DeepEnsemble; give the total number of members once")
+        if self.base is not None and self.base.is_whole:
+            raise ConfigurationError(f"base must not be a {type(self.base).__name__}; give the total number of members once")
 
     @property
     def collects_from(self) -> float | None:
         return None if self.base is None else self.base.collects_from
 
     def whole(self, nets: Sequence[nn.Module], convert: Callable[[nn.Module, Method], nn.Module]) -> Ensemble:
-        if len(nets) == 1 < self.members:
-            check_initialized(nets[0])
-            nets = [nets[0], *(copy.deepcopy(nets[0]) for _ in range(self.members - 1))]
-            for fresh in nets[1:]:
-                reset_parameters(fresh)
-        elif len(nets) != self.members:
-            raise ConfigurationError(f"DeepEnsemble(members={self.members}) needs {self.members} networks, got {len(nets)}")
-        elif len({id(parameter) for net in nets for parameter in net.parameters()}) != sum(
-            len(list(net.parameters())) for net in nets
-        ):
-            raise ConfigurationError(
-                "the networks of an ensemble must not share parameters; build each separately: [make() for _ in range(5)]"
-            )
+        nets = nets_of_members(nets, self.members, type(self).__name__)
         members = [PlainMember(net) if self.base is None else cast(Bayesian, convert(net, self.base)) for net in nets]
         return Ensemble(members, self)
 
@@ -93,167 +73,3 @@ class DeepEnsemble(Method):
         raise ConfigurationError(
             "DeepEnsemble takes the whole network, without name patterns: bayesify(net, DeepEnsemble(base=...))"
         )
-
-
-class PlainMember(Bayesian):
-    """A plain network: all draws are equal."""
-
-    one_pass = True
-
-    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
-        check_integer("samples", samples)
-        batch = self.inputs_of(inputs, kwargs).batch
-        outputs = tree_map(lambda y: self._expanded(y, samples), self._run(*inputs, **kwargs))
-        kl = self.kl_of_pass({})
-        return Draws(outputs, kl, kl.new_zeros(batch))
-
-    def function(self, seed: int) -> Callable[..., Any]:
-        return DrawnFunction(self.net, self._run, self.batch_dim)
-
-    def _run(self, *inputs: Any, **kwargs: Any) -> Any:
-        return self.passes.run(ForwardPass(), self.net, inputs, kwargs)
-
-    @contextmanager
-    def drawn(self, seed: int) -> Iterator[nn.Module]:
-        with eval_mode(self.net):
-            yield self.net
-
-    def sample_network(self, seed: int) -> nn.Module:
-        return copy.deepcopy(self.net)
-
-    def _expanded(self, y: Any, samples: int) -> Any:
-        if not isinstance(y, Tensor):
-            return y
-        y = y.movedim(self.batch_dim, 0)
-        return y.expand(samples, *y.shape)
-
-
-class Ensemble(Bayesian):
-    """Root of an ensemble: S draws are divided among the M members, the first S mod M of which make one more.
-
-    In training mode S is rounded up to a multiple of M, so that every step trains every member. The loss is then the mean over
-    members; its gradient is 1/M of that of a member trained alone (Adam's steps do not depend on this factor). `fit` trains
-    members separately.
-    """
-
-    net: nn.ModuleList
-
-    def __init__(self, members: Sequence[Bayesian], method: DeepEnsemble) -> None:
-        super().__init__(nn.ModuleList(members))
-        self.one_pass = all(member.one_pass for member in members)
-        self.local_beta, self.auxiliary_beta = members[0].local_beta, members[0].auxiliary_beta
-        self.report = tuple(
-            dataclasses.replace(report, name=f"{k}.net.{report.name}".rstrip("."))
-            for k, member in enumerate(members)
-            for report in member.report or _plain_report(member, method)
-        )
-
-    @property
-    def members(self) -> tuple[Bayesian, ...]:
-        return tuple(member for member in self.net if isinstance(member, Bayesian))
-
-    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
-        check_integer("samples", samples)
-        members = self.members
-        if self.training:
-            samples = -(-samples // len(members)) * len(members)
-        counts = [samples // len(members) + (k < samples % len(members)) for k in range(len(members))]
-        call = self.inputs_of(inputs, kwargs)
-        draws: list[Draws] = []
-        for member, n in zip(members, counts, strict=True):
-            if n:
-                args, kwargs = call.map(torch.clone)  # a member may change them in place
-                draws.append(member(*args, samples=n, coherent=coherent, **kwargs))
-        outputs = tree_map(lambda *ys: torch.cat(ys) if isinstance(ys[0], Tensor) else ys[0], *(d.outputs for d in draws))
-        shares = [n / samples for n in counts if n]
-        kl = torch.stack([share * d.kl for share, d in zip(shares, draws, strict=True)]).sum()
-        local_kl = torch.stack([share * d.local_kl for share, d in zip(shares, draws, strict=True)]).sum(0)
-        scores = [d.score if d.score is not None else d.kl.new_zeros(n) for d, n in zip(draws, filter(None, counts), strict=True)]
-        score = torch.cat(scores) if any(d.score is not None for d in draws) else None
-        return Draws(outputs, kl, local_kl, score, self.local_beta)
-
-    @contextmanager
-    def predicting(
-        self,
-        inputs: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        coherent: bool,
-        reseed: Callable[[int], object],
-        believed: dict[object, bool] | None = None,
-    ) -> Iterator[None]:
-        with ExitStack() as stack:
-            for member in self.members:
-                stack.enter_context(member.predicting(inputs, kwargs, coherent, reseed, believed))
-            yield
-
-    def stop_replay(self) -> bool:
-        stopped = [member.stop_replay() for member in self.members]
-        return any(stopped)
-
-    def function(self, seed: int) -> Callable[..., Any]:
-        check_integer("seed", seed, least=0)
-        return self.members[seed % len(self.members)].function(seed)
-
-    def drawn(self, seed: int) -> AbstractContextManager[nn.Module]:
-        check_integer("seed", seed, least=0)
-        return self.members[seed % len(self.members)].drawn(seed)
-
-    def sample_network(self, seed: int) -> nn.Module:
-        check_integer("seed", seed, least=0)
-        return self.members[seed % len(self.members)].sample_network(seed)
-
-    def kl(self) -> Tensor:
-        """Mean of the members' KLs: nats, a scalar of at least float32."""
-        return torch.stack([member.kl() for member in self.members]).mean()
-
-
-def _plain_report(member: Bayesian, method: DeepEnsemble) -> list[LayerReport]:
-    layers = ((name, layer) for name, layer in member.net.named_modules() if any(True for _ in layer.parameters(recurse=False)))
-    return [LayerReport(name, type(layer).__name__, method, "") for name, layer in layers]
-
-
-def check_initialized(net: nn.Module) -> None:
-    """Raise a ConfigurationError unless a network's weights look as if `reset_parameters` of its layers had drawn them.
-
-    The initial weights of an ensemble's members must have the same distribution.
-    """
-    for name, module in net.named_modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.requires_grad and looks_initialized(type(module), weight) is False:
-            raise ConfigurationError(
-                f"{name or 'the network'} ({type(module).__name__}) has weights that its reset_parameters() would not draw: it "
-                "was trained or initialized differently. Give all members: bayesify([make() for _ in range(5)], "
-                "DeepEnsemble(members=5))"
-            )
-
-
-@torch.no_grad()
-def reset_parameters(net: nn.Module) -> None:
-    """Draw new initial weights in place, with `reset_parameters` of every layer; frozen layers keep theirs.
-
-    Raises:
-        ConfigurationError: a layer with parameters has no such method. Nothing has changed.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> before = net.weight.clone()
-        >>> reset_parameters(net)
-        >>> bool((net.weight == before).any())
-        False
-    """
-    resets = []
-    for name, module in net.named_modules():
-        own = list(module.parameters(recurse=False))
-        # attention and transformers have a private one
-        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        if own and not any(parameter.requires_grad for parameter in own):
-            continue
-        if own and not callable(reset):
-            raise ConfigurationError(
-                f"{name or 'the network'} ({type(module).__name__}) has parameters but no method reset_parameters(), which draws "
-                "the initial weights of ensemble members; add one"
-            )
-        if callable(reset) and (own or any(True for _ in module.buffers(recurse=False))):
-            resets.append(reset)
-    for reset in reversed(resets):  # children first: a parent may overwrite them
-        reset()

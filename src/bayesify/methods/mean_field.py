@@ -10,6 +10,14 @@ $$y_j \sim N\Bigl(\sum_i x_i\mu_{ij} + \mu_j, \; \sum_i x_i^2\sigma_{ij}^2 + \si
 `noise="shared"` draws the weights once per sample for the whole batch (Bayes by Backprop; Blundell et al., 2015), which costs less
 per step. Without gradients, convolutions draw weights in either case where that is cheaper.
 
+`noise="flipout"` (Wen, Vicol, Ba, Tran & Grosse, *Flipout*, 2018, arXiv 1803.04386, section 3.1) draws one perturbation
+$\Delta$ of the weights per sample, and gives every example b random signs s of its inputs and r of its outputs:
+
+$$y_b = \mu^\top x_b + r_b \circ \bigl(\Delta^\top (x_b \circ s_b)\bigr), \qquad \Delta_{ij} = \sigma_{ij}\epsilon_{ij}$$
+
+The weights of one example are a draw of q, the same at every position of a convolution or sequence; those of two examples are
+uncorrelated. The variance that is left in the gradient of sigma is that of the squares of epsilon, which have no sign.
+
 Priors with learned parameters: Tomczak, Swaroop, Foong & Turner, *Collapsed variational bounds for Bayesian neural networks*
 (2021); for one variance per tensor Wu et al., *Deterministic variational inference* (2019), arXiv 1810.03958, section 4. They are
 vi-mean, vi-mv and vi-eb in *Variational inference on the final-layer output of neural networks*; vi-naive is the normal prior. The
@@ -32,6 +40,7 @@ from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
 from bayesify.functional import (
     at_least_float32,
+    bernoulli_mask,
     gaussian_kl,
     gaussian_kl_and_spread,
     vifo_empirical_bayes,
@@ -50,7 +59,8 @@ class MeanField(Method):
     r"""Independent normal weights and biases, for every supported layer.
 
     Args:
-        noise: "local" draws outputs per example (less gradient noise), "shared" draws weights per sample (cheaper).
+        noise: "local" draws outputs per example (less gradient noise), "shared" draws weights per sample (cheaper), "flipout" flips
+            signs of a shared draw per example, and is "shared" for normalization layers and embeddings.
         prior: "normal" is $N(m, s^2)$; "scale-mixture" is $\pi N(0, s^2) + (1 - \pi) N(0, t^2)$ (Blundell et al., 2015,
             equation 7), whose KL is estimated with one draw; "sequential" is normal, with a mean and standard deviation of every
             weight, at first m and s, which `update_prior` replaces by those of the posterior. The others learn the prior's
@@ -78,7 +88,7 @@ class MeanField(Method):
     family: ClassVar[str] = "Weights"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv 1505.05424; Kingma, Salimans & Welling 2015, arXiv 1506.02557"
 
-    noise: Literal["local", "shared"] = "local"
+    noise: Literal["local", "shared", "flipout"] = "local"
     prior: Literal["normal", "scale-mixture", "sequential", "mean", "mean-variance", "empirical-bayes"] = "normal"
     prior_std: float = 1.0
     prior_mean: Literal["zero", "pretrained"] = "zero"
@@ -91,7 +101,7 @@ class MeanField(Method):
     initial_std: float = 0.1
 
     def __post_init__(self) -> None:
-        check_choice("noise", self.noise, ("local", "shared"))
+        check_choice("noise", self.noise, ("local", "shared", "flipout"))
         check_choice("prior", self.prior, ("normal", "scale-mixture", "sequential", *_COLLAPSED))
         check_choice("prior_mean", self.prior_mean, ("zero", "pretrained"))
         for name in ("prior_std", "mixture_std", "mean_prior_std", "initial_std"):
@@ -142,6 +152,18 @@ class GaussianPosterior(Posterior):
         weight_std, bias_std = self._spread(layer, power=1)
         drawn = _draw(weight, weight_std, samples)
         return drawn, None if bias is None or bias_std is None else _draw(bias, bias_std, samples)
+
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        if self.method.noise != "flipout" or not layer.contracts:
+            return super().forward(layer, x)
+        deltas = layer.forward_pass.once(self, lambda samples: self._perturbations(layer, samples))
+        signs = [bernoulli_mask((x.shape[0], n), 0.5, like=x) - 1 for n in (layer.input_channels, layer.output_channels)]
+        noise = layer.op(x * layer.over_channels(signs[0], x), *deltas, *[None] * (2 - len(deltas)))
+        return layer.op(x, *self.mean(layer)) + noise * layer.over_channels(signs[1], noise)
+
+    def _perturbations(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, ...]:
+        """Differences of drawn weights, and biases if there are any, from their means, (S, *)."""
+        return tuple(_draw(torch.zeros_like(std), std, samples) for std in self._spread(layer, power=1) if std is not None)
 
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
         if self.method.prior_mean == "pretrained":

@@ -14,6 +14,11 @@ $$w_{ij} \sim N(\theta_{ij}, \alpha_{ij}\theta_{ij}^2), \qquad y_j \sim N\Bigl(\
 
 with one term per weight, also where alpha is shared. The prior is log-uniform; its KL (`log_uniform_kl`) is exact. theta and b are
 point estimates; with `prior_std` they have a normal prior, whose negative log density (without the constant) is added to the KL.
+
+With `prior="ard"` (automatic relevance determination) the prior of a weight is a normal of mean zero and the best variance for it
+(empirical Bayes), $\theta^2 (1 + \alpha)$, and $\mathrm{KL}(\alpha) = \tfrac12\log(1 + 1/\alpha)$: Kharitonov, Molchanov & Vetrov,
+*Variational dropout via empirical Bayes* (2018, arXiv 1811.00596); for type A, appendix F of the VSD paper (arXiv 2102.07927).
+
 Type A's posterior over weights is singular and the log-uniform prior improper, so the KL is that of the noise: a penalty, not part
 of a bound on the evidence (Hron et al., 2018). The paper leaves this open.
 """
@@ -25,6 +30,7 @@ import math
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice, check_scale
@@ -46,6 +52,7 @@ class VariationalDropout(Method):
         alpha_per: one noise variance per "layer", per input "unit" or per "weight" (only with `noise="weight"`).
         p: initial dropout rate in (0, 1): alpha starts at p / (1 - p).
         learn: whether to learn alpha; False is Gaussian dropout with a fixed rate.
+        prior: of the noise: "log-uniform" as in the paper, or "ard", for which alpha needs no bound.
         max_alpha: upper bound of alpha; 1 as in the paper (larger values are local optima that are hard to leave), None for no
             bound.
         prior_std: standard deviation of a normal prior on theta and b; None for a flat one, as in the paper.
@@ -63,12 +70,14 @@ class VariationalDropout(Method):
     alpha_per: Literal["layer", "unit", "weight"] = "unit"
     p: float = 0.2
     learn: bool = True
+    prior: Literal["log-uniform", "ard"] = "log-uniform"
     max_alpha: float | None = 1.0
     prior_std: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, ("input", "weight"))
         check_choice("alpha_per", self.alpha_per, ("layer", "unit", "weight"))
+        check_choice("prior", self.prior, ("log-uniform", "ard"))
         if self.noise == "input" and self.alpha_per == "weight":
             raise ConfigurationError(
                 'alpha_per="weight" requires noise="weight": input noise is shared by all weights of an input unit'
@@ -98,7 +107,7 @@ class _GaussianDropoutPosterior(Posterior):
         shapes = {"layer": (), "unit": (layer.input_channels,), "weight": layer.weight_shape}
         log_alpha = torch.full(shapes[method.alpha_per], math.log(method.p) - math.log1p(-method.p))
         self.alpha_per = method.alpha_per
-        self.prior_std = method.prior_std
+        self.prior_std, self.prior = method.prior_std, method.prior
         self.log_bound = None if method.max_alpha is None else math.log(method.max_alpha)
         if method.learn:
             self.log_alpha = nn.Parameter(log_alpha)
@@ -116,7 +125,8 @@ class _GaussianDropoutPosterior(Posterior):
     def kl(self, layer: BayesianLayer) -> Tensor:
         # beyond the bound the gradient of the KL points outwards, so `clamp` equals `at_most` and is cheaper
         log_alpha = self.log_alpha if self.log_bound is None else self.log_alpha.clamp(max=self.log_bound)
-        each = log_uniform_kl(at_least_float32(log_alpha))
+        log_alpha = at_least_float32(log_alpha)
+        each = log_uniform_kl(log_alpha) if self.prior == "log-uniform" else 0.5 * F.softplus(-log_alpha)
         kl = each.sum() * (self.terms(layer) // each.numel())
         return kl if self.prior_std is None else kl + dropout_kl(*self.mean(layer), 0.0, self.prior_std)
 

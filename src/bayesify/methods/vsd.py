@@ -57,13 +57,15 @@ class VSD(Method):
     r"""Variational structured dropout, for linear layers and convolutions.
 
     Args:
-        transforms: T, the number of Householder reflections: 1, 2 or 3. The paper finds larger T better, and recommends 1 or 2.
+        transforms: T, the number of Householder reflections, up to 3. The paper finds larger T better, and recommends 1 or 2. 0 is
+            independent noise, ARD variational dropout: $\mathrm{KL} = \frac Q2 \sum_i \log(1 + 1 / \alpha_i)$, and with
+            `hierarchical` its form with a prior hierarchy (figure 2).
         rank: hidden units of the networks between successive vectors (K to rank, ReLU, rank to K), which cost O(rank K); None for
-            full linear maps with K^2 parameters. The paper finds 2 to 10 equally good (table 8). No effect for T = 1.
+            full linear maps with K^2 parameters. The paper finds 2 to 10 equally good (table 8). No effect for T below 2.
         hierarchical: scale the noise by a log-normal z per noise variable, drawn once per sample for the whole batch (section 3.3).
-        hyperprior: prior of z, "inverse-gamma" or "gamma".
-        concentration: a of the hyperprior.
-        rate: b of the hyperprior; its mode is b / (a + 1) (inverse gamma) or (a - 1) / b (gamma).
+        hyperprior: prior of z, "inverse-gamma", "gamma" or "half-cauchy".
+        concentration: a of the hyperprior; no effect for the half-Cauchy.
+        rate: b of the hyperprior; its mode is b / (a + 1) (inverse gamma) or (a - 1) / b (gamma), its median 1 / b (half-Cauchy).
         conv_noise: what a noise variable of a convolution multiplies, per example and the same at every position: "kernel" for one
             output channel before the bias, as in $W_{ijk} = \xi_k \Theta_{ijk}$ with k the kernel (section 3.4), or "input" for one
             input channel, as in linear layers (images have only one or three). "The number of channels" of appendix D may mean
@@ -86,10 +88,10 @@ class VSD(Method):
     family: ClassVar[str] = "Dropout"
     paper: ClassVar[str] = "Nguyen et al. 2021, arXiv 2102.07927"
 
-    transforms: Literal[1, 2, 3] = 2
+    transforms: Literal[0, 1, 2, 3] = 2
     rank: int | None = 10
     hierarchical: bool = False
-    hyperprior: Literal["inverse-gamma", "gamma"] = "inverse-gamma"
+    hyperprior: Literal["inverse-gamma", "gamma", "half-cauchy"] = "inverse-gamma"
     concentration: float = 2.0
     rate: float = 2.0
     conv_noise: Literal["kernel", "input"] = "kernel"
@@ -98,12 +100,12 @@ class VSD(Method):
     prior_std: float | None = None
 
     def __post_init__(self) -> None:
-        check_integer("transforms", self.transforms)
-        check_choice("transforms", self.transforms, (1, 2, 3))
+        check_integer("transforms", self.transforms, least=0)
+        check_choice("transforms", self.transforms, (0, 1, 2, 3))
         if self.rank is not None:
             check_integer("rank", self.rank)
         check_choice("hierarchical", self.hierarchical, (False, True))
-        check_choice("hyperprior", self.hyperprior, ("inverse-gamma", "gamma"))
+        check_choice("hyperprior", self.hyperprior, ("inverse-gamma", "gamma", "half-cauchy"))
         check_choice("conv_noise", self.conv_noise, ("kernel", "input"))
         for name in ("concentration", "rate", "initial_scale_std"):
             check_scale(name, getattr(self, name))
@@ -119,6 +121,7 @@ class VSD(Method):
 class StructuredDropoutPosterior(Posterior):
     """The layer's weight times noise on its input channels or kernels; the parameters are those of the noise."""
 
+    first_vector: Tensor | None
     log_scale_mean: Tensor
     log_scale_log_std: Tensor
 
@@ -129,7 +132,7 @@ class StructuredDropoutPosterior(Posterior):
         channels = layer.out_channels if isinstance(layer, _ConvNd) and self.of_kernels else layer.input_channels
         self.columns = math.prod(layer.weight_shape) // channels
         self.log_alpha = nn.Parameter(torch.full((channels,), math.log(method.p) - math.log1p(-method.p)))
-        self.first_vector = nn.Parameter(torch.randn(1, channels))
+        self.register_parameter("first_vector", nn.Parameter(torch.randn(1, channels)) if method.transforms else None)
         self.connections = nn.ModuleList(_connection(channels, method.rank) for _ in range(method.transforms - 1))
         if method.hierarchical:
             self.log_scale_mean = nn.Parameter(torch.zeros(channels))
@@ -137,6 +140,8 @@ class StructuredDropoutPosterior(Posterior):
 
     def vectors(self) -> Tensor:
         """Householder vectors (T, K)."""
+        if self.first_vector is None:
+            return self.log_alpha.new_zeros(0, len(self.log_alpha))
         vectors: list[Tensor] = [self.first_vector]
         for connection in self.connections:
             vectors.append(connection(vectors[-1]))

@@ -112,7 +112,7 @@ def _check_model(training: Training, patience: int | None) -> None:
         check_kl_weight("beta", training.beta)
     if training.local_beta is not None:
         check_kl_weight("local_beta", training.local_beta)
-    if isinstance(training.validation, str) and (training.validation != "folds" or not getattr(bnn, "members", ())):
+    if isinstance(training.validation, str) and (training.validation != "folds" or not getattr(bnn, "separate_members", ())):
         raise ConfigurationError(
             f"validation must be data, or 'folds' for an ensemble, got {training.validation!r}; give validation=(inputs, y)"
         )

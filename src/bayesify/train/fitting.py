@@ -149,7 +149,7 @@ def fit(
         loggers=tuple(loggers), progress=progress,
     )  # fmt: skip
     check_arguments(training, settings, accumulate=accumulate, checkpoint_every=checkpoint_every)
-    if isinstance(bnn, Bayesian) and bnn.members:
+    if isinstance(bnn, Bayesian) and bnn.separate_members:
         return _fit_members(training, settings, options)
     return fit_single_model(training, settings, options)
 

@@ -27,7 +27,7 @@ def split_members(training: Training) -> list[Training]:
     """Return one training per member of an ensemble, each with a seed and a likelihood; the training itself for other networks."""
     if not isinstance(training, Training):
         raise TypeError(f"trainings must contain Training(...), got {type(training).__name__}")
-    members = training.bnn.members if isinstance(training.bnn, Bayesian) else ()
+    members = training.bnn.separate_members if isinstance(training.bnn, Bayesian) else ()
     parts = [
         dataclasses.replace(
             training, bnn=member, likelihood=copy.deepcopy(training.likelihood), seed=seed_for(training.seed, "member", k)

@@ -1,0 +1,139 @@
+r"""Repulsive ensembles: networks that are trained together, and that a kernel keeps apart.
+
+The members are particles of a Wasserstein gradient flow to the posterior, with a kernel density estimate for their distribution.
+Member i of M descends the negative of
+
+$$\phi_i = \nabla_{w_i}\log p(w_i \mid \mathcal D) - \frac{\sum_j \nabla_{u_i} k(u_i, u_j)}{\sum_j k(u_i, u_j)}, \qquad
+  k(u, u') = \exp\Bigl(-\frac{\lVert u - u'\rVert^2}{2\ell^2}\Bigr)$$
+
+with $\log p(w \mid \mathcal D) = \sum_n \log p(y_n \mid x_n, w) - \lVert w \rVert^2 / 2s^2$ up to a constant. The particles u are
+
+- `space="weight"`: the weights, $u_i = w_i$;
+- `space="function"`: the outputs for the batch, $u_i = f(x_{1..B}; w_i)$, through whose Jacobian the second term acts on $w_i$.
+
+It is the gradient of an ELBO, per member: the estimate of the KL of their distribution from the prior is
+
+$$\mathrm{KL} = \frac1M\sum_i\Bigl(\frac{\lVert w_i\rVert^2}{2s^2} + \log\frac1M\sum_j k(u_i, u_j)\Bigr)$$
+
+up to normalizing constants, with gradients through the first argument of k alone. A single member is the MAP estimate.
+
+Source: D'Angelo & Fortuin, *Repulsive deep ensembles are Bayesian* (2021, arXiv 2106.11642), sections 3 and 4, with the kernel
+density estimate. In function space they take the prior of functions, whose score they estimate. Here the prior of the weights
+stays, and only the repulsion is that of functions; the two agree where outputs are an invertible linear function of the weights,
+otherwise they differ by the gradient of the log determinant of the Jacobian. Their published code takes the median over all pairs,
+those of a member with itself included, which makes the bandwidth smaller.
+
+The repulsion of weights, about 2 log(M + 1) / distance, does not grow with the number of weights. So in large networks it is weak.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.checks import check_choice, check_integer, check_scale
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
+from bayesify.core.modes import without_autocast
+from bayesify.core.outputs import Draws
+from bayesify.errors import ConfigurationError
+from bayesify.functional import at_least_float32, log_kernel_density, median_bandwidth
+from bayesify.methods._ensemble_root import Ensemble, PlainMember, nets_of_members
+
+__all__ = ["RepulsiveEnsemble"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RepulsiveEnsemble(Method):
+    """Several plain networks, trained together and kept apart by a kernel on their weights or outputs.
+
+    `bayesify` takes the members, or one freshly initialized network, as for `DeepEnsemble`. `fit` trains them as one model, on the
+    same batches; so does any loop that descends `-elbo(...)` in training mode, outside of which they do not repel each other. The
+    gradient of a member is 1/M of its own, to which Adam is invariant.
+
+    Args:
+        members: M, the number of networks.
+        space: "weight" or "function", in which members repel each other.
+        prior_std: s, standard deviation of the normal prior on all trained parameters.
+        bandwidth: of the kernel; None for the median heuristic, in every step.
+
+    Example:
+        >>> bnn = bayesify(torch.nn.Linear(4, 3), RepulsiveEnsemble(members=5))
+        >>> bnn(torch.zeros(2, 4), samples=10).outputs.shape
+        torch.Size([10, 2, 3])
+    """
+
+    family: ClassVar[str] = "Ensembles"
+    paper: ClassVar[str] = "D'Angelo & Fortuin 2021, arXiv 2106.11642"
+
+    is_whole: ClassVar[bool] = True
+
+    members: int = 5
+    space: Literal["weight", "function"] = "function"
+    prior_std: float = 1.0
+    bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("members", self.members)
+        check_choice("space", self.space, ("weight", "function"))
+        check_scale("prior_std", self.prior_std)
+        if self.bandwidth is not None:
+            check_scale("bandwidth", self.bandwidth)
+
+    def whole(self, nets: Sequence[nn.Module], convert: Callable[[nn.Module, Method], nn.Module]) -> RepulsiveRoot:
+        return RepulsiveRoot([PlainMember(net) for net in nets_of_members(nets, self.members, type(self).__name__)], self)
+
+    def build(self, layer: BayesianLayer) -> Posterior | None:
+        raise ConfigurationError(
+            "RepulsiveEnsemble takes the whole network, without name patterns: bayesify(net, RepulsiveEnsemble())"
+        )
+
+
+class RepulsiveRoot(Ensemble):
+    """Root of a repulsive ensemble: draws as of a deep ensemble; the repulsion is in the KL."""
+
+    trains_members_together = True
+
+    def __init__(self, members: Sequence[PlainMember], method: RepulsiveEnsemble) -> None:
+        super().__init__(members, method)
+        self.method = method
+
+    def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
+        draws = super().forward(*inputs, samples=samples, coherent=coherent, **kwargs)
+        if not self.members[0].pays_kl:
+            return draws
+        kl = self.kl()
+        if self.method.space == "function" and self.training:
+            if not isinstance(draws.outputs, Tensor):
+                raise ConfigurationError(
+                    f'RepulsiveEnsemble(space="function") needs an output that is one tensor, got {type(draws.outputs).__name__}; '
+                    'select a part with bayesify(..., output="logits"), or use space="weight"'
+                )
+            first = draws.outputs[:: draws.outputs.shape[0] // len(self.members)]  # a member's draws are equal
+            kl = kl + self._log_density(first.flatten(1))
+        return draws._replace(kl=kl)
+
+    def kl(self) -> Tensor:
+        """Mean over members of the prior's negative log density and, in weight space in training mode, of their log density."""
+        weights = torch.stack([_weights(member) for member in self.members])
+        prior = weights.square().sum(1).mean() / (2 * self.method.prior_std**2)
+        return prior + self._log_density(weights) if self.method.space == "weight" and self.training else prior
+
+    def _log_density(self, particles: Tensor) -> Tensor:
+        """Mean log density of particles (M, D)."""
+        particles = at_least_float32(particles)
+        with without_autocast(particles.device):
+            bandwidth = self.method.bandwidth
+            return log_kernel_density(particles, median_bandwidth(particles) if bandwidth is None else bandwidth).mean()
+
+
+def _weights(member: nn.Module) -> Tensor:
+    """All trained parameters (D,), at least float32."""
+    trained = [at_least_float32(p).flatten() for p in member.parameters() if p.requires_grad]
+    if not trained:
+        raise ConfigurationError("RepulsiveEnsemble needs a network with trainable parameters; all are frozen")
+    return torch.cat(trained)
