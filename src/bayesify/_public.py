@@ -9,6 +9,7 @@ from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import register_layer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.natural import NaturalGradient, NaturalPosterior, NaturalStep
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.updating import update_prior
 from bayesify.diagnostics import Summary, spectrum, summary
@@ -43,11 +44,13 @@ from bayesify.methods import (
     ECMP,
     ELRG,
     EMP,
+    IVON,
     MNF,
     SWA,
     SWAG,
     VIFO,
     VMG,
+    VOGN,
     VSD,
     WHVI,
     BatchEnsemble,
@@ -58,6 +61,7 @@ from bayesify.methods import (
     DropConnect,
     MCDropout,
     MeanField,
+    NoisyAdam,
     Radial,
     Rank1,
     ScalaBL,
@@ -73,11 +77,13 @@ __all__ = [
     "ECMP",
     "ELRG",
     "EMP",
+    "IVON",
     "MNF",
     "SWA",
     "SWAG",
     "VIFO",
     "VMG",
+    "VOGN",
     "VSD",
     "WHVI",
     "BLoB",
@@ -118,7 +124,11 @@ __all__ = [
     "Method",
     "MissingDependencyError",
     "ModelFileError",
+    "NaturalGradient",
+    "NaturalPosterior",
+    "NaturalStep",
     "NegativeBinomial",
+    "NoisyAdam",
     "NormalOutputs",
     "NothingRandomError",
     "Ordinal",

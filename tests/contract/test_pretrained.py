@@ -10,11 +10,13 @@ from bayesify import (
     ECMP,
     ELRG,
     EMP,
+    IVON,
     MNF,
     SWA,
     SWAG,
     VIFO,
     VMG,
+    VOGN,
     VSD,
     WHVI,
     BatchEnsemble,
@@ -24,6 +26,7 @@ from bayesify import (
     DropConnect,
     MCDropout,
     MeanField,
+    NoisyAdam,
     Radial,
     Rank1,
     TensorFactorized,
@@ -43,7 +46,7 @@ METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
     *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), DeepEnsemble(members=2)),
     *(ConcreteDropout(), Rank1(), BatchEnsemble()),
-    *(ELRG(), VMG(), MNF(), Radial()),
+    *(ELRG(), VMG(), MNF(), Radial(), IVON(), VOGN(), NoisyAdam()),
 ]
 WITHOUT_WEIGHTS = (VIFO, DeepEnsemble)  # one draws outputs, the other takes the members as they are
 QUICK = {
@@ -109,7 +112,7 @@ def _separate_passes(name: str, adapter: str, method: Method) -> str:
         return "the network's control flow or shapes depend on random values"
     if adapter == "DoRA":  # which multiplies its two adapters
         return "on its batch and also on inputs without rows"
-    embeds = isinstance(method, MeanField | ELRG | Radial | SWAG)
+    embeds = isinstance(method, MeanField | ELRG | IVON | VOGN | NoisyAdam | Radial | SWAG)
     return "relative_attention_bias' on inputs without rows" if (name, adapter) == ("T5", "plain") and embeds else ""
 
 

@@ -7,9 +7,11 @@ from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.drop_connect import DropConnect
 from bayesify.methods.elrg import ELRG
 from bayesify.methods.emp import ECMP, EMP
+from bayesify.methods.ivon import IVON
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.mnf import MNF
+from bayesify.methods.noisy_adam import NoisyAdam
 from bayesify.methods.radial import Radial
 from bayesify.methods.rank1 import BatchEnsemble, Rank1
 from bayesify.methods.scalabl import ScalaBL
@@ -18,6 +20,7 @@ from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
 from bayesify.methods.vifo import VIFO
 from bayesify.methods.vmg import VMG
+from bayesify.methods.vogn import VOGN
 from bayesify.methods.vsd import VSD
 from bayesify.methods.whvi import WHVI
 
@@ -25,11 +28,13 @@ __all__ = [
     "ECMP",
     "ELRG",
     "EMP",
+    "IVON",
     "MNF",
     "SWA",
     "SWAG",
     "VIFO",
     "VMG",
+    "VOGN",
     "VSD",
     "WHVI",
     "BLoB",
@@ -40,6 +45,7 @@ __all__ = [
     "DropConnect",
     "MCDropout",
     "MeanField",
+    "NoisyAdam",
     "Radial",
     "Rank1",
     "ScalaBL",
