@@ -33,6 +33,7 @@ from bayesify import (
     MeanField,
     Method,
     NoisyAdam,
+    NoisyKFAC,
     Radial,
     Rank1,
     TensorFactorized,
@@ -69,6 +70,7 @@ METHODS: dict[str, Method] = {
     "IVON": IVON(),
     "VOGN": VOGN(),
     "NoisyAdam": NoisyAdam(),
+    "NoisyKFAC": NoisyKFAC(),
     "MeanField": MeanField(),
     "MeanField, shared noise": MeanField(noise="shared"),
 }

@@ -27,6 +27,7 @@ from bayesify import (
     MCDropout,
     MeanField,
     NoisyAdam,
+    NoisyKFAC,
     Radial,
     Rank1,
     TensorFactorized,
@@ -46,7 +47,7 @@ METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
     *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), DeepEnsemble(members=2)),
     *(ConcreteDropout(), Rank1(), BatchEnsemble()),
-    *(ELRG(), VMG(), MNF(), Radial(), IVON(), VOGN(), NoisyAdam()),
+    *(ELRG(), VMG(), MNF(), Radial(), IVON(), VOGN(), NoisyAdam(), NoisyKFAC()),
 ]
 WITHOUT_WEIGHTS = (VIFO, DeepEnsemble)  # one draws outputs, the other takes the members as they are
 QUICK = {

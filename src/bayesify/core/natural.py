@@ -112,10 +112,10 @@ class Observation:
         likelihood: Any = self.optimizer.likelihood
         if likelihood is None:
             raise ConfigurationError("this posterior samples targets from the likelihood: give bnn.optimizer(likelihood)")
-        rows = outputs.flatten(0, 1).unsqueeze(0)
         with torch.no_grad():
-            targets = likelihood.predictive(rows).sample().squeeze(0)
-        return likelihood.log_prob(rows, targets).unflatten(1, outputs.shape[:2]).squeeze(0)
+            targets = likelihood.sample(outputs)
+        rows = outputs.flatten(0, 1).unsqueeze(0)
+        return likelihood.log_prob(rows, targets.flatten(0, 1)).unflatten(1, outputs.shape[:2]).squeeze(0)
 
     def _observe(self, layers: Sequence[BayesianLayer], log_prob: Tensor, weights: Tensor | None) -> None:
         chosen = set(layers)

@@ -12,6 +12,7 @@ from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.mnf import MNF
 from bayesify.methods.noisy_adam import NoisyAdam
+from bayesify.methods.noisy_kfac import NoisyKFAC
 from bayesify.methods.radial import Radial
 from bayesify.methods.rank1 import BatchEnsemble, Rank1
 from bayesify.methods.scalabl import ScalaBL
@@ -46,6 +47,7 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "NoisyAdam",
+    "NoisyKFAC",
     "Radial",
     "Rank1",
     "ScalaBL",
