@@ -17,10 +17,12 @@ from bayesify import (
     ECMP,
     ELRG,
     EMP,
+    IVON,
     MNF,
     SWAG,
     VIFO,
     VMG,
+    VOGN,
     VSD,
     WHVI,
     BatchEnsemble,
@@ -30,6 +32,8 @@ from bayesify import (
     MCDropout,
     MeanField,
     Method,
+    NoisyAdam,
+    NoisyKFAC,
     Radial,
     Rank1,
     RepulsiveEnsemble,
@@ -65,6 +69,10 @@ METHODS: dict[str, Method] = {
     "VIFO": VIFO(),
     "VIFO, auxiliary inputs": VIFO(eta_aux=0.5),
     "SWAG": SWAG(),
+    "IVON": IVON(),
+    "VOGN": VOGN(),
+    "NoisyAdam": NoisyAdam(),
+    "NoisyKFAC": NoisyKFAC(),
     "MeanField": MeanField(),
     "MeanField, shared noise": MeanField(noise="shared"),
     "MeanField, Flipout": MeanField(noise="flipout"),
@@ -85,7 +93,10 @@ def plain_step(workload: Workload, x: Tensor, y: Tensor) -> Callable[[], None]:
 
 def bayesian_step(workload: Workload, method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
     bnn = bayesify(workload.net().train(), _only_contractions(workload.net(), method))
-    optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-4, fused=True)
+    if bnn.has_optimizer:
+        optimizer = bnn.optimizer(learning_rate=1e-4)
+    else:
+        optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()

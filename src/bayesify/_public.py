@@ -9,6 +9,7 @@ from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import register_layer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.natural import NaturalGradient, NaturalPosterior, NaturalStep
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.updating import update_prior
 from bayesify.diagnostics import Summary, spectrum, summary
@@ -43,11 +44,13 @@ from bayesify.methods import (
     ECMP,
     ELRG,
     EMP,
+    IVON,
     MNF,
     SWA,
     SWAG,
     VIFO,
     VMG,
+    VOGN,
     VSD,
     WHVI,
     BatchEnsemble,
@@ -58,6 +61,8 @@ from bayesify.methods import (
     DropConnect,
     MCDropout,
     MeanField,
+    NoisyAdam,
+    NoisyKFAC,
     Radial,
     Rank1,
     RepulsiveEnsemble,
@@ -74,11 +79,13 @@ __all__ = [
     "ECMP",
     "ELRG",
     "EMP",
+    "IVON",
     "MNF",
     "SWA",
     "SWAG",
     "VIFO",
     "VMG",
+    "VOGN",
     "VSD",
     "WHVI",
     "BLoB",
@@ -119,7 +126,12 @@ __all__ = [
     "Method",
     "MissingDependencyError",
     "ModelFileError",
+    "NaturalGradient",
+    "NaturalPosterior",
+    "NaturalStep",
     "NegativeBinomial",
+    "NoisyAdam",
+    "NoisyKFAC",
     "NormalOutputs",
     "NothingRandomError",
     "Ordinal",

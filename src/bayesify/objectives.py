@@ -56,6 +56,8 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
             f"log_prob must have shape (S, B) = ({samples}, {draws.local_kl.shape[0]}), got {tuple(log_prob.shape)}; "
             "sum it over the dimensions of one example, with draws first"
         )
+    if draws.observation is not None:
+        draws.observation(draws.outputs, log_prob, n, beta)
     if draws.score is not None:
         log_prob = log_prob + draws.score.unsqueeze(1) * _advantage(log_prob.detach())
     local_beta = draws.local_beta if local_beta is None else local_beta

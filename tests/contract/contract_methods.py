@@ -12,11 +12,13 @@ from bayesify import (
     ECMP,
     ELRG,
     EMP,
+    IVON,
     MNF,
     SWA,
     SWAG,
     VIFO,
     VMG,
+    VOGN,
     VSD,
     WHVI,
     BatchEnsemble,
@@ -27,6 +29,8 @@ from bayesify import (
     DropConnect,
     MCDropout,
     MeanField,
+    NoisyAdam,
+    NoisyKFAC,
     Radial,
     Rank1,
     RepulsiveEnsemble,
@@ -194,6 +198,33 @@ def _vmg_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) ->
 _VMG = References(collapse=_shrink, to_prior=_vmg_to_prior, log_ratio=_vmg_log_ratio)
 
 
+def _kfac_shrink(layer: BayesianLayer) -> None:
+    p = layer.posterior.get_parameter("row_tril")
+    with torch.no_grad():
+        p.copy_(-40.0 * torch.eye(len(p)))
+
+
+def _kfac_to_prior(layer: BayesianLayer) -> None:
+    for name, parameter in layer.named_parameters():
+        with torch.no_grad():
+            parameter.zero_()
+            if name.endswith("row_tril"):
+                parameter.add_(torch.tensor(0.7).double().log() * torch.eye(len(parameter)))
+
+
+def _kfac_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows, columns = (layer.posterior.get_parameter(f"{name}_tril").double() for name in ("row", "column"))
+    rows, columns = (p.tril(-1) + torch.diag(p.diag().exp()) for p in (rows, columns))
+    w = weight.flatten(2) if bias is None else torch.cat([weight.flatten(2), bias.unsqueeze(2)], 2)
+    mean = layer.weight.flatten(1) if bias is None else torch.cat([layer.weight.flatten(1), layer.bias.unsqueeze(1)], 1)
+    q = MultivariateNormal(mean.flatten(), scale_tril=torch.kron(rows, columns))
+    w = w.flatten(1)
+    return q.log_prob(w) - Normal(torch.zeros_like(w), 0.7).log_prob(w).sum(-1)
+
+
+_NOISY_KFAC = References(collapse=_kfac_shrink, to_prior=_kfac_to_prior, log_ratio=_kfac_log_ratio)
+
+
 def _mnf_open_gates(layer: BayesianLayer) -> None:
     for name, parameter in layer.posterior.named_parameters():
         if "gate" in name or "shift" in name:
@@ -276,6 +307,11 @@ METHODS: list[tuple[Method, References]] = [
     (VMG(prior_std=0.7, initial_std=0.5), _VMG),
     (MNF(flow_units=5, prior_std=0.7, initial_std=0.5, initial_z_std=0.4), _MNF),
     (Radial(prior_std=0.7, initial_std=0.5), _RADIAL),
+    (IVON(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
+    (VOGN(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
+    (NoisyAdam(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
+    (NoisyKFAC(prior_std=0.7, initial_std=0.5), _NOISY_KFAC),
+    (IVON(prior_std=0.7, initial_std=0.5, prior="sequential", noise="local"), _MEAN_FIELD),
     (MeanField(prior="mean", prior_std=0.3**0.5), _SHRINKING),
     (MeanField(prior="mean-variance"), _SHRINKING),
     (MeanField(prior="empirical-bayes", noise="shared"), _SHRINKING),

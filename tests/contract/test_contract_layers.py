@@ -9,13 +9,17 @@ from contract_methods import METHODS, ROOTS, identify
 from bayesify import (
     ELRG,
     EMP,
+    IVON,
     SWA,
     VIFO,
+    VOGN,
     VSD,
     WHVI,
     Deterministic,
     MCDropout,
     MeanField,
+    NoisyAdam,
+    NoisyKFAC,
     Radial,
     ScalaBL,
     VariationalDropout,
@@ -48,7 +52,11 @@ def test_contract(method: Method, references: References, layer: str) -> None:
     contracts = "Norm" not in layer and layer != "Embedding"
     if isinstance(method, ScalaBL):  # adapters are linear layers and convolutions
         contracts = contracts and "Transpose" not in layer and "(I, O)" not in layer
-    if contracts or isinstance(method, MeanField | Deterministic | ELRG | EMP | Radial | SWA):
+    if isinstance(method, NoisyKFAC):
+        contracts = layer.startswith("Linear") and "(I, O)" not in layer  # the convolutions here have groups or reflect
+    if isinstance(method, VOGN):
+        contracts = contracts or layer == "Embedding"
+    if contracts or isinstance(method, MeanField | Deterministic | ELRG | EMP | IVON | NoisyAdam | Radial | SWA):
         assert check_method(method, {layer: LAYERS[layer]}, references, nets=()) == [layer]
     else:
         with pytest.raises(ContractError, match="supports none"):

@@ -10,11 +10,13 @@ from bayesify import (
     ECMP,
     ELRG,
     EMP,
+    IVON,
     MNF,
     SWA,
     SWAG,
     VIFO,
     VMG,
+    VOGN,
     VSD,
     WHVI,
     BatchEnsemble,
@@ -24,6 +26,8 @@ from bayesify import (
     DropConnect,
     MCDropout,
     MeanField,
+    NoisyAdam,
+    NoisyKFAC,
     Radial,
     Rank1,
     RepulsiveEnsemble,
@@ -45,7 +49,7 @@ METHODS: list[Method] = [
     *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), DeepEnsemble(members=2)),
     RepulsiveEnsemble(members=2),
     *(ConcreteDropout(), Rank1(), BatchEnsemble()),
-    *(ELRG(), VMG(), MNF(), Radial()),
+    *(ELRG(), VMG(), MNF(), Radial(), IVON(), VOGN(), NoisyAdam(), NoisyKFAC()),
 ]
 WITHOUT_WEIGHTS = (VIFO, DeepEnsemble, RepulsiveEnsemble)  # one draws outputs, the others take the members as they are
 QUICK = {
@@ -111,7 +115,7 @@ def _separate_passes(name: str, adapter: str, method: Method) -> str:
         return "the network's control flow or shapes depend on random values"
     if adapter == "DoRA":  # which multiplies its two adapters
         return "on its batch and also on inputs without rows"
-    embeds = isinstance(method, MeanField | ELRG | Radial | SWAG)
+    embeds = isinstance(method, MeanField | ELRG | IVON | VOGN | NoisyAdam | Radial | SWAG)
     return "relative_attention_bias' on inputs without rows" if (name, adapter) == ("T5", "plain") and embeds else ""
 
 

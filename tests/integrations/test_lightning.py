@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bayesify import (
+    IVON,
     SWA,
     SWAG,
     VIFO,
@@ -19,6 +20,8 @@ from bayesify import (
     Gaussian,
     LinearWarmup,
     MeanField,
+    NaturalGradient,
+    NoisyKFAC,
     bayesify,
     elbo,
     predict,
@@ -180,3 +183,23 @@ def test_a_collected_posterior_needs_a_number_of_steps():
     module = BayesianModule(bayesify(_net(), SWAG()), Gaussian(std=0.5), n=4)
     with pytest.raises(ConfigurationError, match=r"give Trainer\(max_steps=...\)"):
         _trainer(max_epochs=2).fit(module, DataLoader(Stream(), batch_size=2))
+
+
+@pytest.mark.parametrize("method", [IVON(), NoisyKFAC()], ids=["IVON", "NoisyKFAC"])
+def test_a_method_with_an_optimizer_is_trained_by_it_and_resumed(tmp_path, method):
+    def train(epochs: int, **resume) -> BayesianModule:
+        torch.manual_seed(0)
+        module = BayesianModule(bayesify(_net(), method), Gaussian(std=0.5), learning_rate=0.05)
+        _trainer(max_epochs=epochs, default_root_dir=tmp_path, enable_checkpointing=True).fit(module, _loader(), **resume)
+        return module
+
+    before = train(1)
+    assert isinstance(before.trainer.optimizers[0], NaturalGradient)
+    assert all(layer.posterior.ess == ROWS for _, layer in before.bnn.random_layers())
+    path = next(tmp_path.rglob("*.ckpt"))
+    state = torch.load(path, weights_only=False)["optimizer_states"][0]["state"]
+    after = train(2, ckpt_path=path)
+    assert next(iter(state.values()))["step"] == 4
+    assert after.trainer.optimizers[0].state[after.bnn.net[0].weight]["step"] == 8
+    with pytest.raises(ConfigurationError, match="leave optimizer out"):
+        BayesianModule(bayesify(_net(), method), Gaussian(), optimizer=torch.optim.Adam)

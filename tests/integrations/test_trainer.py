@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from bayesify import (
+    IVON,
     SWAG,
     VIFO,
     WHVI,
@@ -30,6 +31,7 @@ from bayesify import (
     LinearWarmup,
     MCDropout,
     MeanField,
+    NaturalGradient,
     VariationalDropout,
     bayesify,
     predict,
@@ -538,5 +540,20 @@ def test_a_posterior_is_collected_along_training_and_saved(tmp_path):
     assert counts == {4}
     resumed = bayesify(bert(dropout=0.0), SWAG(start=0.5, snapshots=4, rank=2), output="logits")
     _trainer(resumed, tmp_path, data, changes={"max_steps": 8}).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    for name, value in bnn.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value, msg=name)
+
+
+def test_a_method_with_an_optimizer_is_trained_by_it(tmp_path):
+    bnn, data = bayesify(bert(dropout=0.0), IVON(), output="logits"), _data()
+    trainer = _trainer(
+        bnn, tmp_path, data, changes={"max_steps": 4, "learning_rate": 0.05, "save_strategy": "steps", "save_steps": 2}
+    )
+    trainer.train()
+    assert isinstance(bnn.passes.optimizer, NaturalGradient)
+    assert {float(layer.posterior.ess) for _, layer in bnn.random_layers()} == {ROWS}
+    resumed = bayesify(bert(dropout=0.0), IVON(), output="logits")
+    again = _trainer(resumed, tmp_path, data, changes={"max_steps": 4, "learning_rate": 0.05})
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for name, value in bnn.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, msg=name)

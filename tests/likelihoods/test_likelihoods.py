@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import distributions as D
 
-from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood
+from bayesify.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    GaussianMixture,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Ordinal,
+    Poisson,
+)
 
 S, B, K = 3, 5, 4
 CASES = {
@@ -288,3 +297,28 @@ def test_a_class_that_cannot_be_is_allowed():
     assert p.probs.tolist() == [[1.0, 0.0]]
     assert p.entropy.tolist() == [0.0]
     assert p.mix(p).probs.tolist() == [[1.0, 0.0]]
+
+
+SAMPLED = {
+    "gaussian": (Gaussian(std=0.5), (2, 3, 1)),
+    "categorical": (Categorical(), (2, 3, 4)),
+    "bernoulli": (Bernoulli(), (2, 3, 2)),
+    "poisson": (Poisson(), (2, 3, 1)),
+    "ordinal": (Ordinal(4), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_targets_have_the_distribution_of_log_prob(name):
+    """At targets from the model, the score has mean zero, and the mean of its square is minus that of the Hessian."""
+    torch.manual_seed(0)
+    likelihood, shape = SAMPLED[name]
+    likelihood, n = copy.deepcopy(likelihood).double(), 20_000
+    outputs = torch.randn(shape, dtype=torch.float64).repeat_interleave(n, 1).requires_grad_()
+    targets = likelihood.sample(outputs)
+    log_prob = torch.cat([likelihood.log_prob(outputs[s : s + 1], targets[s]) for s in range(2)])
+    (score,) = torch.autograd.grad(log_prob.sum(), outputs, create_graph=True)
+    (hessian_rows,) = torch.autograd.grad(score.sum(), outputs)  # summed over the outputs of an example
+    score = score.detach().reshape(2, 3, n, -1)
+    for values in (score, score * score.sum(-1, keepdim=True) + hessian_rows.reshape(score.shape)):
+        assert (values.mean(2).abs() < 5 * values.std(2) / math.sqrt(n) + 1e-9).all()

@@ -80,7 +80,8 @@ class Folded(Bayesian):
                 passes, outputs = self._passes(call, samples, True, _Plan(False, False))
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].found_kls)
-        draws = Draws(outputs, kl, torch.zeros(call.batch, dtype=kl.dtype, device=kl.device), score)
+        local_kl = torch.zeros(call.batch, dtype=kl.dtype, device=kl.device)
+        draws = Draws(outputs, kl, local_kl, score, observation=self.observation(passes))
         self.passes.watch_backward(passes[0], kl)
         return draws
 
@@ -109,7 +110,14 @@ class Folded(Bayesian):
             return ReplayPass(self._prefix, samples, coherent, layers)
         pays_kl = first and self.pays_kl
         return ForwardPass(
-            samples, coherent=coherent, pays_kl=pays_kl, rows=rows, without_rows=layers, unused=unused, training=self.training
+            samples,
+            coherent=coherent,
+            pays_kl=pays_kl,
+            rows=rows,
+            without_rows=layers,
+            unused=unused,
+            training=self.training,
+            records=self.is_observed,
         )
 
     def _run(self, forward_pass: ForwardPass, call: Inputs, samples: int) -> Any:

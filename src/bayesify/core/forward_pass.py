@@ -42,6 +42,10 @@ class ForwardPass:
         without_rows: layers whose inputs do not depend on the batch (positions); they draw weights, and return rows for all draws.
         unused: layers that the network did not call when it was examined; calling one raises a `NewLayerError`.
         training: whether the root is in training mode.
+        records: whether to keep inputs and outputs of the layers whose posteriors observe single examples.
+
+    Attributes:
+        calls: layer, input and output of every such call.
     """
 
     def __init__(
@@ -55,12 +59,15 @@ class ForwardPass:
         without_rows: Iterable[Any] = (),
         unused: Iterable[Any] = (),
         training: bool = False,
+        records: bool = False,
     ) -> None:
         self._without_rows, self._unused = dict.fromkeys(without_rows), dict.fromkeys(unused)
         self.samples, self.coherent, self.rows = samples, coherent, rows
         self.score: Tensor | None = None
         self.found_kls: dict[nn.Module, Tensor] = {}
         self.checkpointed = False
+        self.calls: list[tuple[BayesianLayer, Tensor, Tensor]] = []
+        self._records = records
         self._pays_kl, self._training = pays_kl, training
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
         self._predrawn = frozenset(self._drawn)
@@ -150,7 +157,10 @@ class ForwardPass:
             ):
                 raise RowsError(f"a random layer got an input of shape {tuple(x.shape)} in a pass over {self.rows} rows")
             self._notice_checkpoint()
-        return self.inside(layer.sampled, x) if has_rows else self.inside(self.sampled_without_rows, layer, x)
+        y = self.inside(layer.sampled, x) if has_rows else self.inside(self.sampled_without_rows, layer, x)
+        if self._records and layer.posterior.observes and not self._ended:
+            self.calls.append((layer, x, y))
+        return y
 
     def has_rows(self, layer: BayesianLayer) -> bool:
         """Whether a layer's inputs depend on the batch."""

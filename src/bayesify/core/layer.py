@@ -36,6 +36,7 @@ class Posterior(nn.Module, ABC):
         has_moments: whether `moments` gives mean and variance of the outputs.
         drops_weights: whether it was initialized without the weight of the layer.
         draws_jointly: whether all layers share the discrete choice of a draw, in `log_ensemble_size`.
+        observes: whether its natural-gradient updates need single examples (see `NaturalPosterior.observe`).
         means: names of its parameters that are means of weights and get weight decay.
     """
 
@@ -43,6 +44,7 @@ class Posterior(nn.Module, ABC):
     has_moments: bool = False
     drops_weights: bool = False
     draws_jointly: bool = False
+    observes: bool = False
     means: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod

@@ -18,6 +18,7 @@ from bayesify.core.inputs import Inputs, input_names
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
+from bayesify.core.optimizing import Optimizing
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.passes import Passes
 from bayesify.core.shards import shards_of, with_whole_parameters
@@ -36,7 +37,7 @@ class LayerReport:
     reason: str
 
 
-class Bayesian(Collecting, ABC):
+class Bayesian(Collecting, Optimizing, ABC):
     """Root of a Bayesian network: `forward(*inputs, samples=1, coherent=False, **kwargs) -> Draws`.
 
     `train()` and `eval()` have their PyTorch meaning (batch normalization, plain dropout). The randomness of the outputs depends

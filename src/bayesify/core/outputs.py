@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
+
+if TYPE_CHECKING:
+    from bayesify.core.natural import Observation
 
 __all__ = ["Draws", "NormalOutputs", "OutputSelection"]
 
@@ -24,6 +27,7 @@ class Draws(NamedTuple):
         score: (S,) zeros whose gradient is that of the log probability of each draw's discrete choices, with which `elbo` learns
             their probabilities. None if no such probabilities are learned.
         local_beta: the method's default weight of `local_kl` in `elbo` (`VIFO(eta=...)`).
+        observation: what `elbo` calls for the optimizer of the network (`Bayesian.optimizer`), or None.
     """
 
     outputs: Tensor
@@ -31,6 +35,7 @@ class Draws(NamedTuple):
     local_kl: Tensor
     score: Tensor | None = None
     local_beta: float = 1.0
+    observation: Observation | None = None
 
 
 class NormalOutputs(NamedTuple):

@@ -22,6 +22,7 @@ from bayesify.errors import PassError
 
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
+    from bayesify.core.natural import NaturalGradient
 
 __all__ = ["Passes"]
 
@@ -33,10 +34,12 @@ class Passes:
     current: ForwardPass | None = None
     held: ForwardPass | None = None  # the pass that calls of layers outside a pass belong to (`Bayesian.drawn`)
     select: Callable[[Any], Any] | None = None  # from the output of the network to that of a pass
+    optimizer: NaturalGradient | None = None  # the last of `Bayesian.optimizer`
     _backward: weakref.ref[ForwardPass] | None = None  # the pass whose backward pass began last
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "current": None, "held": None, "_backward": None}  # a copy is in no pass
+        # a copy is in no pass, and another optimizer trains it
+        return {**vars(self), "current": None, "held": None, "optimizer": None, "_backward": None}
 
     def run(self, forward_pass: ForwardPass, net: Callable[..., Any], args: Any, kwargs: Any, *, alone: bool = False) -> Any:
         """Call the network in this pass and return its outputs.

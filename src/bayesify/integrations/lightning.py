@@ -46,7 +46,7 @@ class BayesianModule(lightning.LightningModule):
         beta: weight of the KL, or its schedule, evaluated at every step.
         local_beta: weight of the per-example KL of methods that have one; None for that of the method.
         eval_samples: draws of the predictive distribution, with the same noise in every evaluation.
-        learning_rate: of Adam; ignored with `optimizer`.
+        learning_rate: of Adam, and of natural-gradient steps (IVON); ignored with `optimizer`.
         optimizer: a function from the list of parameters to what `configure_optimizers` returns.
 
     Raises:
@@ -78,6 +78,8 @@ class BayesianModule(lightning.LightningModule):
     ) -> None:
         super().__init__()
         check_trainable(bnn, likelihood)
+        if optimizer is not None and bnn.has_optimizer:
+            raise ConfigurationError("the method of bnn has an optimizer of its own, of rate `learning_rate`; leave optimizer out")
         self.n = examples_of(None, n)
         self.settings = ELBOSettings(samples=samples, beta=beta, local_beta=local_beta, eval_samples=eval_samples)
         self.objective = Objective(bnn, likelihood)
@@ -100,7 +102,9 @@ class BayesianModule(lightning.LightningModule):
         return predict(self.bnn, inputs, self.likelihood, self.settings.eval_samples, seed=seed, progress=False)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Adam, or what `optimizer` returns."""
+        """Adam, the optimizer of a method that has one (IVON), or what `optimizer` returns."""
+        if self.bnn.has_optimizer:
+            return self.bnn.optimizer(self.likelihood, learning_rate=self.learning_rate)
         parameters = [p for p in self.parameters() if p.requires_grad]
         return torch.optim.Adam(parameters, lr=self.learning_rate) if self.optimizer is None else self.optimizer(parameters)
 

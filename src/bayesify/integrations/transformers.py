@@ -149,6 +149,12 @@ class BayesianTrainer(transformers.Trainer):
             loss = loss * (batch.size * self.current_gradient_accumulation_steps / int(num_items_in_batch))
         return (loss, {"nll": nll, "kl": self._kl}) if return_outputs else loss
 
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """As in `transformers.Trainer`; a method that has an optimizer (IVON) gets it, with `args.learning_rate` as its rate."""
+        if self.optimizer is None and self.bnn.has_optimizer:
+            self.optimizer = self.bnn.optimizer(self.likelihood, learning_rate=self.args.learning_rate)
+        return super().create_optimizer(model)
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of weights and their means, without biases, normalizations, other variational parameters and the likelihood."""
         decayed = {p for group in self.bnn.parameter_groups(1.0) if group["weight_decay"] for p in group["params"]}

@@ -9,13 +9,15 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from
+from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive
 
 __all__ = ["Likelihood", "check_draws"]
 
@@ -123,6 +125,27 @@ class Likelihood(nn.Module, ABC):
                 f"{int(invalid.flatten(1).any(1).sum())} of {outputs.shape[0]} draws; training diverged or the precision is too low"
             )
         return self.mixture(at_least_float32(outputs.detach()))
+
+    def sample(self, outputs: Tensor) -> Tensor:
+        """Draw one target for every draw and example, noise included, without gradients.
+
+        Args:
+            outputs: (S, B, *), from the network.
+
+        Returns:
+            (S, B, *), targets of `log_prob` for each draw.
+
+        Raises:
+            DataError: as `predictive`.
+        """
+        predictive = self.predictive(outputs.detach().flatten(0, 1).unsqueeze(0))
+        if isinstance(predictive, BernoulliPredictive):
+            targets = torch.bernoulli(predictive.probs)
+        elif isinstance(predictive, CategoricalPredictive):
+            targets = torch.distributions.Categorical(logits=predictive.log_probs, validate_args=False).sample()
+        else:
+            targets = cast(Any, predictive).sample().squeeze(0)
+        return targets.unflatten(0, outputs.shape[:2])
 
     def check_targets(self, y: Tensor, outputs: Tensor | None = None) -> None:
         """Check all targets once, before training.

@@ -7,9 +7,12 @@ from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.drop_connect import DropConnect
 from bayesify.methods.elrg import ELRG
 from bayesify.methods.emp import ECMP, EMP
+from bayesify.methods.ivon import IVON
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.mnf import MNF
+from bayesify.methods.noisy_adam import NoisyAdam
+from bayesify.methods.noisy_kfac import NoisyKFAC
 from bayesify.methods.radial import Radial
 from bayesify.methods.rank1 import BatchEnsemble, Rank1
 from bayesify.methods.repulsive import RepulsiveEnsemble
@@ -19,6 +22,7 @@ from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
 from bayesify.methods.vifo import VIFO
 from bayesify.methods.vmg import VMG
+from bayesify.methods.vogn import VOGN
 from bayesify.methods.vsd import VSD
 from bayesify.methods.whvi import WHVI
 
@@ -26,11 +30,13 @@ __all__ = [
     "ECMP",
     "ELRG",
     "EMP",
+    "IVON",
     "MNF",
     "SWA",
     "SWAG",
     "VIFO",
     "VMG",
+    "VOGN",
     "VSD",
     "WHVI",
     "BLoB",
@@ -41,6 +47,8 @@ __all__ = [
     "DropConnect",
     "MCDropout",
     "MeanField",
+    "NoisyAdam",
+    "NoisyKFAC",
     "Radial",
     "Rank1",
     "RepulsiveEnsemble",

@@ -93,7 +93,7 @@ def check_arguments(training: Training, settings: Settings, **counts: int) -> No
     Raises:
         TypeError, ConfigurationError: an invalid argument.
     """
-    _check_model(training, settings.patience)
+    _check_model(training, settings)
     for name in ("epochs", "batch_size", "samples", "validation_samples"):
         check_integer(name, getattr(settings, name))
     for name, count in counts.items():
@@ -106,8 +106,8 @@ def check_arguments(training: Training, settings: Settings, **counts: int) -> No
         check_positive("clip_norm", settings.clip_norm)
 
 
-def _check_model(training: Training, patience: int | None) -> None:
-    bnn = training.bnn
+def _check_model(training: Training, settings: Settings) -> None:
+    bnn, patience = training.bnn, settings.patience
     if not isinstance(training.beta, KLSchedule):
         check_kl_weight("beta", training.beta)
     if training.local_beta is not None:
@@ -125,6 +125,11 @@ def _check_model(training: Training, patience: int | None) -> None:
                 f"patience={patience} would stop training before the posterior is collected, which takes all epochs with SWA and "
                 "SWAG; leave it out"
             )
+    if settings.optimizer is not None and getattr(bnn, "has_optimizer", False):
+        raise ConfigurationError(
+            "the method of bnn has an optimizer of its own, which takes natural-gradient steps of rate `learning_rate`; leave "
+            'optimizer out, or convert with MeanField(noise="shared") for another optimizer'
+        )
     if not isinstance(bnn, nn.Module) or not any(isinstance(module, Bayesian) for module in bnn.modules()):
         raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, MeanField())")
 

@@ -41,6 +41,8 @@ class Objective(nn.Module):
         if batch.weights is not None:
             target = target * batch.weights
             draws = draws._replace(local_kl=draws.local_kl * batch.weights)
+            if draws.observation is not None:
+                draws.observation.weights = batch.weights
         loss = -elbo(draws, target, n, beta, local_beta)
         inputs = batch.auxiliary if self.auxiliary is None else self.auxiliary(batch.inputs)
         if inputs is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
@@ -67,14 +68,20 @@ class _Loop:
         self.fabric, self.parameters, self.bar = fabric, parameters, bar
         self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
         self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
-        # Fused Adam unscales gradients itself, which is incompatible with clipping under a gradient scaler.
-        adam = partial(torch.optim.Adam, lr=training.learning_rate, fused=options.precision != "16-mixed")
-        optimizer = (settings.optimizer or adam)(parameters)
+        optimizer = self._optimizer(parameters)
         scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
         self.model, self.optimizer = fabric.setup(self.objective, optimizer)
         self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
         self.identity = self._identity() if options.checkpoint is not None else {}
         self.done = 0.0  # fraction of training up to which snapshots were taken
+
+    def _optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        training = self.training
+        if training.bnn.has_optimizer:
+            return training.bnn.optimizer(training.likelihood, learning_rate=training.learning_rate)
+        # Fused Adam unscales gradients itself, which is incompatible with clipping under a gradient scaler.
+        adam = partial(torch.optim.Adam, lr=training.learning_rate, fused=self.options.precision != "16-mixed")
+        return (self.settings.optimizer or adam)(parameters)
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the interrupted one."""

@@ -16,6 +16,7 @@ from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
 from bayesify.train.many.optimizers import Optimizers
 from bayesify.train.many.stack import Stack, StackedData
+from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData
 from bayesify.train.objective import Objective, log_density
 from bayesify.train.process_state import one_thread, preserved_state
@@ -66,6 +67,8 @@ def train_together(
     Raises:
         UntraceableError: the models cannot be trained together; they are unchanged.
     """
+    if any(training.bnn.has_optimizer for training in trainings):
+        raise UntraceableError("their optimizer, that of the method, updates the posterior of one network")
     objectives = [Objective(t.bnn, t.likelihood, d.auxiliary) for t, d in zip(trainings, data, strict=True)]
     with ExitStack() as exits:
         for objective in objectives:

@@ -1,0 +1,230 @@
+"""Posteriors that an optimizer updates by natural gradients: their base class, and the optimizer.
+
+The posterior is an ordinary one: means and spreads are parameters with the gradient of the loss, so drawing, KL, saving and copies
+need nothing else. The step of the optimizer, `bnn.optimizer(likelihood)`, calls `NaturalPosterior.update` for every layer. What an
+update needs besides gradients, the number of examples and the weight of the KL, `elbo` tells the optimizer by
+`Draws.observation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.per_example import Record
+from bayesify.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from bayesify.core.forward_pass import ForwardPass
+
+__all__ = ["NaturalGradient", "NaturalPosterior", "NaturalStep", "Observation"]
+
+_LEAST_BETA = 1e-3  # weight of the KL that sets the spread where a schedule starts at 0
+
+
+@dataclasses.dataclass(frozen=True)
+class NaturalStep:
+    r"""What `NaturalPosterior.update` gets for one step.
+
+    Attributes:
+        learning_rate: of the step.
+        n, beta: number of examples in the training set and weight of the KL in the loss, $-\mathrm{ELBO} / n$, that was descended.
+        state: the optimizer's state of a parameter, a dict of tensors and numbers.
+        observed: what `NaturalPosterior.observe` returned for the layer, averaged over the passes since the last step.
+    """
+
+    learning_rate: float
+    n: float
+    beta: float
+    state: Callable[[Tensor], dict[str, Any]]
+    observed: Mapping[str, Tensor]
+
+    @property
+    def kl_weight(self) -> float:
+        """Weight of the KL in the loss, beta / n."""
+        return self.beta / self.n
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size n / beta; a beta below 0.001 counts as 0.001."""
+        return self.n / max(self.beta, _LEAST_BETA)
+
+
+class NaturalPosterior(Posterior):
+    """A posterior that `bnn.optimizer(...)` updates by natural gradients.
+
+    Its parameters have the gradient of the loss, so that another optimizer, which treats them as the parameters of any posterior,
+    also maximizes the ELBO.
+
+    Attributes:
+        samples_labels: with `observes`, whether the examples are observed with targets drawn from the model (Fisher information)
+            instead of those of the data.
+    """
+
+    samples_labels: bool = False
+
+    @abstractmethod
+    def update(self, layer: BayesianLayer, step: NaturalStep) -> None:
+        """Update the layer's parameters and those of the posterior, in place, by their `grad`; without a `grad` they stay."""
+
+    def observe(self, layer: BayesianLayer, record: Record) -> dict[str, Tensor]:
+        """Statistics of a call of the layer in training, for posteriors with `observes`: averages over draws and examples.
+
+        Several calls of a layer in a pass are added.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares observes but does not implement `observe`")
+
+
+class Observation:
+    """Connects the draws of passes in training with the optimizer of the network; `elbo` calls it.
+
+    Attributes:
+        weights: (B,) weights of the examples, by which their log likelihoods were multiplied; None if they have none.
+    """
+
+    def __init__(self, optimizer: NaturalGradient, passes: Sequence[ForwardPass]) -> None:
+        self.optimizer, self.passes = optimizer, passes
+        self.weights: Tensor | None = None
+
+    def __call__(self, outputs: Any, log_prob: Tensor, n: float, beta: float | Tensor) -> None:
+        """Tell the optimizer n and beta, and let posteriors observe the examples.
+
+        Args:
+            outputs: (S, B, ...), of the network.
+            log_prob: (S, B), their log likelihoods.
+            n, beta: number of examples in the training set and weight of the KL.
+        """
+        self.optimizer.objective = float(n), float(beta)
+        for sampled in (False, True):
+            chosen = [layer for layer in self.optimizer.layers if _observes(layer.posterior, sampled)]
+            if chosen:
+                self._observe(chosen, self._sampled(outputs) if sampled else log_prob, None if sampled else self.weights)
+
+    def _sampled(self, outputs: Any) -> Tensor:
+        """Log likelihoods (S, B) of targets that are drawn from the model, one per draw and example."""
+        likelihood: Any = self.optimizer.likelihood
+        if likelihood is None:
+            raise ConfigurationError("this posterior samples targets from the likelihood: give bnn.optimizer(likelihood)")
+        with torch.no_grad():
+            targets = likelihood.sample(outputs)
+        rows = outputs.flatten(0, 1).unsqueeze(0)
+        return likelihood.log_prob(rows, targets.flatten(0, 1)).unflatten(1, outputs.shape[:2]).squeeze(0)
+
+    def _observe(self, layers: Sequence[BayesianLayer], log_prob: Tensor, weights: Tensor | None) -> None:
+        chosen = set(layers)
+        calls = [call for each in self.passes for call in each.calls if call[0] in chosen]
+        if missing := [layer for layer in layers if layer.is_used is not False and layer not in {call[0] for call in calls}]:
+            raise ConfigurationError(
+                f"the network does not call {len(missing)} random layers in this pass (the first is a "
+                f"{missing[0].original.__name__}), so they have no gradients of single examples; use IVON for them"
+            )
+        gradients = torch.autograd.grad(
+            log_prob.sum(), [y for _, _, y in calls], retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        rows = log_prob.numel() // len(self.passes)
+        found: dict[BayesianLayer, dict[str, Tensor]] = {}
+        for (layer, x, y), gradient in zip(calls, gradients, strict=True):
+            assert isinstance(layer.posterior, NaturalPosterior)
+            record = Record(x.detach(), y.detach(), rows, gradient)
+            values = layer.posterior.observe(layer, record if weights is None else record.weighted(weights))
+            sums = found.setdefault(layer, {})
+            for name, value in values.items():
+                sums[name] = sums[name] + value / len(self.passes) if name in sums else value / len(self.passes)
+        for layer, values in found.items():
+            self.optimizer.observed.setdefault(layer, []).append(values)
+
+
+class NaturalGradient(Optimizer):
+    """Natural-gradient steps for posteriors that have them, Adam for all other parameters; from `Bayesian.optimizer`.
+
+    Attributes:
+        objective: number of examples and weight of the KL of the last `elbo`, None before.
+        observed: what posteriors observed in the passes since the last step.
+    """
+
+    def __init__(
+        self,
+        layers: list[BayesianLayer],
+        likelihood: nn.Module | None,
+        others: list[nn.Parameter],
+        learning_rate: float,
+        adam_learning_rate: float,
+    ) -> None:
+        self.layers, self.likelihood = layers, likelihood
+        self.observed: dict[BayesianLayer, list[dict[str, Tensor]]] = {}
+        self.objective: tuple[float, float] | None = None
+        natural = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": natural, "lr": learning_rate}]
+        if others:
+            self._adam = torch.optim.Adam(others, lr=adam_learning_rate)
+            groups += self._adam.param_groups
+        self._groups = len(groups)
+        self.param_groups = []
+        super().__init__(groups, {"method": "+".join(sorted({type(layer.posterior).__name__ for layer in layers}))})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters by their gradients.
+
+        Args:
+            closure: computes the loss and its gradients.
+
+        Raises:
+            ConfigurationError: the loss is not from `elbo`, or not of draws in training mode.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.objective is None:
+            raise ConfigurationError(
+                "the optimizer of this network needs the number of examples and the weight of the KL, which elbo(...) tells it: "
+                "compute the loss with elbo from draws of the network in training mode (bnn.train()), not compiled"
+            )
+        rate, state = float(self.param_groups[0]["lr"]), self.state.__getitem__
+        for layer in self.layers:
+            assert isinstance(layer.posterior, NaturalPosterior)
+            layer.posterior.update(layer, NaturalStep(rate, *self.objective, state, _average(self.observed.get(layer, []))))
+        self.observed = {}
+        if len(self.param_groups) > 1:
+            # groups and state are those of this optimizer, which replaces them when it loads a state
+            self._adam.param_groups, self._adam.state = self.param_groups[1:], self.state
+            self._adam.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget gradients and observations."""
+        super().zero_grad(set_to_none)
+        self.observed = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse further groups: the update of a posterior is that of its layer.
+
+        Raises:
+            ConfigurationError: after the construction.
+        """
+        if len(self.param_groups) == self._groups:
+            raise ConfigurationError("this optimizer has all parameters of the network; make another one with bnn.optimizer(...)")
+        super().add_param_group(param_group)
+
+
+def _observes(posterior: Posterior, samples_labels: bool) -> bool:
+    return posterior.observes and isinstance(posterior, NaturalPosterior) and posterior.samples_labels is samples_labels
+
+
+def _average(observed: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Averages over passes and processes, by name."""
+    names = observed[0] if observed else ()
+    averages = {name: torch.stack([each[name] for each in observed]).mean(0) for name in names}
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for value in averages.values():
+            torch.distributed.all_reduce(value)
+            value.div_(torch.distributed.get_world_size())
+    return averages

@@ -1,0 +1,66 @@
+r"""Noisy Adam: a mean-field Gaussian whose precision is Adam's average of squared gradients.
+
+Zhang, Sun, Duvenaud & Grosse, *Noisy natural gradient as variational inference* (2018, arXiv 1712.02390), algorithm 1. With the
+gradient $\hat g$ of the negative log likelihood per example at drawn weights, the effective sample size $\lambda = n/\beta$, a
+prior $N(m_0, s^2)$, the intrinsic damping $\delta = 1/(\lambda s^2)$ and the extrinsic damping $\gamma$,
+
+$$f \leftarrow f + \rho\,(\hat g^2 - f), \qquad g \leftarrow \beta_1 g + (1 - \beta_1)\,\hat g$$
+$$m \leftarrow m - \alpha\,\frac{g/(1 - \beta_1^t) + \delta\,(m - m_0)}{f + \delta + \gamma}, \qquad
+  \sigma^2 = \frac{1}{\lambda\,(f + \delta)}$$
+
+Unlike in Adam, f has no square root. $\hat g^2$ is the square of the gradient of a batch. Its noise part is about B times smaller
+than the mean square of the gradients of B examples, which the derivation of the algorithm asks for: the posterior gets wider with
+the batch size (`VOGN` has the gradients of examples). Differences from the paper: the prior's term has the mean of the weights
+instead of their draw, the same in expectation, and is not in the momentum; $\rho$ is its $1 - \beta_2$.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.method import Method
+from bayesify.methods._natural_gaussian import GaussianFields, Gradients, NaturalGaussian
+
+__all__ = ["NoisyAdam"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoisyAdam(GaussianFields, Method):
+    r"""Independent normal weights and biases, trained by noisy Adam: the precision is an average of squared gradients of batches.
+
+    Trained as `IVON`. The spread depends on the batch size.
+
+    Args:
+        prior: "normal", or "sequential": a normal that `update_prior` replaces by the posterior.
+        prior_std: s, the standard deviation of the prior.
+        prior_mean: $m_0$, "zero" or "pretrained" (the network's weights at conversion).
+        initial_std: initial posterior standard deviation, in units of $1/\sqrt{\text{fan-in}}$. The smaller it is, the larger is
+            the initial f, and the smaller are the first steps.
+        momentum: $\beta_1$, of the gradients of means.
+        hessian_rate: $\rho$, the weight of a step in the average of squared gradients, in (0, 1].
+        damping: $\gamma$, added to $f + \delta$ in the step of m.
+
+    Example:
+        >>> x = torch.linspace(-1, 1, 64).unsqueeze(1)
+        >>> bnn = bayesify(nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)), NoisyAdam())
+        >>> history = fit(bnn, (x, 2 * x), Gaussian(std=0.1), epochs=20, learning_rate=0.05, accelerator="cpu")
+        >>> history.loss[-1] < history.loss[0]
+        True
+    """
+
+    family: ClassVar[str] = "Weights, natural gradients"
+    paper: ClassVar[str] = "Zhang et al. 2018, arXiv 1712.02390"
+
+    def build(self, layer: BayesianLayer) -> Posterior:
+        return AdamPosterior(self, layer)
+
+
+class AdamPosterior(NaturalGaussian):
+    """Normal distribution, with the Hessian from squared gradients of batches."""
+
+    def hessian(self, gradients: Gradients) -> Tensor | None:
+        return None if gradients.mean is None else gradients.mean.square()
