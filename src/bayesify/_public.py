@@ -2,6 +2,7 @@
 
 from bayesify import functional
 from bayesify.core.collection import CollectedPosterior
+from bayesify.core.completion import CompletedPosterior
 from bayesify.core.convert import bayesify, unbayesify
 from bayesify.core.folded import Folded
 from bayesify.core.forward_pass import ForwardPass
@@ -43,7 +44,10 @@ from bayesify.methods import (
     ECMP,
     ELRG,
     EMP,
+    HMC,
     MNF,
+    SGHMC,
+    SGLD,
     SWA,
     SWAG,
     VIFO,
@@ -56,6 +60,7 @@ from bayesify.methods import (
     DeepEnsemble,
     Deterministic,
     DropConnect,
+    Laplace,
     MCDropout,
     MeanField,
     Radial,
@@ -73,7 +78,10 @@ __all__ = [
     "ECMP",
     "ELRG",
     "EMP",
+    "HMC",
     "MNF",
+    "SGHMC",
+    "SGLD",
     "SWA",
     "SWAG",
     "VIFO",
@@ -90,6 +98,7 @@ __all__ = [
     "Categorical",
     "CheckpointError",
     "CollectedPosterior",
+    "CompletedPosterior",
     "ConcreteDropout",
     "ConfigurationError",
     "Constant",
@@ -110,6 +119,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "History",
     "KLSchedule",
+    "Laplace",
     "LayerReport",
     "Likelihood",
     "LinearWarmup",

@@ -12,7 +12,10 @@ from bayesify import (
     ECMP,
     ELRG,
     EMP,
+    HMC,
     MNF,
+    SGHMC,
+    SGLD,
     SWA,
     SWAG,
     VIFO,
@@ -298,6 +301,10 @@ METHODS: list[tuple[Method, References]] = [
     (Deterministic(), References(collapse=lambda layer: None)),
     (SWA(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
     (SWAG(), References(collapse=lambda layer: None)),  # before the first snapshot; tests/methods/test_swag.py has it collected
+    # before completion; tests/methods/test_sampling.py has them complete
+    (HMC(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
+    (SGLD(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
+    (SGHMC(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
     (WHVI(initial_std=0.5), _STANDARD),
     (WHVI(covariance="full", blocks="tied", vectors="stack"), _STANDARD),
     (WHVI(flows=2, noise="shared"), References(noisy_kl=True)),

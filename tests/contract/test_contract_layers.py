@@ -9,11 +9,14 @@ from contract_methods import METHODS, ROOTS, identify
 from bayesify import (
     ELRG,
     EMP,
+    HMC,
+    SGLD,
     SWA,
     VIFO,
     VSD,
     WHVI,
     Deterministic,
+    Laplace,
     MCDropout,
     MeanField,
     Radial,
@@ -48,7 +51,11 @@ def test_contract(method: Method, references: References, layer: str) -> None:
     contracts = "Norm" not in layer and layer != "Embedding"
     if isinstance(method, ScalaBL):  # adapters are linear layers and convolutions
         contracts = contracts and "Transpose" not in layer and "(I, O)" not in layer
-    if contracts or isinstance(method, MeanField | Deterministic | ELRG | EMP | Radial | SWA):
+    if (
+        contracts
+        or isinstance(method, MeanField | Deterministic | ELRG | EMP | Radial | SWA | HMC | SGLD)
+        or (isinstance(method, Laplace) and method.structure != "kronecker")
+    ):
         assert check_method(method, {layer: LAYERS[layer]}, references, nets=()) == [layer]
     else:
         with pytest.raises(ContractError, match="supports none"):

@@ -11,7 +11,17 @@ from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, SINGLE
 
 __all__ = ["print_methods"]
 
-_FAMILIES = ("Weights", "Dropout", "Ensembles", "Along training", "Outputs", "Adapters of language models", "Baseline")
+_FAMILIES = (
+    "Weights",
+    "Dropout",
+    "Ensembles",
+    "Along training",
+    "After training",
+    "Sampling",
+    "Outputs",
+    "Adapters of language models",
+    "Baseline",
+)
 
 
 def print_methods() -> None:
