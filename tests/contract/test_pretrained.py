@@ -11,6 +11,7 @@ from bayesify import (
     ELRG,
     EMP,
     MNF,
+    SGLD,
     SWA,
     SWAG,
     VIFO,
@@ -22,6 +23,7 @@ from bayesify import (
     DeepEnsemble,
     Deterministic,
     DropConnect,
+    Laplace,
     MCDropout,
     MeanField,
     Radial,
@@ -41,7 +43,7 @@ pytestmark = pytest.mark.skipif(
 
 METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
-    *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), DeepEnsemble(members=2)),
+    *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), SGLD(), Laplace(layers="all"), DeepEnsemble(members=2)),
     *(ConcreteDropout(), Rank1(), BatchEnsemble()),
     *(ELRG(), VMG(), MNF(), Radial()),
 ]

@@ -284,11 +284,17 @@ class TestUse:
 @needs_laplace
 class TestRefused:
     @pytest.mark.parametrize("likelihood", [HeteroscedasticGaussian(), Bernoulli()])
-    def test_likelihoods(self, likelihood):
-        with pytest.raises(
-            ConfigurationError, match=f"laplace-torch knows Gaussian and Categorical.*got {type(likelihood).__name__}"
-        ):
-            bayesify(mlp(2), Laplace()).complete([data(2)], likelihood)
+    def test_likelihoods_before_training(self, likelihood):
+        expected = f"laplace-torch knows Gaussian and Categorical likelihoods, got {type(likelihood).__name__}"
+        bnn = bayesify(mlp(2), Laplace())
+        before = bnn.net[0].weight.clone()
+        with pytest.raises(ConfigurationError, match=expected):
+            bnn.complete([data(2)], likelihood)
+        x, y = data(2)
+        y = y.sigmoid().round() if isinstance(likelihood, Bernoulli) else y[:, 0]
+        with pytest.raises(ConfigurationError, match=expected):
+            fit(bnn, (x, y), likelihood, epochs=1, accelerator="cpu", progress=False)
+        assert torch.equal(bnn.net[0].weight, before)
 
     def test_weights_of_examples(self):
         x, y = data()

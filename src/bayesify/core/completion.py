@@ -139,6 +139,7 @@ class Completing(nn.Module):
             raise ConfigurationError("no posterior of this network is made after training; use Laplace(), HMC(), SGLD() or SGHMC()")
         check_positive("scale", scale)
         check_integer("seed", seed, least=0)
+        self.check_completion(likelihood)
         check_whole(self)
         self.forget()
         for k, member in enumerate(self.members):
@@ -152,6 +153,11 @@ class Completing(nn.Module):
             reseed(seed)
             for method, names in methods.items():
                 method.complete(cast("Bayesian", self), names, batches, likelihood, scale)
+
+    def check_completion(self, likelihood: Any, *, weighted: bool = False) -> None:
+        """Raise an error, before training, if `complete` cannot serve a likelihood or weights of examples, or lacks a package."""
+        for method in {posterior.method for _, posterior in self._completed()}:
+            method.check_completion(likelihood, weighted)
 
     def forget(self) -> None:
         """Drop posteriors that were made after training, which belong to other weights after more of it."""

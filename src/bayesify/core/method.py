@@ -84,6 +84,9 @@ class Method:
         """
         raise NotImplementedError(f"{type(self).__name__} declares is_whole but does not implement `whole`")
 
+    def check_completion(self, likelihood: Any, weighted: bool) -> None:
+        """Raise an error if `complete` cannot serve a likelihood or weights of examples, or lacks a package; before training."""
+
     def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Any, scale: float) -> None:
         """Make the posteriors of layers after training, if they are `CompletedPosterior`s; see `Bayesian.complete`.
 

@@ -24,7 +24,7 @@ from bayesify.errors import ConfigurationError, DataError, MissingDependencyErro
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods._weight_density import WeightDensity
 
-__all__ = ["STRUCTURES", "Curvature", "fit_laplace"]
+__all__ = ["STRUCTURES", "Curvature", "check_laplace", "fit_laplace"]
 
 STRUCTURES = {"diagonal": "diag", "kronecker": "kron", "full": "full"}
 _ROWS = 16  # per Jacobian, whose memory is their square
@@ -49,11 +49,8 @@ def fit_laplace(
         DataError: outputs that are not (B, K).
         MissingDependencyError: laplace-torch is not installed.
     """
+    library, curvature = _library()
     data = list(_standardized(density, batches))
-    try:
-        library, curvature = importlib.import_module("laplace"), importlib.import_module("laplace.curvature")
-    except ImportError as error:
-        raise MissingDependencyError("the posterior of Laplace()", "laplace-torch", extra="laplace") from error
     std = _output_std(density)
     model = _Standardized(density, std)
     for name in density.parameters:
@@ -80,6 +77,26 @@ def fit_laplace(
         evidence += normalizer - density.scale * (normalizer + rows * float(std.log().expand(outputs).sum()))
     prior_std = float(approximation.prior_precision.detach().reshape(-1)[0]) ** -0.5
     return Curvature(_tensors(density, names, approximation, structure), prior_std, evidence)
+
+
+def check_laplace(likelihood: Any, weighted: bool) -> None:
+    """Raise an error unless laplace-torch is installed and knows the likelihood and examples of equal weight."""
+    _library()
+    if type(likelihood) not in (Gaussian, Categorical):
+        raise ConfigurationError(
+            f"laplace-torch knows Gaussian and Categorical likelihoods, got {type(likelihood).__name__}; use one of them "
+            "(Categorical with two outputs for Bernoulli), or another method such as SWAG()"
+        )
+    if weighted:
+        raise ConfigurationError("laplace-torch has no weights of examples; leave them out (Weighted, sample_weight)")
+
+
+def _library() -> tuple[Any, Any]:
+    """laplace-torch and its backends."""
+    try:
+        return importlib.import_module("laplace"), importlib.import_module("laplace.curvature")
+    except ImportError as error:
+        raise MissingDependencyError("the posterior of Laplace()", "laplace-torch", extra="laplace") from error
 
 
 class _Standardized(nn.Module):
@@ -117,16 +134,11 @@ def _output_std(density: WeightDensity) -> Tensor:
 def _standardized(density: WeightDensity, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets as laplace-torch takes them: normal targets (B, K) of unit variance, or labels (B,)."""
     likelihood = density.likelihood
-    if type(likelihood) not in (Gaussian, Categorical) or density.batch_dim:
-        what = type(likelihood).__name__ if not density.batch_dim else f"batch_dim={density.batch_dim}"
-        raise ConfigurationError(
-            f"laplace-torch knows Gaussian and Categorical likelihoods, with the batch in the first dimension, got {what}; use one "
-            "of them (Categorical with two outputs for Bernoulli), or another method such as SWAG()"
-        )
+    if density.batch_dim:
+        raise ConfigurationError(f"Laplace() takes networks whose batch is the first dimension, got batch_dim={density.batch_dim}")
     for batch in batches:
         x, y, weights = density.moved(batch)
-        if weights is not None:
-            raise ConfigurationError("laplace-torch has no weights of examples; leave them out (Weighted, sample_weight)")
+        check_laplace(likelihood, weights is not None)
         if not isinstance(x, Tensor):
             raise ConfigurationError(f"Laplace() takes networks with one input tensor, got {type(x).__name__}")
         with torch.no_grad():

@@ -77,8 +77,8 @@ class Linearized(Folded):
             forward_pass = ForwardPass(coherent=True, drawn={**drawn, **values})
             return self.passes.run(forward_pass, self.net, args, kwargs, alone=True)
 
-        outputs, change = jvp(at, tuple(means), tuple(end - mean for end, mean in zip(ends, means, strict=True)))
-        return tree_map(torch.add, outputs, change)
+        tangents = tuple(end - mean for end, mean in zip(ends, means, strict=True))
+        return tree_map(torch.add, *jvp(at, tuple(means), tangents))
 
     @contextmanager
     def predicting(

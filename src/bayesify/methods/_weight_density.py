@@ -26,7 +26,7 @@ from bayesify.likelihoods import Likelihood
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
 
-__all__ = ["WeightDensity", "endless"]
+__all__ = ["WeightDensity", "check_density", "endless"]
 
 
 class WeightDensity:
@@ -58,10 +58,7 @@ class WeightDensity:
         prior_std: float,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if type(likelihood).penalty is not Likelihood.penalty:
-            raise ConfigurationError(
-                f"{type(likelihood).__name__} trains with a penalty, which is no part of a posterior; use another likelihood"
-            )
+        check_density(likelihood)
         self.scale, self.prior_std, self.batch_dim, self.select = scale, prior_std, bnn.batch_dim, bnn.passes.select
         self.net = copy.deepcopy(bnn.net)
         restore(self.net, lambda layer: layer.posterior.mean(layer))
@@ -110,6 +107,14 @@ class WeightDensity:
 
     def _cast(self, x: Any) -> Any:
         return x.to(self.start.device, self.start.dtype if x.is_floating_point() else x.dtype) if isinstance(x, Tensor) else x
+
+
+def check_density(likelihood: Likelihood) -> None:
+    """Raise a `ConfigurationError` if a likelihood trains with a penalty, which belongs to no density."""
+    if type(likelihood).penalty is not Likelihood.penalty:
+        raise ConfigurationError(
+            f"{type(likelihood).__name__} trains with a penalty, which is no part of a posterior; use another likelihood"
+        )
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

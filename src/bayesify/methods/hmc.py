@@ -30,7 +30,7 @@ from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.methods._draws import DrawsPosterior, store_chains
-from bayesify.methods._weight_density import WeightDensity
+from bayesify.methods._weight_density import WeightDensity, check_density
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -86,11 +86,12 @@ class HMC(Method):
     def build(self, layer: BayesianLayer) -> Posterior:
         return DrawsPosterior(self, self.prior_std)
 
+    def check_completion(self, likelihood: Likelihood, weighted: bool) -> None:
+        check_density(likelihood)
+        _sampler()
+
     def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Likelihood, scale: float) -> None:
-        try:
-            mcmc = importlib.import_module("pyro.infer.mcmc")
-        except ImportError as error:
-            raise MissingDependencyError("sampling by HMC()", "pyro-ppl", extra="mcmc") from error
+        mcmc = _sampler()
         density = WeightDensity(bnn, names, likelihood, scale, self.prior_std, torch.float64)
         data = [density.moved(batch) for batch in batches]
 
@@ -114,3 +115,11 @@ class HMC(Method):
                 sampler.run()
             chains.append(sampler.get_samples()["weights"][self.thinning - 1 :: self.thinning])
         store_chains(bnn, names, density, torch.stack(chains), data[0])
+
+
+def _sampler() -> Any:
+    """Pyro's module of samplers."""
+    try:
+        return importlib.import_module("pyro.infer.mcmc")
+    except ImportError as error:
+        raise MissingDependencyError("sampling by HMC()", "pyro-ppl", extra="mcmc") from error

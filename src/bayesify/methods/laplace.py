@@ -36,7 +36,7 @@ from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import ConfigurationError
-from bayesify.methods._laplace_torch import STRUCTURES, fit_laplace
+from bayesify.methods._laplace_torch import STRUCTURES, check_laplace, fit_laplace
 from bayesify.methods._linearized import Linearized
 from bayesify.methods._weight_density import WeightDensity
 
@@ -102,6 +102,9 @@ class Laplace(Method):
 
     def root(self, net: nn.Module) -> nn.Module:
         return Linearized(net, self.linearized)
+
+    def check_completion(self, likelihood: Likelihood, weighted: bool) -> None:
+        check_laplace(likelihood, weighted)
 
     def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Likelihood, scale: float) -> None:
         density = WeightDensity(bnn, names, likelihood, scale, self.prior_std, torch.float64)

@@ -33,7 +33,7 @@ from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, DivergenceError
 from bayesify.methods._draws import DrawsPosterior, store_chains
-from bayesify.methods._weight_density import WeightDensity, endless
+from bayesify.methods._weight_density import WeightDensity, check_density, endless
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -92,6 +92,9 @@ class SGLD(Method):
 
     def build(self, layer: BayesianLayer) -> Posterior:
         return DrawsPosterior(self, self.prior_std)
+
+    def check_completion(self, likelihood: Likelihood, weighted: bool) -> None:
+        check_density(likelihood)
 
     def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Likelihood, scale: float) -> None:
         density = WeightDensity(bnn, names, likelihood, scale, self.prior_std)

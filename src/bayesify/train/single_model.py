@@ -43,7 +43,7 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
     fabric = make_fabric(training.bnn, options.accelerator, options.devices, options.strategy, options.precision)
     show = options.progress if fabric.is_global_zero else False
     with preserved_state(model, fabric.device), ProgressBar("training", show) as bar:
-        check_completable(training.bnn, fabric.world_size)
+        check_completable(training, fabric.world_size)
         training.bnn.forget()
         loop = _Loop(training, settings, options, fabric, parameters, bar)
         loop.resume_or_start()

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from bayesify.core.generators import generators_kept
 from bayesify.errors import ConfigurationError
 from bayesify.progress import ProgressBar
-from bayesify.train.after_training import complete_posterior
+from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, Training, check_arguments
 from bayesify.train.data_loading import Batches, InMemoryBatches
 from bayesify.train.fabric import choose_device
@@ -177,6 +177,7 @@ def _check(trainings: Sequence[Training], settings: Settings) -> None:
         raise ConfigurationError("trainings is empty; give one Training per model")
     for training in trainings:
         check_arguments(training, settings)
+        check_completable(training)
     owners: dict[int, int] = {}
     for i, training in enumerate(trainings):
         for module in (*training.bnn.modules(), *training.likelihood.modules()):
