@@ -2,6 +2,7 @@
 
 from bayesify import functional
 from bayesify.core.collection import CollectedPosterior
+from bayesify.core.completion import CompletedPosterior
 from bayesify.core.convert import bayesify, unbayesify
 from bayesify.core.folded import Folded
 from bayesify.core.forward_pass import ForwardPass
@@ -44,8 +45,11 @@ from bayesify.methods import (
     ECMP,
     ELRG,
     EMP,
+    HMC,
     IVON,
     MNF,
+    SGHMC,
+    SGLD,
     SWA,
     SWAG,
     VIFO,
@@ -59,6 +63,7 @@ from bayesify.methods import (
     DeepEnsemble,
     Deterministic,
     DropConnect,
+    Laplace,
     MCDropout,
     MeanField,
     NoisyAdam,
@@ -79,8 +84,11 @@ __all__ = [
     "ECMP",
     "ELRG",
     "EMP",
+    "HMC",
     "IVON",
     "MNF",
+    "SGHMC",
+    "SGLD",
     "SWA",
     "SWAG",
     "VIFO",
@@ -98,6 +106,7 @@ __all__ = [
     "Categorical",
     "CheckpointError",
     "CollectedPosterior",
+    "CompletedPosterior",
     "ConcreteDropout",
     "ConfigurationError",
     "Constant",
@@ -118,6 +127,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "History",
     "KLSchedule",
+    "Laplace",
     "LayerReport",
     "Likelihood",
     "LinearWarmup",

@@ -9,13 +9,16 @@ from contract_methods import METHODS, ROOTS, identify
 from bayesify import (
     ELRG,
     EMP,
+    HMC,
     IVON,
+    SGLD,
     SWA,
     VIFO,
     VOGN,
     VSD,
     WHVI,
     Deterministic,
+    Laplace,
     MCDropout,
     MeanField,
     NoisyAdam,
@@ -56,7 +59,9 @@ def test_contract(method: Method, references: References, layer: str) -> None:
         contracts = layer.startswith("Linear") and "(I, O)" not in layer  # the convolutions here have groups or reflect
     if isinstance(method, VOGN):
         contracts = contracts or layer == "Embedding"
-    if contracts or isinstance(method, MeanField | Deterministic | ELRG | EMP | IVON | NoisyAdam | Radial | SWA):
+    every = MeanField | Deterministic | ELRG | EMP | HMC | IVON | NoisyAdam | Radial | SGLD | SWA
+    dense = isinstance(method, Laplace) and method.structure != "kronecker"
+    if contracts or isinstance(method, every) or dense:
         assert check_method(method, {layer: LAYERS[layer]}, references, nets=()) == [layer]
     else:
         with pytest.raises(ContractError, match="supports none"):

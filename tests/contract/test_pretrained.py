@@ -12,6 +12,7 @@ from bayesify import (
     EMP,
     IVON,
     MNF,
+    SGLD,
     SWA,
     SWAG,
     VIFO,
@@ -24,6 +25,7 @@ from bayesify import (
     DeepEnsemble,
     Deterministic,
     DropConnect,
+    Laplace,
     MCDropout,
     MeanField,
     NoisyAdam,
@@ -46,7 +48,7 @@ pytestmark = pytest.mark.skipif(
 
 METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
-    *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), DeepEnsemble(members=2)),
+    *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), SGLD(), Laplace(layers="all"), DeepEnsemble(members=2)),
     RepulsiveEnsemble(members=2),
     *(ConcreteDropout(), Rank1(), BatchEnsemble()),
     *(ELRG(), VMG(), MNF(), Radial(), IVON(), VOGN(), NoisyAdam(), NoisyKFAC()),

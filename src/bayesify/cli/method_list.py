@@ -12,8 +12,16 @@ from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, SINGLE
 __all__ = ["print_methods"]
 
 _FAMILIES = (
-    *("Weights", "Weights, natural gradients", "Dropout", "Ensembles", "Along training", "Outputs"),
-    *("Adapters of language models", "Baseline"),
+    "Weights",
+    "Weights, natural gradients",
+    "Dropout",
+    "Ensembles",
+    "Along training",
+    "After training",
+    "Sampling",
+    "Outputs",
+    "Adapters of language models",
+    "Baseline",
 )
 
 

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layer import BayesianLayer
 from bayesify.core.shards import with_whole_parameters
+from bayesify.core.stored import StoredPosterior
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
 
 __all__ = ["CollectedPosterior", "Collecting"]
 
 
-class CollectedPosterior(Posterior):
+class CollectedPosterior(StoredPosterior):
     """A posterior that is collected from the weights along training (SWAG).
 
     Passes of a root in training mode use the layer's own weight (`layer.forward_pass.trains()`), all others what was collected,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from bayesify.core.model import Bayesian
 
 __all__ = ["Method"]
 
@@ -80,6 +83,19 @@ class Method:
             convert: `bayesify` of a single network, with the caller's layout of inputs.
         """
         raise NotImplementedError(f"{type(self).__name__} declares is_whole but does not implement `whole`")
+
+    def check_completion(self, likelihood: Any, weighted: bool) -> None:
+        """Raise an error if `complete` cannot serve a likelihood or weights of examples, or lacks a package; before training."""
+
+    def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Any, scale: float) -> None:
+        """Make the posteriors of layers after training, if they are `CompletedPosterior`s; see `Bayesian.complete`.
+
+        Args:
+            bnn: the root.
+            names: of the layers, within `bnn.net`.
+            batches, likelihood, scale: as for `Bayesian.complete`, which has seeded the random number generators.
+        """
+        raise NotImplementedError(f"{type(self).__name__} builds a CompletedPosterior but does not implement `complete`")
 
     def to_dict(self) -> dict[str, Any]:
         """Name and fields as JSON values, for `Method.from_dict`."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bayesify.core.collection import Collecting
+from bayesify.core.completion import Completing
 from bayesify.core.generation import generate
 from bayesify.core.inputs import Inputs, input_names
 from bayesify.core.layer import BayesianLayer
@@ -37,7 +38,7 @@ class LayerReport:
     reason: str
 
 
-class Bayesian(Collecting, Optimizing, ABC):
+class Bayesian(Collecting, Completing, Optimizing, ABC):
     """Root of a Bayesian network: `forward(*inputs, samples=1, coherent=False, **kwargs) -> Draws`.
 
     `train()` and `eval()` have their PyTorch meaning (batch normalization, plain dropout). The randomness of the outputs depends

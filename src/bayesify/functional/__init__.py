@@ -2,6 +2,7 @@
 
 from bayesify.functional.beta_distribution import incomplete_beta
 from bayesify.functional.bounded import bounded_exp, bounded_gaussian_nll
+from bayesify.functional.chains import effective_sample_size, split_r_hat
 from bayesify.functional.flows import masked_flow, planar_flow, planar_flow_inverse, planar_identity
 from bayesify.functional.hadamard import fwht, hadamard_matrix
 from bayesify.functional.hadamard_weights import (
@@ -60,6 +61,7 @@ __all__ = [
     "compact_form",
     "concrete_mask",
     "dropout_kl",
+    "effective_sample_size",
     "fwht",
     "gaussian_kl",
     "gaussian_kl_and_spread",
@@ -90,6 +92,7 @@ __all__ = [
     "planar_flow_inverse",
     "planar_identity",
     "radial_kl",
+    "split_r_hat",
     "structured_noise",
     "vifo_empirical_bayes",
     "vifo_empirical_bayes_all",

@@ -7,7 +7,9 @@ from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.drop_connect import DropConnect
 from bayesify.methods.elrg import ELRG
 from bayesify.methods.emp import ECMP, EMP
+from bayesify.methods.hmc import HMC
 from bayesify.methods.ivon import IVON
+from bayesify.methods.laplace import Laplace
 from bayesify.methods.mc_dropout import MCDropout
 from bayesify.methods.mean_field import MeanField
 from bayesify.methods.mnf import MNF
@@ -17,6 +19,7 @@ from bayesify.methods.radial import Radial
 from bayesify.methods.rank1 import BatchEnsemble, Rank1
 from bayesify.methods.repulsive import RepulsiveEnsemble
 from bayesify.methods.scalabl import ScalaBL
+from bayesify.methods.sgmcmc import SGHMC, SGLD
 from bayesify.methods.swag import SWA, SWAG
 from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
@@ -30,8 +33,11 @@ __all__ = [
     "ECMP",
     "ELRG",
     "EMP",
+    "HMC",
     "IVON",
     "MNF",
+    "SGHMC",
+    "SGLD",
     "SWA",
     "SWAG",
     "VIFO",
@@ -45,6 +51,7 @@ __all__ = [
     "DeepEnsemble",
     "Deterministic",
     "DropConnect",
+    "Laplace",
     "MCDropout",
     "MeanField",
     "NoisyAdam",

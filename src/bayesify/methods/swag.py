@@ -29,9 +29,7 @@ The first column of D is zero, because the first snapshot is its own running mea
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,8 +39,8 @@ from bayesify.core.collection import CollectedPosterior
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
+from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, dropout_kl
 
 __all__ = ["SWA", "SWAG"]
 
@@ -151,16 +149,16 @@ class MeanPosterior(CollectedPosterior):
     def __init__(self, method: SWA, layer: BayesianLayer) -> None:
         super().__init__(method.start, method.snapshots)
         self.prior_std = method.prior_std
-        self.register_buffer("average", torch.zeros_like(_vector(layer).detach()))
+        self.register_buffer("average", torch.zeros_like(layer_vector(layer).detach()))
 
     @torch.no_grad()
     def collect(self, layer: BayesianLayer) -> None:
         self.count.add_(1)
-        self.average.add_((_vector(layer) - self.average) / self.count)
+        self.average.add_((layer_vector(layer) - self.average) / self.count)
 
     def center(self, layer: BayesianLayer) -> Tensor:
         """The mean (P,); the layer's own weights if there is no snapshot."""
-        return torch.where(self.count > 0, self.average, _vector(layer))
+        return torch.where(self.count > 0, self.average, layer_vector(layer))
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.point(layer)
@@ -171,28 +169,16 @@ class MeanPosterior(CollectedPosterior):
         return (layer.weight, layer.bias) if layer.forward_pass.trains() else self.mean(layer)
 
     def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
-        weight, bias = _parts(layer, self.center(layer).unsqueeze(0))
+        weight, bias = layer_parts(layer, self.center(layer).unsqueeze(0))
         return weight.squeeze(0), None if bias is None else bias.squeeze(0)
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         return layer.prepared_op(x, *self.point(layer))
 
-    def kl(self, layer: BayesianLayer) -> Tensor:
-        return dropout_kl(layer.weight, layer.bias, 0.0, self.prior_std)
-
     @torch.no_grad()
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
         for collected in self.buffers(recurse=False):
             collected.zero_()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-
-        def at_least_single(x: Tensor) -> Tensor:
-            """Not half precision, in which small updates of the moments would be lost."""
-            y = fn(x)
-            return x.to(y.device) if y.is_floating_point() and y.element_size() < 4 else y
-
-        return super()._apply(at_least_single, recurse)
 
 
 class GaussianPosterior(MeanPosterior):
@@ -217,9 +203,9 @@ class GaussianPosterior(MeanPosterior):
 
     @torch.no_grad()
     def collect(self, layer: BayesianLayer) -> None:
-        before = _vector(layer) - self.average
+        before = layer_vector(layer) - self.average
         super().collect(layer)
-        after = _vector(layer) - self.average
+        after = layer_vector(layer) - self.average
         self.squares.addcmul_(before, after)
         if self.rank:
             # indexed by a tensor: reading the count would wait for the device
@@ -238,7 +224,7 @@ class GaussianPosterior(MeanPosterior):
             scale = (2 * (self.count.clamp(max=self.rank) - 1).clamp(min=1)).to(mean.dtype).rsqrt()
             with without_autocast(mean.device):
                 weights = torch.addmm(weights, scale * z.to(mean), self.deviations)
-        return _parts(layer, weights)
+        return layer_parts(layer, weights)
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         return layer.prepared_op(x, *(self.point(layer) if layer.forward_pass.trains() else layer.draw()))
@@ -246,17 +232,3 @@ class GaussianPosterior(MeanPosterior):
     def _columns(self, samples: int) -> Tensor:
         """z (S, K), drawn once per pass."""
         return torch.randn(samples, self.rank, dtype=self.deviations.dtype, device=self.deviations.device)
-
-
-def _vector(layer: BayesianLayer) -> Tensor:
-    """The layer's own weight and bias as one vector (P,), at least float32."""
-    parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-    return at_least_float32(torch.cat([part.flatten() for part in parts]))
-
-
-def _parts(layer: BayesianLayer, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Weight (S, *) and bias (S, *) of vectors (S, P), in the layer's dtype."""
-    vectors = vectors.to(layer.weight.dtype)
-    size = math.prod(layer.weight_shape)
-    weight = vectors[:, :size].unflatten(1, layer.weight_shape)
-    return weight, None if layer.bias_shape is None else vectors[:, size:].unflatten(1, layer.bias_shape)

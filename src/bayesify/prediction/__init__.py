@@ -93,6 +93,7 @@ def predict(
     root = next((module for module in bnn.modules() if isinstance(module, Bayesian)), None)  # bnn may be a wrapper
     if root is not None:
         root.check_collected()
+        root.check_completed()
     dim = 0 if root is None else root.batch_dim
     members = 1 if root is None else max(1, len(root.members))
     samples = _round_up(samples, members)

@@ -116,6 +116,7 @@ def score_tokens(
     members = max(1, len(bnn.members))
     samples = -(-samples // members) * members
     bnn.check_collected()
+    bnn.check_completed()
     tensors = [*bnn.parameters(), *bnn.buffers()]
     device = tensors[0].device
     batches, count = batches_of(inputs, batch_size, 0, device)

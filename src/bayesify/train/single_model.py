@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
 from bayesify.objectives import Constant, KLSchedule
 from bayesify.progress import ProgressBar
+from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.batch import Batch
 from bayesify.train.checkpoint import TrainingState, data_identity, object_identity
@@ -43,12 +44,15 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
     fabric = make_fabric(training.bnn, options.accelerator, options.devices, options.strategy, options.precision)
     show = options.progress if fabric.is_global_zero else False
     with preserved_state(model, fabric.device), ProgressBar("training", show) as bar:
+        check_completable(training, fabric.world_size)
+        training.bnn.forget()
         loop = _Loop(training, settings, options, fabric, parameters, bar)
         loop.resume_or_start()
         loop.state.history.n = loop.data.n
         loop.run_epochs()
         if loop.state.best is not None:
             loop.state.module.load_state_dict(loop.state.best)
+        complete_posterior(training, loop.data)
     return loop.state.history
 
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from bayesify.core.generators import generators_kept
 from bayesify.errors import ConfigurationError
 from bayesify.progress import ProgressBar
+from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, Training, check_arguments
 from bayesify.train.data_loading import Batches, InMemoryBatches
 from bayesify.train.fabric import choose_device
@@ -99,6 +100,8 @@ def fit_many(
         validation_samples=validation_samples, patience=patience,
     )  # fmt: skip
     _check(models, settings)
+    for model in models:
+        model.bnn.forget()
     device = choose_device(models[0].bnn, accelerator)
     with generators_kept(device):
         data = [load_model_data(model, batch_size, device) for model in models]
@@ -154,6 +157,9 @@ class _Trainer:
             data = [self.data[i] for i in group]
             try:
                 histories = train_together(models, data, self.settings, self.device, self.compile, self.bar.advance)
+                for model, part, history in zip(models, data, histories, strict=True):
+                    if history.failure is None:
+                        complete_posterior(model, part)
                 return dict(zip(group, histories, strict=True))
             except UntraceableError as error:  # only the progress bar has changed
                 self.bar.done, reason = done, str(error)
@@ -171,6 +177,7 @@ def _check(trainings: Sequence[Training], settings: Settings) -> None:
         raise ConfigurationError("trainings is empty; give one Training per model")
     for training in trainings:
         check_arguments(training, settings)
+        check_completable(training)
     owners: dict[int, int] = {}
     for i, training in enumerate(trainings):
         for module in (*training.bnn.modules(), *training.likelihood.modules()):

@@ -1,0 +1,178 @@
+"""Posteriors that are made after training, from the trained weights and the data: their contract, and what a root does for them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.checks import check_integer, check_positive
+from bayesify.core.generators import own_noise
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.method import Method
+from bayesify.core.shards import check_whole
+from bayesify.core.stored import StoredPosterior
+from bayesify.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from bayesify.core.model import Bayesian
+
+__all__ = ["CompletedPosterior", "Completing"]
+
+
+class CompletedPosterior(StoredPosterior):
+    """A posterior that is made after training (Laplace, HMC).
+
+    Training is that of a point estimate. Then `Method.complete` makes the posterior and stores it with `store`; `fit` and
+    `fit_many` call it, a training loop of your own calls `bnn.complete(...)`. Passes of a root in training mode use the layer's
+    own weight, all others draw from what was stored; as long as there is nothing, they use the layer's own weight, too.
+
+    Args:
+        method: the method that makes it.
+        prior_std: standard deviation of a normal prior on weight and bias.
+        stored: names of the buffers that `store` sets. They have no elements before, so that their sizes need not be known.
+    """
+
+    def __init__(self, method: Method, prior_std: float, stored: Iterable[str]) -> None:
+        super().__init__()
+        self.method, self.prior_std, self.stored = method, prior_std, tuple(stored)
+        for name in self.stored:
+            self.register_buffer(name, torch.zeros(0))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was made; it depends on shapes alone, so that networks compile."""
+        return self.get_buffer(self.stored[0]).numel() > 0
+
+    def store(self, **values: Tensor) -> None:
+        """Set the buffers, on the device and in the dtype that they had."""
+        for name, value in values.items():
+            contiguous = value.detach().to(self.get_buffer(name)).clone(memory_format=torch.contiguous_format)
+            self._buffers[name] = contiguous  # as after loading, for results that are equal to the last digit
+
+    def forget(self) -> None:
+        """Return to the state before `store`."""
+        self.store(**{name: torch.zeros(0) for name in self.stored})
+
+    @abstractmethod
+    def drawn(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
+        """As `sample`, of a complete posterior."""
+
+    def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
+        if self.is_complete and not layer.forward_pass.trains():
+            return self.drawn(layer, samples)
+        bias = None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
+        return layer.weight.expand(samples, *layer.weight.shape), bias
+
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        draws = self.is_complete and not layer.forward_pass.trains()
+        return layer.prepared_op(x, *(layer.draw() if draws else (layer.weight, layer.bias)))
+
+    def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
+        self.forget()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for name in self.stored:
+            if (value := state_dict.get(prefix + name)) is not None:  # of the size that the checkpoint has
+                self._buffers[name] = self.get_buffer(name).new_zeros(value.shape)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+
+
+class Completing(nn.Module):
+    """The part of `Bayesian` that concerns posteriors made after training."""
+
+    @abstractmethod
+    def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
+        """As in `Bayesian`."""
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[Bayesian, ...]:
+        """As in `Bayesian`."""
+
+    @abstractmethod
+    def tell(self, finding: str) -> None:
+        """As in `Bayesian`."""
+
+    @property
+    def completes(self) -> bool:
+        """Whether a posterior is made after training (Laplace, HMC, SGLD)."""
+        return any(True for _ in self._completed())
+
+    def complete(self, batches: Iterable[Any], likelihood: Any, *, scale: float = 1.0, seed: int = 0) -> None:
+        r"""Make the posteriors that are made after training (Laplace, HMC, SGLD), from the trained weights.
+
+        Their density is $\propto p(\theta) \prod_i p(y_i \mid x_i, \theta)^\text{scale}$. Modules are used in eval mode; layers
+        that are not random keep their weights, and random layers of other methods their means. `fit` calls it after training.
+
+        Args:
+            batches: the training data, as batches `(inputs, y)` or `(inputs, y, weights)`, on the device of the network; a list,
+                or an object that can be iterated several times. It may give the rows in another order each time.
+            likelihood: of the targets, trained.
+            scale: number of training examples over the number of rows in `batches`, divided by `beta` for a cold posterior.
+            seed: of the noise; PyTorch's random state is left unchanged.
+
+        Raises:
+            ConfigurationError: no posterior is made after training, or the method cannot serve this likelihood.
+            MissingDependencyError: the method needs a package that is not installed.
+
+        Example:
+            >>> from bayesify import SGLD, Gaussian, bayesify
+            >>> bnn, x = bayesify(nn.Linear(3, 1), SGLD(draws=5, burn_in=10)), torch.randn(20, 3)
+            >>> bnn.complete([(x, x.sum(1))], Gaussian(std=0.1))
+            >>> bnn.net.posterior.is_complete
+            True
+        """
+        if not self.completes:
+            raise ConfigurationError("no posterior of this network is made after training; use Laplace(), HMC(), SGLD() or SGHMC()")
+        check_positive("scale", scale)
+        check_integer("seed", seed, least=0)
+        self.check_completion(likelihood)
+        check_whole(self)
+        self.forget()
+        for k, member in enumerate(self.members):
+            member.complete(batches, likelihood, scale=scale, seed=seed + k)
+        if self.members:
+            return
+        methods: dict[Method, list[str]] = {}
+        for name, posterior in self._completed():
+            methods.setdefault(posterior.method, []).append(name)
+        with own_noise([*self.parameters(), *self.buffers()]) as reseed:
+            reseed(seed)
+            for method, names in methods.items():
+                method.complete(cast("Bayesian", self), names, batches, likelihood, scale)
+
+    def check_completion(self, likelihood: Any, *, weighted: bool = False) -> None:
+        """Raise an error, before training, if `complete` cannot serve a likelihood or weights of examples, or lacks a package."""
+        for method in {posterior.method for _, posterior in self._completed()}:
+            method.check_completion(likelihood, weighted)
+
+    def forget(self) -> None:
+        """Drop posteriors that were made after training, which belong to other weights after more of it."""
+        for _, posterior in self._completed():
+            posterior.forget()
+
+    def check_completed(self) -> None:
+        """Warn, once, if predictions lack posteriors that are made after training."""
+        if not all(posterior.is_complete for _, posterior in self._completed()):
+            self.tell(
+                "no posterior was made after training, so predictions are those of the current weights alone; train with `fit`, or "
+                "call `bnn.complete(batches, likelihood)` after your training loop"
+            )
+
+    def _completed(self) -> Iterator[tuple[str, CompletedPosterior]]:
+        for name, layer in self.random_layers():
+            if isinstance(layer.posterior, CompletedPosterior):
+                yield name, layer.posterior

@@ -1,0 +1,181 @@
+"""The adapter to `laplace-torch`, for `Laplace`: a network and data in, tensors out.
+
+Tested with versions 0.3 of `laplace-torch` and 3.0.1 of `curvlinops-for-pytorch`. Diagonal and full curvature come from its
+`torch.func` backend, which takes any network; Kronecker factors from curvlinops. Its other backends are not used: BackPACK takes
+chains of layers alone, ASDL is no longer developed, and the Hessian of a network may be indefinite.
+
+Errata: with a temperature, its log likelihood divides the squared errors by it, but not the normalizer of the normal density, which
+is corrected here. It takes one noise level for all outputs; here outputs and targets are divided by theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
+from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.methods._weight_density import WeightDensity
+
+__all__ = ["STRUCTURES", "Curvature", "check_laplace", "fit_laplace"]
+
+STRUCTURES = {"diagonal": "diag", "kronecker": "kron", "full": "full"}
+_ROWS = 16  # per Jacobian, whose memory is their square
+
+
+@dataclasses.dataclass(frozen=True)
+class Curvature:
+    """A fitted approximation: tensors of every layer, the prior standard deviation, the log marginal likelihood in nats."""
+
+    layers: Mapping[str, Mapping[str, Tensor]]
+    prior_std: float
+    log_evidence: float
+
+
+def fit_laplace(
+    density: WeightDensity, names: Sequence[str], batches: Iterable[Any], structure: str, tune_prior: bool
+) -> Curvature:
+    """Fit the Laplace approximation of the layers `names`, whose weights are the vector of the density.
+
+    Raises:
+        ConfigurationError: a likelihood, weights of examples or a layout that laplace-torch does not know.
+        DataError: outputs that are not (B, K).
+        MissingDependencyError: laplace-torch is not installed.
+    """
+    library, curvature = _library()
+    data = list(_standardized(density, batches))
+    std = _output_std(density)
+    model = _Standardized(density, std)
+    for name in density.parameters:
+        density.net.get_parameter(name).requires_grad_(True)
+    regression = isinstance(density.likelihood, Gaussian)
+    approximation = library.Laplace(
+        model,
+        "regression" if regression else "classification",
+        subset_of_weights="all",
+        hessian_structure=STRUCTURES[structure],
+        prior_precision=density.prior_std**-2,
+        temperature=1 / density.scale,
+        backend=curvature.CurvlinopsGGN if structure == "kronecker" else curvature.GGNInterface,
+    )
+    approximation.fit(_Loader(data, None if structure == "kronecker" else _ROWS))
+    if tune_prior:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about predictions, which are made here
+            approximation.optimize_prior_precision(pred_type="glm", method="marglik", prior_structure="scalar")
+    evidence = float(approximation.log_marginal_likelihood().detach())
+    if regression:
+        rows, outputs = sum(len(y) for _, y in data), data[0][1].shape[1]
+        normalizer = 0.5 * rows * outputs * math.log(2 * math.pi)
+        evidence += normalizer - density.scale * (normalizer + rows * float(std.log().expand(outputs).sum()))
+    prior_std = float(approximation.prior_precision.detach().reshape(-1)[0]) ** -0.5
+    return Curvature(_tensors(density, names, approximation, structure), prior_std, evidence)
+
+
+def check_laplace(likelihood: Any, weighted: bool) -> None:
+    """Raise an error unless laplace-torch is installed and knows the likelihood and examples of equal weight."""
+    _library()
+    if type(likelihood) not in (Gaussian, Categorical):
+        raise ConfigurationError(
+            f"laplace-torch knows Gaussian and Categorical likelihoods, got {type(likelihood).__name__}; use one of them "
+            "(Categorical with two outputs for Bernoulli), or another method such as SWAG()"
+        )
+    if weighted:
+        raise ConfigurationError("laplace-torch has no weights of examples; leave them out (Weighted, sample_weight)")
+
+
+def _library() -> tuple[Any, Any]:
+    """laplace-torch and its backends."""
+    try:
+        return importlib.import_module("laplace"), importlib.import_module("laplace.curvature")
+    except ImportError as error:
+        raise MissingDependencyError("the posterior of Laplace()", "laplace-torch", extra="laplace") from error
+
+
+class _Standardized(nn.Module):
+    """The network's outputs (B, K) divided by the standard deviation of the noise, or the temperature."""
+
+    def __init__(self, density: WeightDensity, std: Tensor) -> None:
+        super().__init__()
+        self.net, self.select, self.std = density.net, density.select, std
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        y = y if self.select is None else self.select(y)
+        return (y.unsqueeze(1) if y.dim() == 1 else y) / self.std
+
+
+class _Loader:
+    """What laplace-torch needs of a loader: batches of a maximum size, and a `dataset` with a length."""
+
+    def __init__(self, data: Sequence[tuple[Tensor, Tensor]], rows: int | None) -> None:
+        self.data, self.rows, self.dataset = data, rows, range(sum(len(y) for _, y in data))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in self.data:
+            yield from zip(x.split(self.rows or len(x)), y.split(self.rows or len(y)), strict=True)
+
+
+def _output_std(density: WeightDensity) -> Tensor:
+    likelihood = density.likelihood
+    if isinstance(likelihood, Gaussian):
+        return likelihood.std.to(density.start)
+    assert isinstance(likelihood, Categorical)
+    return density.start.new_tensor(likelihood.temperature)
+
+
+def _standardized(density: WeightDensity, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets as laplace-torch takes them: normal targets (B, K) of unit variance, or labels (B,)."""
+    likelihood = density.likelihood
+    if density.batch_dim:
+        raise ConfigurationError(f"Laplace() takes networks whose batch is the first dimension, got batch_dim={density.batch_dim}")
+    for batch in batches:
+        x, y, weights = density.moved(batch)
+        check_laplace(likelihood, weights is not None)
+        if not isinstance(x, Tensor):
+            raise ConfigurationError(f"Laplace() takes networks with one input tensor, got {type(x).__name__}")
+        with torch.no_grad():
+            outputs = density.outputs(density.start, x)
+        if outputs.dim() > 2 or (isinstance(likelihood, Categorical) and outputs.dim() != 2):
+            raise DataError(f"Laplace() takes networks with outputs (B, K), one vector per example, got {tuple(outputs.shape)}")
+        if isinstance(likelihood, Gaussian):
+            y = y.reshape(len(x), -1) / _output_std(density)
+        else:
+            kept = y != likelihood.ignore_index
+            x, y = x[kept], y[kept].long()
+        if len(y):
+            yield x, y
+
+
+def _tensors(density: WeightDensity, names: Sequence[str], approximation: Any, structure: str) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each layer's posterior, of the names that it stores."""
+    counts = {name: len([p for p in density.parameters if p.rpartition(".")[0] == name]) for name in names}
+    if structure == "kronecker":
+        precision = approximation.posterior_precision
+        blocks = iter(zip(precision.eigenvectors, precision.eigenvalues, precision.deltas, strict=True))
+        return {name: _kronecker(density, [next(blocks) for _ in range(counts[name])]) for name in names}
+    scale, key = approximation.posterior_scale, "std" if structure == "diagonal" else "scale"
+    sizes = dict(zip(density.parameters, (shape.numel() for shape in density.shapes), strict=True))
+    of_layer = [sum(size for p, size in sizes.items() if p.rpartition(".")[0] == name) for name in names]
+    return {name: {key: part} for name, part in zip(names, scale.split(of_layer), strict=True)}
+
+
+def _kronecker(density: WeightDensity, blocks: Sequence[tuple[Any, Any, Tensor]]) -> dict[str, Tensor]:
+    """Eigenvectors and standard deviations of a layer's weight and, if there are two blocks, of its bias."""
+    vectors, values, delta = blocks[0]
+    one = density.start.new_ones(1)
+    if len(vectors) == 1:  # a weight of one element
+        vectors, values = [*vectors, one.view(1, 1)], [*values, one]
+    std = (values[0].clamp(min=0).outer(values[1].clamp(min=0)) + delta).rsqrt()
+    found = {"std": std, "output_vectors": vectors[0], "input_vectors": vectors[1]}
+    if len(blocks) == 1:
+        return found
+    (bias_vectors,), (bias_values,), delta = blocks[1]
+    return {**found, "bias_vectors": bias_vectors, "bias_std": (bias_values.clamp(min=0) + delta).rsqrt()}

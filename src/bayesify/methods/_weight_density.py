@@ -1,0 +1,135 @@
+r"""The posterior density of a network's weights as a function of one vector, for methods that run after training.
+
+$$U(\theta) = -\lambda \sum_i w_i \log p(y_i \mid x_i, \theta) + \tfrac12 \sum_j (\theta_j / s)^2$$
+
+in nats, up to a constant: the likelihood and the normal prior with standard deviation s of training, weights w of the examples and
+their `scale` λ.
+
+Shapes: P weights, B batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from bayesify.core.restoration import restore
+from bayesify.errors import ConfigurationError, DataError
+from bayesify.likelihoods import Likelihood
+
+if TYPE_CHECKING:
+    from bayesify.core.model import Bayesian
+
+__all__ = ["WeightDensity", "check_density", "endless"]
+
+
+class WeightDensity:
+    """The negative log posterior of chosen layers' weights; the rest of the network is fixed, in eval mode.
+
+    Args:
+        bnn: a Bayesian network, which does not change.
+        names: of the layers, within `bnn.net`.
+        likelihood: of the targets.
+        scale: λ.
+        prior_std: s.
+        dtype: of weights and inputs; None for that of the network.
+
+    Attributes:
+        net: a plain copy of the network.
+        parameters: names of its weights and biases, in the order of the vector.
+        start: the trained weights, (P,).
+
+    Raises:
+        ConfigurationError: a likelihood that trains with a penalty, which belongs to no density.
+    """
+
+    def __init__(
+        self,
+        bnn: Bayesian,
+        names: Sequence[str],
+        likelihood: Likelihood,
+        scale: float,
+        prior_std: float,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_density(likelihood)
+        self.scale, self.prior_std, self.batch_dim, self.select = scale, prior_std, bnn.batch_dim, bnn.passes.select
+        self.net = copy.deepcopy(bnn.net)
+        restore(self.net, lambda layer: layer.posterior.mean(layer))
+        self.net.to(dtype).requires_grad_(False).eval()
+        self.likelihood = copy.deepcopy(likelihood).requires_grad_(False)
+        values = dict(self.net.named_parameters())
+        layers = [f"{name}.{part}".lstrip(".") for name in names for part in ("weight", "bias")]
+        self.parameters = [name for name in layers if name in values]
+        self.shapes = [values[name].shape for name in self.parameters]
+        self.start = torch.cat([values[name].detach().flatten() for name in self.parameters])
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The weights of a vector (P,), by name."""
+        parts = vector.split([shape.numel() for shape in self.shapes])
+        return {name: part.view(shape) for name, part, shape in zip(self.parameters, parts, self.shapes, strict=True)}
+
+    def outputs(self, vector: Tensor, inputs: Any) -> Tensor:
+        """The network's outputs (B, ...) with the weights of a vector (P,)."""
+        args, kwargs = arguments(inputs)
+        outputs = functional_call(self.net, self.named(vector), args, kwargs)
+        if self.select is not None:
+            outputs = self.select(outputs)
+        if not isinstance(outputs, Tensor):
+            raise DataError(f"the network must return one tensor, got {type(outputs).__name__}; select one: bayesify(..., output=)")
+        return outputs.movedim(self.batch_dim, 0)
+
+    def log_likelihood(self, vector: Tensor, inputs: Any, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The log likelihood of a batch, weighted, summed and times λ: nats, a scalar."""
+        log_prob = self.likelihood.log_prob(self.outputs(vector, inputs).unsqueeze(0), y).squeeze(0)
+        return self.scale * (log_prob if weights is None else log_prob * weights).sum()
+
+    def prior_energy(self, vector: Tensor) -> Tensor:
+        """The negative log prior up to a constant: nats, a scalar."""
+        return 0.5 * (vector / self.prior_std).square().sum()
+
+    def moved(self, batch: Any) -> tuple[Any, Tensor, Tensor | None]:
+        """Inputs, targets and weights (or None) of a batch, floating point ones in the dtype of the weight vector.
+
+        Raises:
+            DataError: it is not `(inputs, y)` or `(inputs, y, weights)`.
+        """
+        if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+            raise DataError(f"a batch must be (inputs, y) or (inputs, y, weights), got {type(batch).__name__}")
+        inputs, y, weights = tree_map(self._cast, (*batch, None)[:3])
+        return inputs, y, weights
+
+    def _cast(self, x: Any) -> Any:
+        return x.to(self.start.device, self.start.dtype if x.is_floating_point() else x.dtype) if isinstance(x, Tensor) else x
+
+
+def check_density(likelihood: Likelihood) -> None:
+    """Raise a `ConfigurationError` if a likelihood trains with a penalty, which belongs to no density."""
+    if type(likelihood).penalty is not Likelihood.penalty:
+        raise ConfigurationError(
+            f"{type(likelihood).__name__} trains with a penalty, which is no part of a posterior; use another likelihood"
+        )
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the network."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches without end, in the order of each iteration."""
+    while True:
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
+        if empty:
+            raise DataError("batches must give at least one batch every time they are iterated")

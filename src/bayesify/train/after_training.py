@@ -1,0 +1,56 @@
+"""Posteriors that are made after training: what `fit` and `fit_many` do for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bayesify.errors import ConfigurationError
+from bayesify.train.arguments import Training
+from bayesify.train.batch import Weighted
+from bayesify.train.data_loading import Batches
+from bayesify.train.model_data import ModelData
+from bayesify.train.process_state import seed_for
+
+__all__ = ["check_completable", "complete_posterior"]
+
+
+class _Epochs:
+    """Batches that can be iterated again, every time in the order of another epoch."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches, self.epoch = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        return (batch.tensors for batch in self.batches.epoch(self.epoch))
+
+
+def check_completable(training: Training, processes: int = 1) -> None:
+    """Check, before training, that a posterior can be made after it.
+
+    Raises:
+        ConfigurationError: processes share the data, the KL has no weight at the end of training, or the method cannot serve the
+            likelihood or weights of examples.
+        MissingDependencyError: the method needs a package that is not installed.
+    """
+    bnn = training.bnn
+    if not bnn.completes:
+        return
+    if processes > 1:
+        raise ConfigurationError(
+            f"devices={processes} would give each process a part of the data, from which no posterior can be made after training; "
+            "use devices=1"
+        )
+    if training.beta_at(1.0) == 0:
+        raise ConfigurationError("beta is 0 at the end of training, which leaves no prior for a posterior; make it positive")
+    bnn.check_completion(training.likelihood, weighted=isinstance(training.data, Weighted))
+
+
+def complete_posterior(training: Training, data: ModelData) -> None:
+    """Make the posterior of a trained network, if it is made after training."""
+    if not training.bnn.completes:
+        return
+    rows = data.train.examples or data.n
+    scale = data.n / rows / training.beta_at(1.0)
+    training.bnn.complete(_Epochs(data.train), training.likelihood, scale=scale, seed=seed_for(training.seed, "after training"))
