@@ -78,7 +78,7 @@ class TestConjugate:
         n = scale * len(x)
         highest = float(torch.linalg.eigvalsh(covariance.inverse()).max())
         rate, temperature = 0.75 * n / highest, 0.5
-        method = SGLD(prior_std=PRIOR, learning_rate=rate, draws=4, chains=500, burn_in=100, thinning=40, temperature=temperature)
+        method = SGLD(prior_std=PRIOR, step_size=rate, draws=4, chains=500, burn_in=100, thinning=40, temperature=temperature)
         bnn = at_the_mode(method, x, y, scale)
         bnn.complete([(x, y)], Gaussian(std=STD), scale=scale)
         step = torch.eye(3).double() - rate / (2 * n) * covariance.inverse()
@@ -90,7 +90,7 @@ class TestConjugate:
         mean, covariance = exact(x, y)
         friction, rate, n = 0.3, 0.02, len(x)
         bnn = at_the_mode(
-            SGHMC(prior_std=PRIOR, learning_rate=rate, friction=friction, draws=4, chains=500, burn_in=200, thinning=40), x, y
+            SGHMC(prior_std=PRIOR, step_size=rate, friction=friction, draws=4, chains=500, burn_in=200, thinning=40), x, y
         )
         bnn.complete([(x, y)], Gaussian(std=STD))
         one, kick = torch.eye(3).double(), -rate / n * covariance.inverse()
@@ -103,7 +103,7 @@ class TestConjugate:
     def test_minibatches_are_unbiased(self):
         x, y = line()
         mean, covariance = exact(x, y)
-        bnn = at_the_mode(SGLD(prior_std=PRIOR, learning_rate=2e-3, draws=4, chains=400, burn_in=1200, thinning=100), x, y)
+        bnn = at_the_mode(SGLD(prior_std=PRIOR, step_size=2e-3, draws=4, chains=400, burn_in=1200, thinning=100), x, y)
         batches = [(x[i::3], y[i::3]) for i in range(3)]
         bnn.complete(batches, Gaussian(std=STD))
         check_moments(bnn.net.posterior.draws, mean, covariance, 0.1)
@@ -162,7 +162,7 @@ def _hmc() -> HMC:
 
 
 def _sghmc() -> SGHMC:
-    return SGHMC(prior_std=1.5, learning_rate=0.01, friction=0.1, draws=4, chains=500, burn_in=300, thinning=80)
+    return SGHMC(prior_std=1.5, step_size=0.01, friction=0.1, draws=4, chains=500, burn_in=300, thinning=80)
 
 
 def test_density_is_the_joint_log_probability():
@@ -260,7 +260,7 @@ class TestUse:
         options = {"epochs": 1, "batch_size": 30, "learning_rate": 1e-12, "accelerator": "cpu", "progress": False}
         runs = []
         for data, n in (((x, y), 60), (Weighted((x, y), torch.full((30,), 2.0)), 30)):
-            method = SGLD(prior_std=PRIOR, learning_rate=0.01 if n == 60 else 0.005, draws=4, burn_in=5, chains=2)
+            method = SGLD(prior_std=PRIOR, step_size=0.01 if n == 60 else 0.005, draws=4, burn_in=5, chains=2)
             bnn = bayesify(mlp(), method)
             fit(bnn, data, Gaussian(std=STD), n=n, **options)
             runs.append(bnn.net[0].posterior.draws)
@@ -282,14 +282,14 @@ class TestRefused:
 
     def test_chains_that_have_not_mixed_warn(self):
         x, y = line()
-        bnn = at_the_mode(SGLD(prior_std=PRIOR, learning_rate=1e-7, draws=10, chains=2, burn_in=0, thinning=1), x, y)
+        bnn = at_the_mode(SGLD(prior_std=PRIOR, step_size=1e-7, draws=10, chains=2, burn_in=0, thinning=1), x, y)
         with pytest.warns(BayesifyWarning, match=r"the chains have not mixed: R-hat .* up to"):
             bnn.complete([(x, y)], Gaussian(std=STD))
 
     def test_divergence(self):
         x, y = line()
-        bnn = at_the_mode(SGLD(learning_rate=100.0, burn_in=0, draws=4), x, y)
-        with pytest.raises(DivergenceError, match="the chains diverged; lower learning_rate=100 of SGLD"):
+        bnn = at_the_mode(SGLD(step_size=100.0, burn_in=0, draws=4), x, y)
+        with pytest.raises(DivergenceError, match="the chains diverged; lower step_size=100 of SGLD"):
             bnn.complete([(x, y)], Gaussian(std=STD))
 
     def test_a_likelihood_with_a_penalty(self):
@@ -307,7 +307,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("method", "fields"),
         [
-            (SGLD, {"learning_rate": 0.0}),
+            (SGLD, {"step_size": 0.0}),
             (SGLD, {"temperature": -1.0}),
             (SGLD, {"prior_std": math.inf}),
             (SGLD, {"draws": 3}),

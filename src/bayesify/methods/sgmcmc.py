@@ -46,12 +46,12 @@ __all__ = ["SGHMC", "SGLD"]
 class SGLD(Method):
     """Stochastic gradient Langevin dynamics: gradient descent with noise, after training, whose iterates are draws.
 
-    Check R-hat and the effective sample size in `summary`. Too large a learning rate widens the posterior, too small a one needs
+    Check R-hat and the effective sample size in `summary`. Too large steps widen the posterior, too small ones need
     more steps.
 
     Args:
         prior_std: standard deviation of the normal prior on weights and biases.
-        learning_rate: r, that of gradient descent on the mean loss.
+        step_size: r, the learning rate of gradient descent on the mean loss.
         draws: networks kept per chain.
         chains: their number; all start at the trained weights.
         burn_in: steps before the first draw.
@@ -70,7 +70,7 @@ class SGLD(Method):
     paper: ClassVar[str] = "Welling & Teh 2011"
 
     prior_std: float = 1.0
-    learning_rate: float = 1e-3
+    step_size: float = 1e-3
     draws: int = 25
     chains: int = 4
     burn_in: int = 1000
@@ -78,7 +78,7 @@ class SGLD(Method):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("prior_std", "learning_rate", "temperature"):
+        for name in ("prior_std", "step_size", "temperature"):
             check_scale(name, getattr(self, name))
         check_integer("draws", self.draws, least=4)
         check_integer("burn_in", self.burn_in, least=0)
@@ -108,10 +108,10 @@ class SGLD(Method):
         gradient = vmap(grad(loss), in_dims=(0, None, None, None))
         theta = density.start.repeat(self.chains, 1)
         velocity = torch.zeros_like(theta)
-        noise = (2 * self.decay * self.learning_rate * self.temperature / n) ** 0.5
+        noise = (2 * self.decay * self.step_size * self.temperature / n) ** 0.5
         kept: list[Tensor] = []
         for step, batch in enumerate(endless(batches), start=1):
-            force = self.learning_rate * gradient(theta, *density.moved(batch))
+            force = self.step_size * gradient(theta, *density.moved(batch))
             velocity = (1 - self.decay) * velocity - force + noise * torch.randn_like(theta)
             theta = theta + velocity
             if step > self.burn_in and (step - self.burn_in) % self.thinning == 0:
@@ -120,7 +120,7 @@ class SGLD(Method):
                     break
         chains = torch.stack(kept, 1)
         if not chains.isfinite().all():
-            raise DivergenceError(f"the chains diverged; lower learning_rate={self.learning_rate:g} of {type(self).__name__}")
+            raise DivergenceError(f"the chains diverged; lower step_size={self.step_size:g} of {type(self).__name__}")
         store_chains(bnn, names, density, chains, next(iter(batches)))
 
 
@@ -131,7 +131,7 @@ class SGHMC(SGLD):
     Momentum lets chains move faster than those of `SGLD`, with fewer steps per effective draw.
 
     Args:
-        prior_std, learning_rate, draws, chains, burn_in, thinning, temperature: as for `SGLD`. At equal learning rates it moves
+        prior_std, step_size, draws, chains, burn_in, thinning, temperature: as for `SGLD`. With equal steps it moves
             1 / friction times as fast.
         friction: the part of the velocity that a step loses, in (0, 1]; 1 minus the momentum.
 
@@ -145,7 +145,7 @@ class SGHMC(SGLD):
 
     paper: ClassVar[str] = "Chen, Fox & Guestrin 2014, arXiv 1402.4102"
 
-    learning_rate: float = 1e-4
+    step_size: float = 1e-4
     friction: float = 0.1
 
     def __post_init__(self) -> None:
