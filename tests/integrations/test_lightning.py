@@ -200,6 +200,6 @@ def test_a_method_with_an_optimizer_is_trained_by_it_and_resumed(tmp_path, metho
     state = torch.load(path, weights_only=False)["optimizer_states"][0]["state"]
     after = train(2, ckpt_path=path)
     assert next(iter(state.values()))["step"] == 4
-    assert after.trainer.optimizers[0].state[after.bnn.net[0].weight]["step"] == 8
+    assert next(iter(after.trainer.optimizers[0].state.values()))["step"] == 8
     with pytest.raises(ConfigurationError, match="leave optimizer out"):
         BayesianModule(bayesify(_net(), method), Gaussian(), optimizer=torch.optim.Adam)

@@ -291,6 +291,8 @@ def test_wrong_uses_of_the_optimizer_are_refused() -> None:
     optimizer = bnn.optimizer()
     bnn.eval()
     _loss(bnn, x, y).backward()
-    with pytest.raises(ConfigurationError, match=r"elbo\(...\) tells it.*bnn.train"):
+    with pytest.raises(ConfigurationError, match=r"elbo\(...\) tells it.*bnn.train.*objective = \(n, beta\)"):
         optimizer.step()
+    optimizer.objective = (N, BETA)  # as for compiled calls
+    optimizer.step()
     assert copy.deepcopy(bnn).passes.optimizer is None

@@ -10,8 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from bayesify import Bayesian, BayesianLayer, Categorical, ConfigurationError, Gaussian, NoisyKFAC, bayesify, elbo, fit
+from bayesify import (
+    Bayesian,
+    BayesianLayer,
+    Categorical,
+    ConfigurationError,
+    DivergenceError,
+    Gaussian,
+    NoisyKFAC,
+    bayesify,
+    elbo,
+    fit,
+)
 from bayesify.testing import check_method
+from bayesify.train import Weighted
+from bayesify.train.batch import as_batch
+from bayesify.train.objective import Objective
 
 F64 = torch.float64
 
@@ -59,7 +73,8 @@ def _observed(bnn: Bayesian, x: Tensor, likelihood: nn.Module, y: Tensor, sample
     optimizer = bnn.optimizer(likelihood)
     draws = bnn(x, samples=samples)
     elbo(draws, likelihood.log_prob(draws.outputs, y), n=10)
-    ((values,),) = optimizer.observed.values()
+    ((values, passes),) = optimizer.observed.values()
+    assert passes == 1
     return values
 
 
@@ -181,7 +196,7 @@ def test_a_new_optimizer_continues_with_the_posterior() -> None:
     optimizer = bnn.optimizer(_likelihood())
     for _ in range(11):
         _step(bnn, optimizer, x, y, beta=0.5)
-    state = optimizer.state[bnn.net.weight]
+    state = optimizer.state[bnn.net.posterior.column_tril]
     expected = {name: state[name].clone() for name in ("input", "output")}
     recovered = bnn.net.posterior._fisher(12)
     for name, value in expected.items():
@@ -214,6 +229,28 @@ def test_frozen_parameters_stay() -> None:
     _step(bnn, bnn.optimizer(_likelihood()), x, y)
     assert torch.equal(bnn.net.bias, before["net.bias"])
     assert not torch.equal(bnn.net.weight, before["net.weight"])
+    before = copy.deepcopy(bnn.state_dict())
+    bnn.net.weight.requires_grad_(False)
+    optimizer = bnn.optimizer(_likelihood())
+    _step(bnn, optimizer, x, y)
+    assert torch.equal(bnn.net.weight, before["net.weight"])
+    assert not torch.equal(bnn.net.posterior.row_tril, before["net.posterior.row_tril"])
+    assert optimizer.state_dict()["state"]
+
+
+def test_a_weight_of_two_is_two_copies() -> None:
+    (x, y), states = _data(), []
+    weights = torch.tensor([2.0, 2.0, 0.0, 0.0] * 3, dtype=F64)
+    rows = torch.repeat_interleave(torch.arange(12), weights.long())
+    for data in (Weighted((x, y), weights), (x[rows], y[rows])):
+        torch.manual_seed(1)
+        bnn = bayesify(nn.Linear(3, 2).double(), NoisyKFAC(fisher_rate=0.3, initial_std=1e-6))
+        optimizer, likelihood = bnn.optimizer(_likelihood()), _likelihood()
+        batch = as_batch("data", data)
+        Objective(bnn, likelihood)(batch, 1, 12, 1.0, None)
+        ((values, _),) = optimizer.observed.values()
+        states.append(values["output"])
+    torch.testing.assert_close(*states)
 
 
 def test_bad_settings_are_refused() -> None:
@@ -224,3 +261,9 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"give bnn.optimizer\(likelihood\)"):
         _step(bnn, bnn.optimizer(), *_data())
     assert [name for name, _ in bayesify(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), NoisyKFAC()).random_layers()] == ["0"]
+
+
+def test_divergence_is_said() -> None:
+    (x, y), bnn = _data(), bayesify(nn.Linear(3, 2).double(), NoisyKFAC())
+    with pytest.raises(DivergenceError, match=r"Lower learning_rate"):
+        _step(bnn, bnn.optimizer(_likelihood()), math.inf * x, y)

@@ -92,7 +92,8 @@ def test_squared_gradients_are_those_of_a_loop_over_examples(name: str, fold: bo
     elbo(draws, -0.5 * (draws.outputs - y).square().sum(-1), n=10)
     for layer_name, layer in bnn.random_layers():
         prefix = f"{layer_name}." if layer_name else ""
-        (observed,) = bnn.passes.optimizer.observed[layer]
+        observed, passes = bnn.passes.optimizer.observed[layer]
+        assert passes == 1
         for part, value in observed.items():
             squares = torch.zeros_like(value)
             for s in range(2):

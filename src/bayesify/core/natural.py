@@ -105,7 +105,7 @@ class Observation:
         for sampled in (False, True):
             chosen = [layer for layer in self.optimizer.layers if _observes(layer.posterior, sampled)]
             if chosen:
-                self._observe(chosen, self._sampled(outputs) if sampled else log_prob, None if sampled else self.weights)
+                self._observe(chosen, self._sampled(outputs) if sampled else log_prob)
 
     def _sampled(self, outputs: Any) -> Tensor:
         """Log likelihoods (S, B) of targets that are drawn from the model, one per draw and example."""
@@ -115,9 +115,10 @@ class Observation:
         with torch.no_grad():
             targets = likelihood.sample(outputs)
         rows = outputs.flatten(0, 1).unsqueeze(0)
-        return likelihood.log_prob(rows, targets.flatten(0, 1)).unflatten(1, outputs.shape[:2]).squeeze(0)
+        log_prob = likelihood.log_prob(rows, targets.flatten(0, 1)).unflatten(1, outputs.shape[:2]).squeeze(0)
+        return log_prob if self.weights is None else log_prob * self.weights
 
-    def _observe(self, layers: Sequence[BayesianLayer], log_prob: Tensor, weights: Tensor | None) -> None:
+    def _observe(self, layers: Sequence[BayesianLayer], log_prob: Tensor) -> None:
         chosen = set(layers)
         calls = [call for each in self.passes for call in each.calls if call[0] in chosen]
         if missing := [layer for layer in layers if layer.is_used is not False and layer not in {call[0] for call in calls}]:
@@ -133,20 +134,20 @@ class Observation:
         for (layer, x, y), gradient in zip(calls, gradients, strict=True):
             assert isinstance(layer.posterior, NaturalPosterior)
             record = Record(x.detach(), y.detach(), rows, gradient)
-            values = layer.posterior.observe(layer, record if weights is None else record.weighted(weights))
-            sums = found.setdefault(layer, {})
-            for name, value in values.items():
-                sums[name] = sums[name] + value / len(self.passes) if name in sums else value / len(self.passes)
+            record.check(layer)
+            values = layer.posterior.observe(layer, record if self.weights is None else record.weighted(self.weights))
+            _add(found.setdefault(layer, {}), {name: value / len(self.passes) for name, value in values.items()})
         for layer, values in found.items():
-            self.optimizer.observed.setdefault(layer, []).append(values)
+            sums, count = self.optimizer.observed.get(layer, ({}, 0))
+            self.optimizer.observed[layer] = _add(sums, values), count + 1
 
 
 class NaturalGradient(Optimizer):
     """Natural-gradient steps for posteriors that have them, Adam for all other parameters; from `Bayesian.optimizer`.
 
     Attributes:
-        objective: number of examples and weight of the KL of the last `elbo`, None before.
-        observed: what posteriors observed in the passes since the last step.
+        objective: number of examples and weight of the KL, as the last `elbo` told them; None before, if you do not set it.
+        observed: sums of what posteriors observed in passes since the last step, and the number of passes.
     """
 
     def __init__(
@@ -158,9 +159,9 @@ class NaturalGradient(Optimizer):
         adam_learning_rate: float,
     ) -> None:
         self.layers, self.likelihood = layers, likelihood
-        self.observed: dict[BayesianLayer, list[dict[str, Tensor]]] = {}
+        self.observed: dict[BayesianLayer, tuple[dict[str, Tensor], int]] = {}
         self.objective: tuple[float, float] | None = None
-        natural = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+        natural = [p for layer in layers for p in layer.parameters()]
         groups: list[dict[str, Any]] = [{"params": natural, "lr": learning_rate}]
         if others:
             self._adam = torch.optim.Adam(others, lr=adam_learning_rate)
@@ -185,13 +186,15 @@ class NaturalGradient(Optimizer):
                 loss = closure()
         if self.objective is None:
             raise ConfigurationError(
-                "the optimizer of this network needs the number of examples and the weight of the KL, which elbo(...) tells it: "
-                "compute the loss with elbo from draws of the network in training mode (bnn.train()), not compiled"
+                "the optimizer of this network needs the number of examples and the weight of the KL, which elbo(...) tells it. "
+                "Compute the loss with elbo from draws in training mode (bnn.train()). If calls of the network are compiled, set "
+                "optimizer.objective = (n, beta), which suffices for IVON and NoisyAdam"
             )
         rate, state = float(self.param_groups[0]["lr"]), self.state.__getitem__
         for layer in self.layers:
             assert isinstance(layer.posterior, NaturalPosterior)
-            layer.posterior.update(layer, NaturalStep(rate, *self.objective, state, _average(self.observed.get(layer, []))))
+            observed = _average(*self.observed.get(layer, ({}, 0)))
+            layer.posterior.update(layer, NaturalStep(rate, *self.objective, state, observed))
         self.observed = {}
         if len(self.param_groups) > 1:
             # groups and state are those of this optimizer, which replaces them when it loads a state
@@ -219,10 +222,16 @@ def _observes(posterior: Posterior, samples_labels: bool) -> bool:
     return posterior.observes and isinstance(posterior, NaturalPosterior) and posterior.samples_labels is samples_labels
 
 
-def _average(observed: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add values to sums, by name."""
+    for name, value in values.items():
+        sums[name] = sums[name] + value if name in sums else value
+    return sums
+
+
+def _average(sums: Mapping[str, Tensor], passes: int) -> dict[str, Tensor]:
     """Averages over passes and processes, by name."""
-    names = observed[0] if observed else ()
-    averages = {name: torch.stack([each[name] for each in observed]).mean(0) for name in names}
+    averages = {name: value / passes for name, value in sums.items()}
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         for value in averages.values():
             torch.distributed.all_reduce(value)

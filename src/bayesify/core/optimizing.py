@@ -12,6 +12,7 @@ from torch import nn
 from bayesify.core.checks import check_positive
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.natural import NaturalGradient, NaturalPosterior, Observation
+from bayesify.core.shards import shards_of
 from bayesify.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Optimizing(nn.Module):
                 "no layer has a posterior with natural-gradient updates; convert with bayesify(net, IVON()), or use another "
                 "optimizer, such as torch.optim.Adam(bnn.parameters())"
             )
+        if any(shards_of(layer) for layer in layers):
+            raise ConfigurationError("the parameters are sharded (FSDP), which natural-gradient updates do not support; use DDP")
         owned = {p for layer in layers for p in layer.parameters()}
         both = (*self.parameters(), *(() if likelihood is None else likelihood.parameters()))
         others = [p for p in dict.fromkeys(both) if p.requires_grad and p not in owned]

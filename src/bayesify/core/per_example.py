@@ -38,6 +38,14 @@ class Record:
         """A value (R, ...) with its rows grouped by example, (S*B, R / (S*B), ...)."""
         return value.detach().unflatten(0, (self.rows, -1))
 
+    def check(self, layer: BayesianLayer) -> None:
+        """Raise a `ConfigurationError` unless the rows of the call are those of the examples."""
+        if self.x.dim() == 0 or self.x.shape[0] % self.rows or self.y.shape[0] % self.rows:
+            raise ConfigurationError(
+                f"a {layer.original.__name__} has an input of shape {tuple(self.x.shape)} for {self.rows} draws and examples, so "
+                "its gradients are not those of single examples; use IVON for this network"
+            )
+
     def weighted(self, weights: Tensor) -> Record:
         """Undo half of the weights (B,) of the log likelihoods: an example of weight 2 counts as two squares, not as four."""
         scale = torch.where(weights > 0, weights, 1).rsqrt().repeat(self.rows // len(weights))
@@ -46,16 +54,7 @@ class Record:
 
 
 def per_example_gradients(layer: BayesianLayer, record: Record) -> tuple[Tensor, Tensor | None]:
-    """Gradients (S*B, *) of every example's log likelihood with respect to weight and bias.
-
-    Raises:
-        ConfigurationError: the rows of the call are not those of the examples.
-    """
-    if record.x.dim() == 0 or record.x.shape[0] % record.rows:
-        raise ConfigurationError(
-            f"a {layer.original.__name__} has an input of shape {tuple(record.x.shape)} for {record.rows} draws and examples, so "
-            "its gradients are not those of single examples; use IVON for this network"
-        )
+    """Gradients (S*B, *) of every example's log likelihood with respect to weight and bias."""
     chunk = max(1, int(_ELEMENTS // math.prod(layer.weight_shape)))
     gradient = torch.vmap(lambda x, g: _gradient(layer, x, g), chunk_size=chunk)
     with torch.no_grad():

@@ -62,7 +62,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             "negative-binomial" (one dispersion per output) are for counts.
         epochs: passes over the data, at most; None for a number that makes `training_settings.steps` steps.
         batch_size: rows per step; None for a share of the rows.
-        learning_rate: initial rate of Adam, with cosine decay to 0.
+        learning_rate: initial rate of Adam, or of natural-gradient steps (IVON), with cosine decay to 0.
         beta: weight of the KL, or its schedule; 1 maximizes the evidence lower bound. None for a schedule that rises over half of
             training to the value for the method, 0.3 (a cold posterior) for `MeanField`.
         train_samples: draws per row and step in training.

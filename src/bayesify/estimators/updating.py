@@ -35,7 +35,7 @@ def _is_updatable(estimator: BayesianEstimator) -> bool:
 
 
 class BayesianUpdating:
-    """`partial_fit` of an estimator whose method is `MeanField(prior="sequential")`."""
+    """`partial_fit` of an estimator whose method is `MeanField(prior="sequential")`, or another with that prior."""
 
     updates_: int = 0
 

@@ -40,7 +40,7 @@ from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
 from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.core.per_example import Record
-from bayesify.errors import ConfigurationError
+from bayesify.errors import ConfigurationError, DivergenceError
 from bayesify.functional import at_least_float32
 
 __all__ = ["NoisyKFAC"]
@@ -135,7 +135,7 @@ class KroneckerPosterior(NaturalPosterior):
         return {"input": inputs.mT @ inputs / record.rows, "output": gradients.mT @ gradients / len(gradients)}
 
     def update(self, layer: BayesianLayer, step: NaturalStep) -> None:
-        method, state = self.method, step.state(layer.weight)
+        method, state = self.method, step.state(self.column_tril)
         delta = 1 / (step.ess * method.prior_std**2)
         mean = _matrix(layer.weight, layer.bias)
         if not state:
@@ -170,12 +170,13 @@ class KroneckerPosterior(NaturalPosterior):
     def _follow(self, state: dict[str, Any], delta: float, ess: float) -> None:
         """Set the covariance, and the preconditioner of the means, to A and S."""
         a, s = _damped(state["input"], state["output"], delta)
-        _store(self.column_tril, torch.linalg.cholesky(_inverse(a)))
-        _store(self.row_tril, torch.linalg.cholesky(_inverse(s) / ess))
+        if self.row_tril.requires_grad and self.column_tril.requires_grad:
+            _store(self.column_tril, _inverse_factor(a))
+            _store(self.row_tril, _inverse_factor(ess * s))
+            self.ess.fill_(ess)
         state["input_inverse"], state["output_inverse"] = map(
             _inverse, _damped(state["input"], state["output"], delta + self.method.damping)
         )
-        self.ess.fill_(ess)
 
     def remark(self) -> str:
         return "" if self.ess.is_meta or self.ess <= 0 else f"effective sample size {float(self.ess):.4g}"
@@ -237,4 +238,20 @@ def _damped(a: Tensor, s: Tensor, damping: float) -> tuple[Tensor, Tensor]:
 
 
 def _inverse(x: Tensor) -> Tensor:
-    return torch.cholesky_inverse(torch.linalg.cholesky(x))
+    return torch.cholesky_inverse(_cholesky(x))
+
+
+def _inverse_factor(x: Tensor) -> Tensor:
+    """The Cholesky factor of the inverse, without forming it: that of x with reversed rows and columns, inverted and transposed."""
+    identity = torch.eye(len(x), dtype=x.dtype, device=x.device)
+    return torch.linalg.solve_triangular(_cholesky(x.flip(0, 1)), identity, upper=False).mT.flip(0, 1)
+
+
+def _cholesky(x: Tensor) -> Tensor:
+    factor, info = torch.linalg.cholesky_ex(x)
+    if bool(info != 0) or not bool(factor.isfinite().all()):
+        raise DivergenceError(
+            "the Fisher information of a layer is infinite or not positive definite: training diverged. Lower learning_rate, or "
+            "raise damping"
+        )
+    return factor

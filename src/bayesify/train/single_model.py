@@ -50,6 +50,7 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
         loop.resume_or_start()
         loop.state.history.n = loop.data.n
         loop.run_epochs()
+        training.bnn.passes.optimizer = None  # its state is that of this run
         if loop.state.best is not None:
             loop.state.module.load_state_dict(loop.state.best)
         complete_posterior(training, loop.data)
