@@ -40,6 +40,7 @@ from bayesify.likelihoods import (
     Poisson,
 )
 from bayesify.methods import (
+    DVI,
     ECMP,
     ELRG,
     EMP,
@@ -71,6 +72,7 @@ from bayesify.predictive import Predictive
 from bayesify.train import History, fit
 
 __all__ = [
+    "DVI",
     "ECMP",
     "ELRG",
     "EMP",

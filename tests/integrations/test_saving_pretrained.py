@@ -14,6 +14,7 @@ from tiny_models import adapted, bert, gpt2, tokens
 from torch import nn
 
 from bayesify import (
+    DVI,
     ECMP,
     ELRG,
     EMP,
@@ -77,7 +78,7 @@ METHODS = [
     SWAG(rank=3),
     {"*classifier*": MeanField(), "*": MCDropout()},
 ]
-_TESTED = {DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}
+_TESTED = {DVI, DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}
 OF_ADAPTERS = [
     kind() for kind in Method.registry.values() if kind.__module__.startswith("bayesify.methods.") and kind not in _TESTED
 ]
