@@ -128,8 +128,7 @@ class EstimatorParameters(BaseEstimator):
     def samples_in_use(self) -> int:
         """Return `samples`; if None, one draw per member of an ensemble of plain networks, otherwise that of the settings."""
         method = self.method_in_use()
-        plain = isinstance(method, RepulsiveEnsemble) or (isinstance(method, DeepEnsemble) and method.base is None)
-        if self.samples is None and plain:
+        if self.samples is None and isinstance(method, DeepEnsemble | RepulsiveEnsemble) and getattr(method, "base", None) is None:
             return method.members
         return self.in_use("samples")
 
