@@ -42,6 +42,7 @@ from bayesify.likelihoods import (
     Poisson,
 )
 from bayesify.methods import (
+    DVI,
     ECMP,
     ELRG,
     EMP,
@@ -81,6 +82,7 @@ from bayesify.predictive import Predictive
 from bayesify.train import History, fit
 
 __all__ = [
+    "DVI",
     "ECMP",
     "ELRG",
     "EMP",

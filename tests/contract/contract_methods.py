@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import HalfNormal, Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from bayesify import (
+    DVI,
     ECMP,
     ELRG,
     EMP,
@@ -378,6 +379,8 @@ ROOTS: list[tuple[str, Method, References]] = [
     ("VIFO for the data set", VIFO(regularizer="empirical-bayes-all"), References(collapse=_silence)),
     ("ensemble", DeepEnsemble(members=2), References()),
     ("ensemble of mean field", DeepEnsemble(members=2, base=MeanField()), References()),
+    ("DVI", DVI(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
+    ("DVI, diagonal", DVI(covariance="diagonal", prior="empirical-bayes", initial_std=0.5), _SHRINKING),
     ("repulsive ensemble", RepulsiveEnsemble(members=2), References()),
     ("repulsive ensemble, weights", RepulsiveEnsemble(members=2, space="weight"), References()),
     ("ensemble of VIFO", DeepEnsemble(members=2, base=VIFO(regularizer="naive")), References()),

@@ -14,6 +14,7 @@ from tiny_models import adapted, bert, gpt2, tokens
 from torch import nn
 
 from bayesify import (
+    DVI,
     ECMP,
     ELRG,
     EMP,
@@ -93,7 +94,7 @@ METHODS = [
     Laplace(),
     {"*classifier*": MeanField(), "*": MCDropout()},
 ]
-_TESTED = {DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}
+_TESTED = {DVI, DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}
 OF_ADAPTERS = [
     kind() for kind in Method.registry.values() if kind.__module__.startswith("bayesify.methods.") and kind not in _TESTED
 ]

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import (
+    DVI,
     ECMP,
     ELRG,
     EMP,
@@ -131,6 +132,8 @@ METHODS: list[Callable[[int], Method]] = [
     lambda k: Rank1(spread=0.0),
     lambda k: BatchEnsemble(),
     lambda k: ConcreteDropout(),
+    lambda k: DVI(initial_std=0.3),
+    lambda k: DVI(covariance="diagonal", prior="empirical-bayes"),
     lambda k: RepulsiveEnsemble(members=2),
     lambda k: RepulsiveEnsemble(members=2, space="weight", prior_std=0.5),
     lambda k: BLoB(where="*", prior_std=0.5),

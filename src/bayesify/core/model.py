@@ -53,14 +53,12 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         local_beta: the method's default weight of the per-example KL, as in `Draws`.
         auxiliary_beta: the weight of the per-example KL at auxiliary inputs; if it is above 0, `fit` makes some.
         one_pass: whether any number of draws takes one pass through the network.
-        trains_members_together: whether the members of an ensemble are trained as one model (repulsive ensembles).
         pays_kl: whether passes return the KL; in `predict` it is not needed, and zero.
     """
 
     local_beta: float = 1.0
     auxiliary_beta: float = 0.0
     one_pass: bool = False
-    trains_members_together: bool = False
     pays_kl: bool = True
     accepts_loss_kwargs: bool = False  # so that transformers.Trainer divides mean losses by its accumulation steps
 
@@ -95,8 +93,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
 
     @property
     def separate_members(self) -> tuple[Bayesian, ...]:
-        """The members, if each is trained as a model of its own; otherwise empty."""
-        return () if self.trains_members_together else self.members
+        """The members, unless they are trained together as one model (repulsive ensembles)."""
+        return self.members
 
     def normal_outputs(self, *inputs: Any, **kwargs: Any) -> NormalOutputs | None:
         """The distribution of the outputs in closed form; None if there are only draws."""

@@ -39,11 +39,12 @@ class Draws(NamedTuple):
 
 
 class NormalOutputs(NamedTuple):
-    """Independent normal distributions of a network's outputs in closed form.
+    """Normal distributions of a network's outputs in closed form, independent unless there is a covariance.
 
     Attributes:
         mean, std: (B, ...) of at least float32.
         kl, local_kl, local_beta: as in `Draws`.
+        covariance: of the K outputs of an example, (B, K, K); None for independent outputs.
     """
 
     mean: Tensor
@@ -51,6 +52,7 @@ class NormalOutputs(NamedTuple):
     kl: Tensor
     local_kl: Tensor
     local_beta: float = 1.0
+    covariance: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

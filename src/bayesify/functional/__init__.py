@@ -29,6 +29,7 @@ from bayesify.functional.kl import (
     radial_kl,
 )
 from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
+from bayesify.functional.moments import relu_covariance, relu_moments
 from bayesify.functional.noise import at_most, bernoulli_mask, concrete_mask, local_reparameterization, normal_like
 from bayesify.functional.particles import log_kernel_density, median_bandwidth
 from bayesify.functional.projection import hadamard_projection
@@ -92,6 +93,8 @@ __all__ = [
     "planar_flow_inverse",
     "planar_identity",
     "radial_kl",
+    "relu_covariance",
+    "relu_moments",
     "split_r_hat",
     "structured_noise",
     "vifo_empirical_bayes",

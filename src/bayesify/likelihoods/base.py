@@ -89,12 +89,20 @@ class Likelihood(nn.Module, ABC):
         """Expectation of `terms` over independent normal outputs (1, B, *), where it has a closed form."""
         raise NotImplementedError(f"the expectation of {type(self).__name__} has no closed form; draw outputs")
 
-    def expected_log_prob(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
-        """Expectation of `log_prob` over independent normal outputs.
+    def uncorrelated(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Mean (1, B, K) of independent normal outputs with the expectation that this mean and covariance (1, B, K, K) give.
+
+        The mean itself if every term of `log_prob` depends on a single output.
+        """
+        return mean
+
+    def expected_log_prob(self, mean: Tensor, std: Tensor, y: Tensor, covariance: Tensor | None = None) -> Tensor:
+        """Expectation of `log_prob` over normal outputs.
 
         Args:
             mean, std: moments of the outputs, (B, *).
             y: as for `log_prob`.
+            covariance: of the outputs of an example, (B, K, K); None for independent outputs.
 
         Returns:
             (B,), nats, at least float32, summed over the dimensions of one example.
@@ -105,6 +113,8 @@ class Likelihood(nn.Module, ABC):
         """
         mean, std = at_least_float32(mean).unsqueeze(0), at_least_float32(std).unsqueeze(0)
         self.check_outputs(mean)
+        if covariance is not None:
+            mean = self.uncorrelated(mean, at_least_float32(covariance).unsqueeze(0))
         return sum_from(self.expected_terms(mean, std, align_targets(y, self.target_shape(mean))), 2).squeeze(0)
 
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:

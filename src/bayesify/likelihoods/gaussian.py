@@ -121,6 +121,15 @@ class HeteroscedasticGaussian(Likelihood):
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         return normal_log_density(y.to(outputs.dtype), *self._moments(outputs))
 
+    def uncorrelated(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Weighting with exp(-l) moves the mean of m by minus its covariance with l, where the bounds of l have no effect.
+
+        Source: Wu et al., *Deterministic variational inference* (2019, arXiv 1810.03958), section 5.
+        """
+        center, log_variance = mean.chunk(2, -1)
+        shift = covariance.diagonal(offset=center.shape[-1], dim1=-2, dim2=-1)
+        return torch.cat([center - shift, log_variance], -1)
+
     def expected_terms(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
         r"""Outputs are means m and log variances l with variances $s_m^2$ and $s_l^2$; the bounds apply to the mean of l.
 

@@ -5,6 +5,7 @@ from bayesify.methods.concrete_dropout import ConcreteDropout
 from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.methods.deterministic import Deterministic
 from bayesify.methods.drop_connect import DropConnect
+from bayesify.methods.dvi import DVI
 from bayesify.methods.elrg import ELRG
 from bayesify.methods.emp import ECMP, EMP
 from bayesify.methods.hmc import HMC
@@ -30,6 +31,7 @@ from bayesify.methods.vsd import VSD
 from bayesify.methods.whvi import WHVI
 
 __all__ = [
+    "DVI",
     "ECMP",
     "ELRG",
     "EMP",

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
+from bayesify.core.model import Bayesian
 from bayesify.core.modes import without_autocast
 from bayesify.core.outputs import Draws
 from bayesify.errors import ConfigurationError
@@ -96,11 +97,13 @@ class RepulsiveEnsemble(Method):
 class RepulsiveRoot(Ensemble):
     """Root of a repulsive ensemble: draws as of a deep ensemble; the repulsion is in the KL."""
 
-    trains_members_together = True
-
     def __init__(self, members: Sequence[PlainMember], method: RepulsiveEnsemble) -> None:
         super().__init__(members, method)
         self.method = method
+
+    @property
+    def separate_members(self) -> tuple[Bayesian, ...]:
+        return ()
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         draws = super().forward(*inputs, samples=samples, coherent=coherent, **kwargs)

@@ -62,7 +62,7 @@ class Objective(nn.Module):
         outputs = apply(self.bnn.normal_outputs, batch.inputs) if self.likelihood.closed_form else None
         if outputs is None:
             return None
-        log_prob = self.likelihood.expected_log_prob(outputs.mean, outputs.std, batch.y)
+        log_prob = self.likelihood.expected_log_prob(outputs.mean, outputs.std, batch.y, outputs.covariance)
         draws = Draws(outputs.mean.unsqueeze(0), outputs.kl, outputs.local_kl, local_beta=outputs.local_beta)
         return draws, log_prob.unsqueeze(0)
 
