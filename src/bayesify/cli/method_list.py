@@ -7,7 +7,7 @@ from bayesify.cli.settings import estimator_fields
 from bayesify.cli.terminal import print_line, print_table
 from bayesify.cli.training import ESTIMATORS
 from bayesify.core.method import Method
-from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, NATURAL, NATURAL_SMALL, SINGLE
+from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, NATURAL, NATURAL_LARGE, NATURAL_SMALL, SINGLE
 
 __all__ = ["print_methods"]
 
@@ -42,8 +42,9 @@ def print_methods() -> None:
     for text, settings in (
         ("DeepEnsemble", ENSEMBLE),
         ("Deterministic, EMP, ECMP and RepulsiveEnsemble", EARLY_STOPPED),
-        ("IVON and NoisyAdam", NATURAL),
-        ("VOGN and NoisyKFAC", NATURAL_SMALL),
+        ("IVON and NoisyAdam in regression", NATURAL),
+        ("NoisyKFAC, and VOGN in regression", NATURAL_SMALL),
+        ("IVON, NoisyAdam and VOGN in classification", NATURAL_LARGE),
         ("any other method", SINGLE),
     ):
         values = ", ".join(f"{name}={_text(value)}" for name, value in vars(settings).items() if name in params)
