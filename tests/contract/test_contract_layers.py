@@ -29,6 +29,7 @@ from bayesify.testing import LAYERS, References, check_method
 
 _EVERYWHERE = (MeanField, VariationalDropout, VSD, WHVI, EMP, VIFO, MCDropout, Deterministic)
 _OF_EACH_KIND = ("Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "Embedding")
+_LINEAR = ("Linear", "Linear without bias, on sequences")
 _OTHER_SETTINGS = ("Linear", "Conv2d", "LayerNorm")
 
 
@@ -51,11 +52,9 @@ def test_contract(method: Method, references: References, layer: str) -> None:
     contracts = "Norm" not in layer and layer != "Embedding"
     if isinstance(method, ScalaBL):  # adapters are linear layers and convolutions
         contracts = contracts and "Transpose" not in layer and "(I, O)" not in layer
-    if (
-        contracts
-        or isinstance(method, MeanField | Deterministic | ELRG | EMP | Radial | SWA | HMC | SGLD)
-        or (isinstance(method, Laplace) and method.structure != "kronecker")
-    ):
+    if isinstance(method, Laplace):  # Kronecker factors are those of linear layers and ungrouped convolutions in two dimensions
+        contracts = method.structure != "kronecker" or layer in (*_LINEAR, "Conv2d, reflected")
+    if contracts or isinstance(method, MeanField | Deterministic | ELRG | EMP | Radial | SWA | HMC | SGLD):
         assert check_method(method, {layer: LAYERS[layer]}, references, nets=()) == [layer]
     else:
         with pytest.raises(ContractError, match="supports none"):
