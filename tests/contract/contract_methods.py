@@ -358,7 +358,7 @@ METHODS: list[tuple[Method, References]] = [
     (SWAG(), References(collapse=lambda layer: None)),  # before the first snapshot; tests/methods/test_swag.py has it collected
     # before completion; tests/methods/test_completion.py has it
     (Laplace(layers="all", prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
-    (Laplace(structure="full", prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
+    (Laplace(layers="all", structure="full", prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
     (HMC(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
     (SGLD(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
     (SGHMC(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),

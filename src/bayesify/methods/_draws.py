@@ -56,6 +56,12 @@ class DrawsPosterior(CompletedPosterior):
         start = torch.randint(count, (1,), device=device)
         return (start + torch.arange(samples, device=device) * count // samples) % count
 
+    def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+        if not self.is_complete:
+            return layer.weight, layer.bias
+        weight, bias = layer_parts(layer, self.draws.mean(0, keepdim=True))
+        return weight.squeeze(0), None if bias is None else bias.squeeze(0)
+
     def remark(self) -> str:
         if not self.is_complete or self.draws.is_meta:
             return ""

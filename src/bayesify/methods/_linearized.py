@@ -67,7 +67,8 @@ class Linearized(Folded):
 
     def _linear(self, drawn: Drawn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs of one draw of weights (1, *); those of layers whose posterior is another are not linearized."""
-        layers = [layer for layer in drawn if isinstance(layer.posterior, CompletedPosterior)]
+        posteriors = {layer: layer.posterior for layer in drawn}  # a list of draws has no weights to linearize in
+        layers = [x for x, p in posteriors.items() if isinstance(p, CompletedPosterior) and not p.draws_jointly]
         ends = [part for layer in layers for part in drawn[layer] if part is not None]
         means = [part.unsqueeze(0) for layer in layers for part in layer.posterior.mean(layer) if part is not None]
 
