@@ -49,7 +49,7 @@ def print_methods() -> None:
     ):
         values = ", ".join(f"{name}={_text(value)}" for name, value in vars(settings).items() if name in params)
         print_line(f"Of parameters that are none, the values for {text}: {values}.")
-    print_line(f"The default method is {kind.default_method}.")
+    print_line(f"The default method is {kind.default_method}. --method auto trains several models, as many as --time allows.")
 
 
 def _position(family: str) -> tuple[int, str]:

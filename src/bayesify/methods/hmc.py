@@ -10,8 +10,7 @@ $$H(\theta, v) = U(\theta) + \tfrac12 v^\top M^{-1} v, \qquad U = -\log p(\theta
 over a path whose length adapts, and accepts with the probability that keeps the posterior invariant. Step size and diagonal M are
 learned in the warm-up. Chains of all layers together are drawn in float64, on the full data set.
 
-The sampler is Pyro's. Of the libraries with NUTS, `blackjax` needs the density in JAX, and `posteriors` has stochastic gradient
-samplers alone and requires compiled packages; `pyro-ppl` is pure Python, takes any PyTorch density, and installs in seconds.
+The sampler is Pyro's: `pyro-ppl` takes any PyTorch density and adds pure Python packages alone; `blackjax` needs the density in JAX.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ $\epsilon = 2 r / N$). The stationary distribution is $\propto \exp(-U / T)$ up 
 length, and the noise of minibatch gradients, which is not corrected. For a quadratic U with curvature h per example, full batches
 and SGLD, the variance is $T / (N h (1 - r h / 2))$.
 
-The update is two lines, so no library is used: of those that have it, `posteriors` brings compiled packages, and others are not
-maintained. C chains run at once, by `torch.func.vmap`, after training to a point estimate.
+The update is two lines, so no library is used. C chains run at once, by `torch.func.vmap`, after training to a point estimate.
 """
 
 from __future__ import annotations
