@@ -1,6 +1,7 @@
 """HMC, SGLD and SG-HMC against known distributions: conjugate models, quadrature, stationary covariances of the updates."""
 
 import math
+import warnings
 from functools import partial
 
 import pytest
@@ -27,6 +28,7 @@ from bayesify import (
     unbayesify,
 )
 from bayesify.methods._weight_density import WeightDensity
+from bayesify.progress import ProgressBar
 from bayesify.train import Training, Weighted, fit_many
 
 pytestmark = pytest.mark.filterwarnings("ignore:the chains have not mixed")  # they are short
@@ -273,6 +275,25 @@ class TestUse:
         x, y = (z.float() for z in line())
         bnn.complete([(x, y)], Gaussian(std=STD))
         assert bnn.net[2].posterior.draws.shape == (12, 5)
+
+    @pytest.mark.parametrize("method", [FAST, SGLD(draws=4, burn_in=7, thinning=2), HMC(draws=4, chains=2, warmup=3)])
+    def test_progress_ends_at_one(self, method, monkeypatch: pytest.MonkeyPatch):
+        if isinstance(method, HMC):
+            pytest.importorskip("pyro")
+        bars = []
+
+        class Bar(ProgressBar):
+            def __init__(self, *arguments, **options):
+                super().__init__(*arguments, **options)
+                bars.append(self)
+
+        monkeypatch.setattr("bayesify.core.completion.ProgressBar", Bar)
+        x, y = (z.float() for z in line())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BayesifyWarning)  # so few steps do not mix
+            bayesify(nn.Linear(2, 1), method).complete([(x, y)], Gaussian(std=STD), progress=False)
+        assert [bar.text for bar in bars] == [type(method).__name__]
+        assert bars[0].done == pytest.approx(1)
 
 
 class TestRefused:

@@ -16,6 +16,7 @@ from bayesify.core.method import Method
 from bayesify.core.shards import check_whole
 from bayesify.core.stored import StoredPosterior
 from bayesify.errors import ConfigurationError
+from bayesify.progress import ProgressBar
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -111,7 +112,9 @@ class Completing(nn.Module):
         """Whether a posterior is made after training (Laplace, HMC, SGLD)."""
         return any(True for _ in self._completed())
 
-    def complete(self, batches: Iterable[Any], likelihood: Any, *, scale: float = 1.0, seed: int = 0) -> None:
+    def complete(
+        self, batches: Iterable[Any], likelihood: Any, *, scale: float = 1.0, seed: int = 0, progress: bool | None = None
+    ) -> None:
         r"""Make the posteriors that are made after training (Laplace, HMC, SGLD), from the trained weights.
 
         Their density is $\propto p(\theta) \prod_i p(y_i \mid x_i, \theta)^\text{scale}$. Modules are used in eval mode; layers
@@ -123,6 +126,7 @@ class Completing(nn.Module):
             likelihood: of the targets, trained.
             scale: number of training examples over the number of rows in `batches`, divided by `beta` for a cold posterior.
             seed: of the noise; PyTorch's random state is left unchanged.
+            progress: whether to show a progress bar; None shows it on a terminal.
 
         Raises:
             ConfigurationError: no posterior is made after training, or the method cannot serve this likelihood.
@@ -143,7 +147,7 @@ class Completing(nn.Module):
         check_whole(self)
         self.forget()
         for k, member in enumerate(self.members):
-            member.complete(batches, likelihood, scale=scale, seed=seed + k)
+            member.complete(batches, likelihood, scale=scale, seed=seed + k, progress=progress)
         if self.members:
             return
         methods: dict[Method, list[str]] = {}
@@ -152,7 +156,8 @@ class Completing(nn.Module):
         with own_noise([*self.parameters(), *self.buffers()]) as reseed:
             reseed(seed)
             for method, names in methods.items():
-                method.complete(cast("Bayesian", self), names, batches, likelihood, scale)
+                with ProgressBar(type(method).__name__, progress, total=1.0) as bar:
+                    method.complete(cast("Bayesian", self), names, batches, likelihood, scale, bar.advance)
 
     def check_completion(self, likelihood: Any, *, weighted: bool = False) -> None:
         """Raise an error, before training, if `complete` cannot serve a likelihood or weights of examples, or lacks a package."""

@@ -87,13 +87,22 @@ class Method:
     def check_completion(self, likelihood: Any, weighted: bool) -> None:
         """Raise an error if `complete` cannot serve a likelihood or weights of examples, or lacks a package; before training."""
 
-    def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Any, scale: float) -> None:
+    def complete(
+        self,
+        bnn: Bayesian,
+        names: Sequence[str],
+        batches: Iterable[Any],
+        likelihood: Any,
+        scale: float,
+        advance: Callable[[float], object],
+    ) -> None:
         """Make the posteriors of layers after training, if they are `CompletedPosterior`s; see `Bayesian.complete`.
 
         Args:
             bnn: the root.
             names: of the layers, within `bnn.net`.
             batches, likelihood, scale: as for `Bayesian.complete`, which has seeded the random number generators.
+            advance: call it with the fraction of the work that has been done since the last call, for the progress bar.
         """
         raise NotImplementedError(f"{type(self).__name__} builds a CompletedPosterior but does not implement `complete`")
 

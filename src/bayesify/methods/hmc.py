@@ -10,7 +10,7 @@ $$H(\theta, v) = U(\theta) + \tfrac12 v^\top M^{-1} v, \qquad U = -\log p(\theta
 over a path whose length adapts, and accepts with the probability that keeps the posterior invariant. Step size and diagonal M are
 learned in the warm-up. Chains of all layers together are drawn in float64, on the full data set.
 
-The sampler is Pyro's: `pyro-ppl` takes any PyTorch density and adds pure Python packages alone; `blackjax` needs the density in JAX.
+The sampler is Pyro's: `pyro-ppl` takes any PyTorch density and adds pure Python packages alone; `blackjax` takes densities in JAX.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -89,7 +89,15 @@ class HMC(Method):
         check_density(likelihood)
         _sampler()
 
-    def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Likelihood, scale: float) -> None:
+    def complete(
+        self,
+        bnn: Bayesian,
+        names: Sequence[str],
+        batches: Iterable[Any],
+        likelihood: Likelihood,
+        scale: float,
+        advance: Callable[[float], object],
+    ) -> None:
         mcmc = _sampler()
         density = WeightDensity(bnn, names, likelihood, scale, self.prior_std, torch.float64)
         data = [density.moved(batch) for batch in batches]
@@ -108,6 +116,7 @@ class HMC(Method):
                 warmup_steps=self.warmup,
                 initial_params={"weights": start},
                 disable_progbar=True,
+                hook_fn=lambda *_: advance(1 / (self.chains * (self.warmup + self.draws * self.thinning))),
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # Pyro reads gradients of tensors that are no leaves

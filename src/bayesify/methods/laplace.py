@@ -23,7 +23,7 @@ the adapter. The result is stored in buffers, so that saving, loading and predic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -106,7 +106,15 @@ class Laplace(Method):
     def check_completion(self, likelihood: Likelihood, weighted: bool) -> None:
         check_laplace(likelihood, weighted)
 
-    def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Likelihood, scale: float) -> None:
+    def complete(
+        self,
+        bnn: Bayesian,
+        names: Sequence[str],
+        batches: Iterable[Any],
+        likelihood: Likelihood,
+        scale: float,
+        advance: Callable[[float], object],
+    ) -> None:
         density = WeightDensity(bnn, names, likelihood, scale, self.prior_std, torch.float64)
         found = fit_laplace(density, names, batches, self.structure, self.tune_prior)
         layers = dict(bnn.random_layers())

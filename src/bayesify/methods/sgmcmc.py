@@ -20,7 +20,7 @@ The update is two lines, so no library is used. C chains run at once, by `torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -95,7 +95,15 @@ class SGLD(Method):
     def check_completion(self, likelihood: Likelihood, weighted: bool) -> None:
         check_density(likelihood)
 
-    def complete(self, bnn: Bayesian, names: Sequence[str], batches: Iterable[Any], likelihood: Likelihood, scale: float) -> None:
+    def complete(
+        self,
+        bnn: Bayesian,
+        names: Sequence[str],
+        batches: Iterable[Any],
+        likelihood: Likelihood,
+        scale: float,
+        advance: Callable[[float], object],
+    ) -> None:
         density = WeightDensity(bnn, names, likelihood, scale, self.prior_std)
         rows = sum(len(density.moved(batch)[1]) for batch in batches)
         n = scale * rows  # the prior counts as 1 / n of an example in the mean loss
@@ -113,6 +121,7 @@ class SGLD(Method):
             force = self.step_size * gradient(theta, *density.moved(batch))
             velocity = (1 - self.decay) * velocity - force + noise * torch.randn_like(theta)
             theta = theta + velocity
+            advance(1 / (self.burn_in + self.draws * self.thinning))
             if step > self.burn_in and (step - self.burn_in) % self.thinning == 0:
                 kept.append(theta)
                 if len(kept) == self.draws:

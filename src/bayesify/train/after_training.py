@@ -47,10 +47,11 @@ def check_completable(training: Training, processes: int = 1) -> None:
     bnn.check_completion(training.likelihood, weighted=isinstance(training.data, Weighted))
 
 
-def complete_posterior(training: Training, data: ModelData) -> None:
+def complete_posterior(training: Training, data: ModelData, progress: bool | None = False) -> None:
     """Make the posterior of a trained network, if it is made after training."""
     if not training.bnn.completes:
         return
     rows = data.train.examples or data.n
     scale = data.n / rows / training.beta_at(1.0)
-    training.bnn.complete(_Epochs(data.train), training.likelihood, scale=scale, seed=seed_for(training.seed, "after training"))
+    seed = seed_for(training.seed, "after training")
+    training.bnn.complete(_Epochs(data.train), training.likelihood, scale=scale, seed=seed, progress=progress)

@@ -43,17 +43,18 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
         raise ConfigurationError("bnn has no parameter with requires_grad=True, there is nothing to train")
     fabric = make_fabric(training.bnn, options.accelerator, options.devices, options.strategy, options.precision)
     show = options.progress if fabric.is_global_zero else False
-    with preserved_state(model, fabric.device), ProgressBar("training", show) as bar:
+    with preserved_state(model, fabric.device):
         check_completable(training, fabric.world_size)
         training.bnn.forget()
-        loop = _Loop(training, settings, options, fabric, parameters, bar)
-        loop.resume_or_start()
-        loop.state.history.n = loop.data.n
-        loop.run_epochs()
+        with ProgressBar("training", show) as bar:
+            loop = _Loop(training, settings, options, fabric, parameters, bar)
+            loop.resume_or_start()
+            loop.state.history.n = loop.data.n
+            loop.run_epochs()
         training.bnn.passes.optimizer = None  # its state is that of this run
         if loop.state.best is not None:
             loop.state.module.load_state_dict(loop.state.best)
-        complete_posterior(training, loop.data)
+        complete_posterior(training, loop.data, show)
     return loop.state.history
 
 
