@@ -7,8 +7,34 @@ import torch
 from _pytest.mark import ParameterSet
 from contract_methods import METHODS, ROOTS, identify
 
+from bayesify import (
+    ECMP,
+    EMP,
+    SWAG,
+    VIFO,
+    VSD,
+    WHVI,
+    DeepEnsemble,
+    Deterministic,
+    MCDropout,
+    MeanField,
+    VariationalDropout,
+)
 from bayesify.core.method import Method
 from bayesify.testing import NET_CHECKS, NotApplicable
+
+# The methods of the papers, and one of every kind, meet all networks; the others those that depend on more than shared code.
+_EVERYWHERE = (MeanField, VariationalDropout, VSD, WHVI, EMP, ECMP, VIFO, MCDropout, DeepEnsemble, SWAG, Deterministic)
+_FOR_ALL = (
+    "graph_network",
+    "batch_normalization_in_training",
+    "tied_embedding",
+    "nested_inputs",
+    "checkpointed_layers",
+    "functions",
+    "members_in_training",
+    "weight_of_the_local_kl",
+)
 
 
 def _methods() -> Iterator[tuple[Method, bool]]:
@@ -22,9 +48,10 @@ def _methods() -> Iterator[tuple[Method, bool]]:
 
 
 def _cases() -> Iterator[ParameterSet]:
-    for method, quick in _methods():
+    for method, first in _methods():
         for check in NET_CHECKS:
             name = check.__name__.removeprefix("check_")
+            quick = first and (type(method) in _EVERYWHERE or name in _FOR_ALL)
             yield pytest.param(method, check, marks=() if quick else pytest.mark.slow, id=f"{identify(method)}-{name}")
 
 
