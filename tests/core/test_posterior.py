@@ -56,7 +56,7 @@ def test_missing_fields_take_their_defaults():
         ({"method": "MCDropout", "rate": 0.5, "P": 1}, "MCDropout has no field 'P', 'rate'; its fields are p, prior_std"),
         ({"method": "MCDropout", "p": 1.0}, r"p must be a number in \[0, 1\), got 1.0"),
         ({"method": "MCDropout", "p": "0.5"}, r"p must be a number in \[0, 1\), got '0.5'"),
-        ({"method": "MeanField", "noise": "loud"}, "noise must be one of 'local', 'shared', got 'loud'"),
+        ({"method": "MeanField", "noise": "loud"}, "noise must be one of 'local', 'shared', 'flipout', got 'loud'"),
         ({"method": "Deterministic", "prior_std": True}, "prior_std must be a finite number above 0, got True"),
     ],
 )
