@@ -103,6 +103,16 @@ def test_parameters_hold_for_all_models():
     assert list(counts.stack_weights_) == [1.0]  # counts have no weighted mixture
 
 
+def test_rows_of_a_high_weight_choose_the_model():
+    model = BayesianRegressor(**FAST, likelihood="poisson")
+    log_probs = torch.tensor([[-1.0, -2.0]] * 3 + [[-9.0, -1.0]], dtype=torch.float64)
+    for rows, best in ((torch.ones(4), 1), (torch.tensor([9.0, 9.0, 9.0, 0.1]), 0)):
+        means = rows.double() @ log_probs / rows.sum()
+        assert model._weights(log_probs, means, rows).argmax() == best
+    mixture = BayesianRegressor(**FAST)._weights(log_probs, log_probs.mean(0), torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    assert mixture.tolist() == [0.0, 1.0]
+
+
 def test_sample_weight(model):
     weights = np.where(np.arange(80) < 40, 2.0, 1.0)
     weighted = BayesianRegressor(**FAST).fit(X, y, sample_weight=weights)

@@ -106,8 +106,8 @@ class Stacking(EstimatorParameters):
         if not models:
             raise DivergenceError("all models diverged; choose a lower learning_rate")
         log_probs = torch.stack(list(scores.values()), 1)
-        shares = self._weights(log_probs, held_out)
         means = log_probs.mean(0) if held_out is None else held_out.double() @ log_probs / held_out.sum()
+        shares = self._weights(log_probs, means, held_out)
         for name, share, mean in zip(scores, shares.tolist(), means.tolist(), strict=True):
             lines[name] |= {"weight": share, "log_score": mean}
         self.leaderboard_ = pd.DataFrame.from_dict(lines, orient="index").rename_axis("model")
@@ -132,12 +132,12 @@ class Stacking(EstimatorParameters):
             fixed = {"conformal": False, "time_limit": None, "random_state": self.seed_}
             yield name, clone(self).set_params(**own, **fixed)
 
-    def _weights(self, log_probs: Tensor, sample_weight: Tensor | None) -> Tensor:
+    def _weights(self, log_probs: Tensor, means: Tensor, sample_weight: Tensor | None) -> Tensor:
         """Return the weights of the models."""
         if len(log_probs) == 0:
             return log_probs.new_ones(1)
         if not self._mixes():
-            return torch.nn.functional.one_hot(log_probs.mean(0).argmax(), log_probs.shape[1]).to(log_probs)
+            return torch.nn.functional.one_hot(means.argmax(), log_probs.shape[1]).to(log_probs)
         weights = stacking_weights(log_probs, sample_weight)
         weights = torch.where(weights < _LEAST_WEIGHT, 0, weights)
         return weights / weights.sum()

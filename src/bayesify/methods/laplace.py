@@ -23,6 +23,7 @@ the adapter. The result is stored in buffers, so that saving, loading and predic
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -139,9 +140,9 @@ class LaplacePosterior(CompletedPosterior):
     def drawn(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         return layer_parts(layer, layer_vector(layer) + self.deviation(layer, samples))
 
+    @abstractmethod
     def deviation(self, layer: BayesianLayer, samples: int) -> Tensor:
         """Draws (S, P) around the mean."""
-        raise NotImplementedError
 
     def remark(self) -> str:
         if not self.is_complete or self.evidence.is_meta:
