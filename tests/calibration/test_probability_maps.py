@@ -26,7 +26,7 @@ def test_vector_scaling_has_the_highest_penalized_likelihood():
 
     def loss(parameters):
         w, b = parameters[:K], parameters[K:]
-        return -log_softmax(w * log_probs + b, 1)[np.arange(N), y].sum() + 0.5 * ((w - 1) ** 2).sum() + 0.5 * (b**2).sum()
+        return -log_softmax(w * log_probs + b, 1)[np.arange(N), y].sum() + (((w - 1) ** 2).sum() + (b**2).sum()) / 200
 
     expected = minimize(loss, np.r_[np.ones(K), np.zeros(K)], tol=1e-10).x
     fitted = VectorScaling.fit(p, y)
@@ -60,6 +60,13 @@ def test_improves_the_likelihood_and_keeps_the_epistemic_share(kind):
     np.testing.assert_allclose(mapped.probs.sum(1), 1)
     restored = ProbabilityMap.from_dict(json.loads(json.dumps(fitted.to_dict())))
     np.testing.assert_array_equal(restored(p).probs, mapped.probs)
+
+
+def test_thirty_rows_make_an_underconfident_model_confident():
+    hesitant = CategoricalPredictive.from_logits(torch.eye(3, dtype=torch.float64).repeat(10, 1)[None] * 0.3)
+    mapped = VectorScaling.fit(hesitant, torch.arange(3).repeat(10))(hesitant)  # always right, with 40 % confidence
+    assert hesitant.probs.max() < 0.41
+    assert mapped.probs.amax(1).min() > 0.9
 
 
 @pytest.mark.parametrize("kind", [VectorScaling, IsotonicCalibration])

@@ -19,6 +19,7 @@ from bayesify.predictive import CategoricalPredictive
 __all__ = ["IsotonicCalibration", "ProbabilityMap", "VectorScaling"]
 
 _ROUNDS = 200  # of L-BFGS
+_PRIOR_STD = 10.0  # of factors and offsets: an underconfident model of a few held-out rows may need a factor of 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +60,8 @@ class ProbabilityMap:
 class VectorScaling(ProbabilityMap):
     r"""Log probabilities with a factor and an offset per class: $q = \mathrm{softmax}(w \odot \log p + b)$.
 
-    Fitted by maximum likelihood, with the penalty $\tfrac{1}{2} \lVert w - 1 \rVert^2 + \tfrac{1}{2} \lVert b \rVert^2$ (a normal
-    prior, in nats per data set), so that a class without held-out rows keeps a finite offset.
+    Fitted by maximum likelihood, with the penalty $(\lVert w - 1 \rVert^2 + \lVert b \rVert^2) / 2 s^2$ of a normal prior, s = 10, in
+    nats per data set, so that a class without held-out rows keeps a finite offset.
 
     Source: Guo, Pleiss, Sun & Weinberger (2017), arXiv 1706.04599, section 4.2, on the log of the mean probabilities in place of
     logits; the penalty is ours.
@@ -89,7 +90,7 @@ class VectorScaling(ProbabilityMap):
             optimizer.zero_grad()
             with torch.enable_grad():
                 nll = torch.nn.functional.cross_entropy(scale * log_probs + shift, y, reduction="sum")
-                value = nll + 0.5 * (scale - 1).square().sum() + 0.5 * shift.square().sum()
+                value = nll + ((scale - 1).square().sum() + shift.square().sum()) / (2 * _PRIOR_STD**2)
                 value.backward()
             return value
 
