@@ -60,8 +60,8 @@ class ProbabilityMap:
 class VectorScaling(ProbabilityMap):
     r"""Log probabilities with a factor and an offset per class: $q = \mathrm{softmax}(w \odot \log p + b)$.
 
-    Fitted by maximum likelihood, with the penalty $(\lVert w - 1 \rVert^2 + \lVert b \rVert^2) / 2 s^2$ of a normal prior, s = 10, in
-    nats per data set, so that a class without held-out rows keeps a finite offset.
+    Fitted by maximum likelihood, with the penalty $(\lVert w - 1 \rVert^2 + \lVert b \rVert^2) / 2 s^2$ of a normal prior, s = 10,
+    in nats per data set, so that a class without held-out rows keeps a finite offset.
 
     Source: Guo, Pleiss, Sun & Weinberger (2017), arXiv 1706.04599, section 4.2, on the log of the mean probabilities in place of
     logits; the penalty is ours.
