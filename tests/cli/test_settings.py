@@ -31,6 +31,7 @@ def test_settings_have_one_meaning(kind):
     ("text", "kind", "value"),
     [("3", int, 3), ("0.5", float | None, 0.5), ("none", float | None, None), ("no", bool, False), ("True", bool, True),
      ("relu", str, "relu"), ("64,32", Sequence[int], (64, 32)), ("(8,)", Sequence[int], (8,)), ("", Sequence[int], ()),
+     ("low, high", bool | Sequence[str], ("low", "high")),
      ("0.5,0.5", tuple[float, ...] | None, (0.5, 0.5)), ("vifo", Method | None, VIFO()),
      ("2", float | KLSchedule, 2.0), ("linearwarmup", float | KLSchedule, LinearWarmup())],
 )  # fmt: skip

@@ -53,6 +53,7 @@ class EstimatorParameters(BaseEstimator):
         time_limit: float | None = None,
         conformal: bool | Literal["cross"] = False,
         calibrate: Literal["temperature", "vector", "isotonic"] | None = None,
+        ordered: bool | Sequence[str] = False,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
         progress: bool | None = None,
@@ -73,6 +74,7 @@ class EstimatorParameters(BaseEstimator):
         self.time_limit = time_limit
         self.conformal = conformal
         self.calibrate = calibrate
+        self.ordered = ordered
         self.random_state = random_state
         self.accelerator = accelerator
         self.progress = progress
@@ -161,6 +163,10 @@ class EstimatorParameters(BaseEstimator):
                 raise ConfigurationError(f"time_limit={self.time_limit:g} chooses the models of method='auto', got {self.method!r}")
         if self.calibrate and self.is_stacked:
             raise ConfigurationError(f"calibrate={self.calibrate!r} needs a single model, got method='auto'; leave it out")
+        if self.calibrate == "temperature" and self.ordered is not False:
+            raise ConfigurationError(
+                "calibrate='temperature' divides logits, and the likelihood of ordered classes has none; choose 'vector' or 'isotonic'"
+            )
         if self.conformal and self.calibrate:
             raise ConfigurationError(f"conformal={self.conformal} and calibrate={self.calibrate!r} exclude each other; choose one")
         if self.patience is not None and self.method_in_use().collects_from is not None:
