@@ -84,7 +84,7 @@ def test_bad_orders():
     def fit(ordered, y=text, **params):
         BayesianClassifier(ordered=ordered, **FAST, **params).fit(X, y)
 
-    with pytest.raises(ConfigurationError, match="ordered=True needs labels that are numbers.*got 'high'"):
+    with pytest.raises(ConfigurationError, match=r"ordered=True needs labels that are numbers.*got 'high'"):
         fit(True)
     with pytest.raises(ConfigurationError, match=r"lacks the labels \['medium'\]"):
         fit(["low", "high"])

@@ -165,7 +165,8 @@ class EstimatorParameters(BaseEstimator):
             raise ConfigurationError(f"calibrate={self.calibrate!r} needs a single model, got method='auto'; leave it out")
         if self.calibrate == "temperature" and self.ordered is not False:
             raise ConfigurationError(
-                "calibrate='temperature' divides logits, and the likelihood of ordered classes has none; choose 'vector' or 'isotonic'"
+                "calibrate='temperature' divides logits, which the likelihood of ordered classes does not have; choose 'vector' or "
+                "'isotonic'"
             )
         if self.conformal and self.calibrate:
             raise ConfigurationError(f"conformal={self.conformal} and calibrate={self.calibrate!r} exclude each other; choose one")
