@@ -52,7 +52,7 @@ class EstimatorParameters(BaseEstimator):
         patience: int | None = None,
         time_limit: float | None = None,
         conformal: bool | Literal["cross"] = False,
-        calibrate: Literal["temperature", "vector", "isotonic"] | None = None,
+        calibrate: Literal["temperature", "vector", "isotonic", "histogram"] | None = None,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
         progress: bool | None = None,
@@ -154,7 +154,7 @@ class EstimatorParameters(BaseEstimator):
         check_fraction("validation_fraction", self.in_use("validation_fraction"))
         check_choice("encoding", self.in_use("encoding"), ("standard", "piecewise"))
         check_choice("conformal", self.conformal, (False, True, "cross"))
-        check_choice("calibrate", self.calibrate, (None, "temperature", "vector", "isotonic"))
+        check_choice("calibrate", self.calibrate, (None, "temperature", "vector", "isotonic", "histogram"))
         if self.time_limit is not None:
             check_positive("time_limit", self.time_limit)
             if not self.is_stacked:
