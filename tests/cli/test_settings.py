@@ -64,6 +64,12 @@ def test_a_type_error_of_a_method_names_the_option(monkeypatch):
         make_estimator("regression", "MeanField", ["prior_std=2"], seed=0, epochs=None, quiet=True)
 
 
+@pytest.mark.parametrize("calibrate", ["temperature", "vector", "isotonic", "histogram"])
+def test_calibration_of_probabilities_can_be_set(calibrate):
+    estimator = make_estimator("classification", "MeanField", [f"calibrate={calibrate}"], seed=0, epochs=1, quiet=True)
+    assert estimator.calibrate == calibrate
+
+
 def test_split_is_random_repeatable_and_in_proportion():
     y = pd.Series(["a"] * 90 + ["b"] * 10)
     train, test = split_rows(y, 0.2, 0, "classification")

@@ -92,5 +92,5 @@ def test_bad_orders():
         fit([*ORDER, "low"])
     with pytest.raises(TypeError, match="ordered must be True, False or all labels"):
         fit("low")
-    with pytest.raises(ConfigurationError, match="choose 'vector' or 'isotonic'"):
+    with pytest.raises(ConfigurationError, match="choose 'vector', 'isotonic' or"):
         fit(ORDER, calibrate="temperature")

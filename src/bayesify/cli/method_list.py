@@ -48,7 +48,7 @@ def print_methods() -> None:
         ("DeepEnsemble", ENSEMBLE),
         ("Deterministic, EMP, ECMP and RepulsiveEnsemble", EARLY_STOPPED),
         ("IVON and NoisyAdam in regression", NATURAL),
-        ("NoisyKFAC, and VOGN in regression", NATURAL_SMALL),
+        ("NoisyKFAC and SLANG, and VOGN in regression", NATURAL_SMALL),
         ("IVON, NoisyAdam and VOGN in classification", NATURAL_LARGE),
         ("any other method", SINGLE),
     ):

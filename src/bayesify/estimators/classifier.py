@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.calibration import IsotonicCalibration, ProbabilityMap, VectorScaling, fit_temperature
+from bayesify.calibration import HistogramBinning, IsotonicCalibration, ProbabilityMap, VectorScaling, fit_temperature
 from bayesify.conformal import ConformalSets
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BayesianClassifier"]
 
+_MAPS: Mapping[str, type[ProbabilityMap]] = {
+    "vector": VectorScaling,
+    "isotonic": IsotonicCalibration,
+    "histogram": HistogramBinning,
+}
+
 
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """Bayesian neural network for classification.
@@ -47,13 +53,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             the default `beta` of `MeanField` rises to 1, the evidence lower bound.
         calibrate: holds out a random 20 % of the rows, at most 2,000, and fits the probabilities to them. "temperature" scales the
             logits by one number (`fit_temperature`), which is `likelihood_.temperature`; "vector" has a factor and an offset per
-            class (`VectorScaling`), "isotonic" any nondecreasing function per class (`IsotonicCalibration`), for many rows.
+            class (`VectorScaling`); "isotonic" has a nondecreasing function per class (`IsotonicCalibration`) and "histogram" the
+            frequencies in ten bins per class (`HistogramBinning`), both for many rows.
         ordered: whether the classes have an order, which the likelihood `Ordinal` uses: True for that of numbers or of an ordered
             categorical column, or all labels from the lowest to the highest, such as `["low", "medium", "high"]`.
 
     Attributes:
         classes_: the labels, sorted or as in `ordered`, (K,).
-        probability_map_: the fitted `VectorScaling` or `IsotonicCalibration`, or None.
+        probability_map_: the fitted `VectorScaling`, `IsotonicCalibration` or `HistogramBinning`, or None.
         conformal_, folds_: the scores of the calibration rows, or None; the models of "cross".
         bnn_, likelihood_, history_, columns_, preprocessing_, n_features_in_, feature_names_in_: as for `BayesianRegressor`.
 
@@ -100,8 +107,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             return
         X, y = self._take_kept()
         if self.calibrate != "temperature":
-            kind = VectorScaling if self.calibrate == "vector" else IsotonicCalibration
-            self.probability_map_ = kind.fit(self.predictive(X), self._encode_target(y))
+            self.probability_map_ = _MAPS[self.calibrate].fit(self.predictive(X), self._encode_target(y))
             return
 
         def predictive_at(temperature: float) -> CategoricalPredictive:
