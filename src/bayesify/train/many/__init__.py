@@ -7,7 +7,6 @@
 - `random_streams`: the random numbers of each model
 - `optimizers`: optimizers of stacked parameters
 - `ensemble`: one training per member of an ensemble
-- `module_comparison`: whether models share a function
 """
 
 from bayesify.train.many.dispatch import fit_many
