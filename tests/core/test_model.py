@@ -286,7 +286,7 @@ GROUPS: dict[str, tuple[Method, set[str]]] = {
     "VOGN": (VOGN(), set()),
     "NoisyAdam": (NoisyAdam(), set()),
     "NoisyKFAC": (NoisyKFAC(), set()),
-    "SLANG": (SLANG(), set()),
+    "SLANG": (SLANG(), {"log_diagonal", "posterior.factor"}),
     "VIFO": (VIFO(), {"posterior.bias"}),
     "VIFO, two networks": (VIFO(separate_std=True), set()),
     "repulsive ensemble": (RepulsiveEnsemble(members=2), set()),

@@ -217,6 +217,120 @@ def test_it_survives_json_and_lists_its_members() -> None:
     assert "1.net.2" in str(summary(bayesify(mlp(), method)))
 
 
+class Branching(nn.Module):
+    """Depends on values, which no vectorized call can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y if y.sum() > 0 else 2 * y
+
+
+class Replacing(nn.Module):
+    """Replaces a buffer by another tensor, and changes its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x.mul_(2))
+        self.mean = 0.5 * self.mean + 0.5 * y.detach().mean(0)
+        return y - self.mean
+
+
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(1, 4, 1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 1))
+
+
+def _pair(make, together: bool, **kwargs) -> Bayesian:
+    torch.manual_seed(0)
+    bnn = bayesify([make() for _ in range(3)], RepulsiveEnsemble(members=3), **kwargs).double().train()
+    bnn._stacked.able = None if together else False
+    return bnn
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "able"),
+    [
+        (mlp, (2,), True),
+        (normalized, (1, 2), True),
+        (Replacing, (2,), True),
+        (lambda: nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 1)), (2,), True),
+        (Branching, (2,), False),
+    ],
+    ids=["MLP", "batch normalization", "replaced buffer", "layer normalization", "branch"],
+)
+@pytest.mark.parametrize("samples", [1, 6])
+def test_one_call_of_all_members_is_that_of_each(make, shape, able: bool, samples: int) -> None:
+    x = torch.randn(5, *shape, dtype=torch.float64)
+    results = []
+    for together in (True, False):
+        bnn, before = _pair(make, together), x.clone()
+        optimizer = torch.optim.SGD(bnn.parameters(), lr=0.1)
+        for _ in range(3):
+            draws = bnn(x, samples=samples)
+            optimizer.zero_grad()
+            (-elbo(draws, -draws.outputs.square().sum(-1), n=10)).backward()
+            optimizer.step()
+        assert bnn._stacked.able is (able and together)
+        assert torch.equal(x, before)
+        results.append((draws.outputs.detach(), draws.kl.detach(), draws.local_kl, bnn.state_dict()))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+
+
+def test_members_drop_other_elements() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x * self.scale, 0.25, self.training)
+
+    bnn = bayesify([Dropping() for _ in range(3)], RepulsiveEnsemble(members=3)).train()
+    outputs = bnn(torch.ones(4000, 2), samples=6).outputs
+    assert bnn._stacked.able
+    kept = (outputs != 0).double()
+    torch.testing.assert_close(kept.mean((1, 2)), torch.full((6,), 0.75).double(), rtol=0, atol=0.03)
+    assert torch.equal(outputs[0], outputs[1])  # a member's draws are equal
+    both = (kept[0] * kept[2]).mean(), (kept[2] * kept[4]).mean()
+    torch.testing.assert_close(torch.stack(both), torch.full((2,), 0.75**2).double(), rtol=0, atol=0.03)
+
+
+def test_members_are_called_one_by_one_where_they_differ() -> None:
+    x, calls = torch.randn(4, 2), []
+    tanh, relu = mlp(), nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 1))
+    bnn = bayesify([tanh, relu], RepulsiveEnsemble(members=2)).train()
+    torch.testing.assert_close(bnn(x).outputs, torch.stack([tanh(x), relu(x)]))
+    hooked = bayesify(mlp(), RepulsiveEnsemble(members=3)).train()
+    for member in hooked.members:
+        member.net[0].register_forward_hook(lambda *_: calls.append(1))
+    hooked(x)
+    assert len(calls) == 3
+    mixed = bayesify(normalized(), RepulsiveEnsemble(members=2)).train()
+    mixed.members[1].eval()
+    mixed(x.unsqueeze(1))
+    assert [int(m.net[1].num_batches_tracked) for m in mixed.members] == [1, 0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert bayesify(mlp(), RepulsiveEnsemble(members=2)).train()(x).outputs.dtype == torch.bfloat16
+
+
+def test_other_layouts_are_called_together() -> None:
+    """The batch in another dimension, and a selected output."""
+    rows = {}
+    for together in (True, False):
+        bnn = _pair(TwoOutputs, together, output="logits", batch_dim=1)
+        rows[together] = bnn(torch.randn(3, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), samples=6)
+        assert bnn._stacked.able is together
+    assert rows[True].outputs.shape == (6, 4, 3, 3)
+    torch.testing.assert_close(rows[True].outputs, rows[False].outputs)
+
+
 class TwoOutputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -34,6 +34,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from bayesify.core.checks import check_choice, check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
@@ -44,6 +45,7 @@ from bayesify.core.outputs import Draws
 from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, log_kernel_density, median_bandwidth
 from bayesify.methods._ensemble_root import Ensemble, PlainMember, nets_of_members
+from bayesify.methods._stacked_members import StackedMembers
 
 __all__ = ["RepulsiveEnsemble"]
 
@@ -54,7 +56,8 @@ class RepulsiveEnsemble(Method):
 
     `bayesify` takes the members, or one freshly initialized network, as for `DeepEnsemble`. `fit` trains them as one model, on the
     same batches; so does any loop that descends `-elbo(...)` in training mode, outside of which they do not repel each other. The
-    gradient of a member is 1/M of its own, to which Adam is invariant.
+    gradient of a member is 1/M of its own, to which Adam is invariant. Training passes call all members at once where
+    `torch.func.vmap` can, otherwise one after the other.
 
     Args:
         members: M, the number of networks.
@@ -99,14 +102,16 @@ class RepulsiveRoot(Ensemble):
 
     def __init__(self, members: Sequence[PlainMember], method: RepulsiveEnsemble) -> None:
         super().__init__(members, method)
-        self.method = method
+        self.method, self._stacked = method, StackedMembers()
 
     @property
     def separate_members(self) -> tuple[Bayesian, ...]:
         return ()
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
-        draws = super().forward(*inputs, samples=samples, coherent=coherent, **kwargs)
+        draws = self._together(inputs, kwargs, samples) if self.training and torch.is_grad_enabled() else None
+        if draws is None:
+            draws = super().forward(*inputs, samples=samples, coherent=coherent, **kwargs)
         if not self.members[0].pays_kl:
             return draws
         kl = self.kl()
@@ -119,6 +124,23 @@ class RepulsiveRoot(Ensemble):
             first = draws.outputs[:: draws.outputs.shape[0] // len(self.members)]  # a member's draws are equal
             kl = kl + self._log_density(first.flatten(1))
         return draws._replace(kl=kl)
+
+    def _together(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], samples: int) -> Draws | None:
+        """Draws, without KL, by one call of all members; None where that is impossible."""
+        check_integer("samples", samples)
+        call = self.inputs_of(inputs, kwargs)
+        args, kwargs = call.map(torch.clone)  # the network may change them in place
+        members = [member for member in self.net if isinstance(member, PlainMember)]
+        outputs = self._stacked.outputs(members, args, kwargs) if len(members) == len(self.net) else None
+        if outputs is None:
+            return None
+        count = -(-samples // len(self.net))  # draws per member
+
+        def drawn(y: Tensor) -> Tensor:
+            return y.movedim(self.batch_dim + 1, 1).repeat_interleave(count, 0)
+
+        kl = torch.zeros((), device=next(self.parameters()).device)
+        return Draws(tree_map(drawn, outputs), kl, kl.new_zeros(call.batch), local_beta=self.local_beta)
 
     def kl(self) -> Tensor:
         """Mean over members of the prior's negative log density and, in weight space in training mode, of their log density."""

@@ -8,7 +8,6 @@
 - `optimizers`: optimizers of stacked parameters
 - `stack_checkpoint`: files from which an interrupted training continues
 - `ensemble`: one training per member of an ensemble
-- `module_comparison`: whether models share a function
 """
 
 from bayesify.train.many.dispatch import fit_many

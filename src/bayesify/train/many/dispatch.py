@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from bayesify.core.generators import generators_kept
+from bayesify.core.module_comparison import same_function
 from bayesify.errors import ConfigurationError
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
@@ -27,7 +28,6 @@ from bayesify.train.fabric import choose_device
 from bayesify.train.history import History
 from bayesify.train.many.ensemble import merge_members, split_members
 from bayesify.train.many.loop import train_alone, train_together
-from bayesify.train.many.module_comparison import same_function
 from bayesify.train.many.stack_checkpoint import part_of
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData, load_model_data

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from bayesify.core.module_comparison import same_function
 from bayesify.train.batch import Batch
 from bayesify.train.many.graph import Function
-from bayesify.train.many.module_comparison import same_function
 from bayesify.train.many.random_streams import Streams
 from bayesify.train.many.vectorization import UntraceableError, VectorizedFunction
 from bayesify.train.objective import Objective
