@@ -23,6 +23,7 @@ from bayesify import (
     MNF,
     SGHMC,
     SGLD,
+    SNGP,
     SWA,
     SWAG,
     VIFO,
@@ -49,6 +50,7 @@ from bayesify import (
     Radial,
     Rank1,
     RepulsiveEnsemble,
+    SpectralNorm,
     TensorFactorized,
     VariationalDropout,
     bayesify,
@@ -92,6 +94,8 @@ METHODS = [
     SGLD(),
     SGHMC(),
     Laplace(),
+    SNGP(features=16),
+    SpectralNorm(),
     {"*classifier*": MeanField(), "*": MCDropout()},
 ]
 _TESTED = {DVI, DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}

@@ -21,6 +21,8 @@ from bayesify.methods.rank1 import BatchEnsemble, Rank1
 from bayesify.methods.repulsive import RepulsiveEnsemble
 from bayesify.methods.scalabl import ScalaBL
 from bayesify.methods.sgmcmc import SGHMC, SGLD
+from bayesify.methods.sngp import SNGP
+from bayesify.methods.spectral_norm import SpectralNorm
 from bayesify.methods.swag import SWA, SWAG
 from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
@@ -40,6 +42,7 @@ __all__ = [
     "MNF",
     "SGHMC",
     "SGLD",
+    "SNGP",
     "SWA",
     "SWAG",
     "VIFO",
@@ -62,6 +65,7 @@ __all__ = [
     "Rank1",
     "RepulsiveEnsemble",
     "ScalaBL",
+    "SpectralNorm",
     "TensorFactorized",
     "VariationalDropout",
 ]
