@@ -19,6 +19,7 @@ from bayesify import (
     SGHMC,
     SGLD,
     SLANG,
+    SNGP,
     SWA,
     SWAG,
     VIFO,
@@ -41,6 +42,7 @@ from bayesify import (
     Rank1,
     RepulsiveEnsemble,
     ScalaBL,
+    SpectralNorm,
     TensorFactorized,
     VariationalDropout,
 )
@@ -378,6 +380,8 @@ METHODS: list[tuple[Method, References]] = [
     (BatchEnsemble(components=3, weight_prior_std=0.5), References(collapse=_rank1_around_one)),
     (Deterministic(prior_std=0.5), References(collapse=lambda layer: None)),
     (Deterministic(), References(collapse=lambda layer: None)),
+    (SpectralNorm(max_norm=0.5, prior_std=0.5), References(to_prior=_to_zero)),
+    (SpectralNorm(max_norm=100.0), References(collapse=lambda layer: None)),
     (SWA(prior_std=0.5), References(collapse=lambda layer: None, to_prior=_to_zero)),
     (SWAG(), References(collapse=lambda layer: None)),  # before the first snapshot; tests/methods/test_swag.py has it collected
     # before completion; tests/methods/test_completion.py has it
@@ -395,6 +399,7 @@ METHODS: list[tuple[Method, References]] = [
     (BLoB(where="*", prior_std=0.7, epsilon=0.9), _BLOB),
     (ScalaBL(where="*", prior_mean=0.4, prior_std=0.7, initial_std=0.5), _SCALABL),
     (VIFO(), References(collapse=_silence)),
+    (SNGP(features=6, prior_std=0.5), References(to_prior=lambda layer: None)),  # a mean of zero is the prior before completion
 ]
 # What their roots add does not depend on the type of the layer.
 ROOTS: list[tuple[str, Method, References]] = [

@@ -13,6 +13,7 @@ from bayesify import (
     IVON,
     SGLD,
     SLANG,
+    SNGP,
     SWA,
     VIFO,
     VOGN,
@@ -61,6 +62,8 @@ def test_contract(method: Method, references: References, layer: str) -> None:
         contracts = contracts or layer == "Embedding"
     if isinstance(method, Laplace):  # Kronecker factors are those of linear layers and ungrouped convolutions in two dimensions
         contracts = method.structure != "kronecker" or layer in (*_LINEAR, "Conv2d, reflected")
+    if isinstance(method, SNGP):
+        contracts = layer in _LINEAR
     every = MeanField | Deterministic | ELRG | EMP | HMC | IVON | NoisyAdam | Radial | SGLD | SWA
     if contracts or isinstance(method, every):
         assert check_method(method, {layer: LAYERS[layer]}, references, nets=()) == [layer]

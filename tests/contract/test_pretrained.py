@@ -34,6 +34,7 @@ from bayesify import (
     Radial,
     Rank1,
     RepulsiveEnsemble,
+    SpectralNorm,
     TensorFactorized,
     VariationalDropout,
     bayesify,
@@ -51,7 +52,7 @@ METHODS: list[Method] = [
     *(MeanField(), VariationalDropout(), VSD(), WHVI(), EMP(), ECMP(), MCDropout(), DropConnect()),
     *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), SGLD(), Laplace(layers="all"), DeepEnsemble(members=2)),
     RepulsiveEnsemble(members=2),
-    *(ConcreteDropout(), Rank1(), BatchEnsemble()),
+    *(ConcreteDropout(), Rank1(), BatchEnsemble(), SpectralNorm()),
     *(ELRG(), VMG(), MNF(), Radial(), IVON(), VOGN(), NoisyAdam(), NoisyKFAC(), SLANG()),
 ]
 WITHOUT_WEIGHTS = (VIFO, DeepEnsemble, RepulsiveEnsemble)  # one draws outputs, the others take the members as they are

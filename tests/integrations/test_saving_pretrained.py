@@ -24,6 +24,7 @@ from bayesify import (
     SGHMC,
     SGLD,
     SLANG,
+    SNGP,
     SWA,
     SWAG,
     VIFO,
@@ -50,6 +51,7 @@ from bayesify import (
     Radial,
     Rank1,
     RepulsiveEnsemble,
+    SpectralNorm,
     TensorFactorized,
     VariationalDropout,
     bayesify,
@@ -94,6 +96,8 @@ METHODS = [
     SGLD(),
     SGHMC(),
     Laplace(),
+    SNGP(features=16),
+    SpectralNorm(),
     {"*classifier*": MeanField(), "*": MCDropout()},
 ]
 _TESTED = {DVI, DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}

@@ -46,9 +46,9 @@ def print_methods() -> None:
     print_line("beta is the final weight of the KL. Of two values, the first is for regression, the second for classification.")
     for text, settings in (
         ("DeepEnsemble", ENSEMBLE),
-        ("Deterministic, EMP, ECMP and RepulsiveEnsemble", EARLY_STOPPED),
-        ("IVON and NoisyAdam in regression", NATURAL),
-        ("NoisyKFAC and SLANG, and VOGN in regression", NATURAL_SMALL),
+        ("Deterministic, EMP, ECMP, RepulsiveEnsemble and SNGP", EARLY_STOPPED),
+        ("IVON, NoisyAdam and VOGN in regression, NoisyKFAC in classification", NATURAL),
+        ("NoisyKFAC in regression, and SLANG", NATURAL_SMALL),
         ("IVON, NoisyAdam and VOGN in classification", NATURAL_LARGE),
         ("any other method", SINGLE),
     ):

@@ -70,12 +70,16 @@ class CompletedPosterior(StoredPosterior):
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         if self.is_complete and not layer.forward_pass.trains():
             return self.drawn(layer, samples)
-        bias = None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
-        return layer.weight.expand(samples, *layer.weight.shape), bias
+        weight, bias = self.trained(layer)
+        return weight.expand(samples, *weight.shape), None if bias is None else bias.expand(samples, *bias.shape)
+
+    def trained(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+        """The point estimate that is trained: the layer's own weight and bias."""
+        return layer.weight, layer.bias
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         draws = self.is_complete and not layer.forward_pass.trains()
-        return layer.prepared_op(x, *(layer.draw() if draws else (layer.weight, layer.bias)))
+        return self.outputs(layer, x, *(layer.draw() if draws else self.trained(layer)))
 
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
         self.forget()
@@ -149,7 +153,7 @@ class Completing(nn.Module):
             True
         """
         if not self.completes:
-            raise ConfigurationError("no posterior of this network is made after training; use Laplace(), HMC(), SGLD() or SGHMC()")
+            raise ConfigurationError("no posterior of this network is made after training; use Laplace(), SNGP() or HMC()")
         check_positive("scale", scale)
         check_integer("seed", seed, least=0)
         self.check_completion(likelihood)

@@ -93,6 +93,7 @@ class Examination:
         except ChangedInputError:
             raise
         except _SHAPE_ERRORS:
+            self.read |= {layer for layer in watch.read if not layer.posterior.is_plain}  # whose weight has another shape
             return False
         return True
 

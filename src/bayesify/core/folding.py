@@ -68,6 +68,11 @@ def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, i
             accepted = next((rows for rows in candidates(inputs) if examination.runs(inputs, rows)), None)
             if accepted is not None:
                 _check_forgets(net, examination, inputs, accepted)
+        if any(not layer.posterior.is_plain for layer in examination.read):
+            raise PassError(
+                "the network computes with the weight of a layer that is a Gaussian process, and has none; use a method for "
+                "weights, such as MeanField(), or leave the layer out by patterns"
+            )
         if accepted is None:
             return None
         if len(examination.used) < len(layers) and any(module.training for module in net.modules()):

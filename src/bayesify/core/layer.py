@@ -37,6 +37,7 @@ class Posterior(nn.Module, ABC):
         drops_weights: whether it was initialized without the weight of the layer.
         draws_jointly: whether all layers share the discrete choice of a draw, in `log_ensemble_size`.
         observes: whether its natural-gradient updates need single examples (see `NaturalPosterior.observe`).
+        is_plain: whether its weights are those of the plain layer; otherwise it overrides `outputs`, and nothing can be restored.
         means: names of its parameters that are means of weights and get weight decay.
     """
 
@@ -45,6 +46,7 @@ class Posterior(nn.Module, ABC):
     drops_weights: bool = False
     draws_jointly: bool = False
     observes: bool = False
+    is_plain: bool = True
     means: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -71,7 +73,14 @@ class Posterior(nn.Module, ABC):
         """
         if self.has_moments and not layer.prefers_weights(x, x.shape[0] // layer.forward_pass.samples):
             return local_reparameterization(*self.moments(layer, x))
-        return layer.prepared_op(x, *layer.draw())
+        return self.outputs(layer, x, *layer.draw())
+
+    def outputs(self, layer: BayesianLayer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Apply one weight, or one per draw, to x (S*B, ...).
+
+        Override it if the weights of `sample` act on something else than x (random features), and declare `is_plain = False`.
+        """
+        return layer.prepared_op(x, weight, bias)
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the outputs, for posteriors with `has_moments`: `forward` then draws independent outputs.
@@ -178,13 +187,13 @@ class BayesianLayer(nn.Module):
     def sampled(self, x: Tensor) -> Tensor:
         """Random output for x (S*B, ...), before `then`."""
         draws = self.forward_pass.coherent and self.posterior.is_random
-        return self.prepared_op(x, *self.draw()) if draws else self.posterior(self, x)
+        return self.posterior.outputs(self, x, *self.draw()) if draws else self.posterior(self, x)
 
     def sampled_without_rows(self, x: Tensor) -> Tensor:
         """Output (S, ...) of every draw for the same x, before `then`."""
         weight, bias = self.draw()
         biases = [None] * len(weight) if bias is None else bias
-        return torch.stack([self.prepared_op(x, w, b) for w, b in zip(weight, biases, strict=True)])
+        return torch.stack([self.posterior.outputs(self, x, w, b) for w, b in zip(weight, biases, strict=True)])
 
     def draw(self) -> tuple[Tensor, Tensor | None]:
         """Weight (S, *) and bias (S, *) of this pass, drawn once even if the module is used several times."""

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from bayesify.core.fast_paths import restore_fast_paths
 from bayesify.core.layer import BayesianLayer
+from bayesify.errors import ConfigurationError
+from bayesify.formatting import listing
 
 __all__ = ["restore", "revert"]
 
@@ -20,8 +22,17 @@ def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tens
     Args:
         net: the network.
         values: from a random layer to its weight and bias.
+
+    Raises:
+        ConfigurationError: a posterior has no weights of a plain layer (SNGP); the network is unchanged.
     """
-    for layer in [module for module in net.modules() if isinstance(module, BayesianLayer)]:
+    layers = {name: module for name, module in net.named_modules() if isinstance(module, BayesianLayer)}
+    if others := [name or "the network itself" for name, layer in layers.items() if not layer.posterior.is_plain]:
+        raise ConfigurationError(
+            f"no plain layer computes what {listing(others, most=3)} does, a Gaussian process; keep the Bayesian network: call it, "
+            "draw functions with bnn.function(seed), or export it"
+        )
+    for layer in layers.values():
         with torch.no_grad():
             weight_and_bias = values(layer)
         for name, value, trained in zip(("weight", "bias"), weight_and_bias, layer.requires_grads, strict=True):

@@ -22,6 +22,8 @@ from bayesify.methods.repulsive import RepulsiveEnsemble
 from bayesify.methods.scalabl import ScalaBL
 from bayesify.methods.sgmcmc import SGHMC, SGLD
 from bayesify.methods.slang import SLANG
+from bayesify.methods.sngp import SNGP
+from bayesify.methods.spectral_norm import SpectralNorm
 from bayesify.methods.swag import SWA, SWAG
 from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
@@ -42,6 +44,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SLANG",
+    "SNGP",
     "SWA",
     "SWAG",
     "VIFO",
@@ -64,6 +67,7 @@ __all__ = [
     "Rank1",
     "RepulsiveEnsemble",
     "ScalaBL",
+    "SpectralNorm",
     "TensorFactorized",
     "VariationalDropout",
 ]

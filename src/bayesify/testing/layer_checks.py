@@ -19,7 +19,7 @@ from torch.func import functional_call
 from bayesify.core.convert import bayesify, unbayesify
 from bayesify.core.method import Method
 from bayesify.core.outputs import Draws
-from bayesify.errors import ContractError, NothingRandomError
+from bayesify.errors import ConfigurationError, ContractError, NothingRandomError
 from bayesify.testing.cases import Case
 from bayesify.testing.require import require, require_close, require_equal_means
 
@@ -212,9 +212,17 @@ def check_export(case: Case) -> None:
 
 
 def check_return(case: Case) -> None:
-    """unbayesify restores the original class and keys, with the posterior mean."""
+    """unbayesify restores the original class and keys, with the posterior mean, or refuses where no plain layer has it."""
     bnn = case.fresh()
     layer = case.layer(bnn)
+    if not layer.posterior.is_plain:
+        before = bnn(case.x).outputs.shape
+        try:
+            unbayesify(bnn)
+        except ConfigurationError:
+            require(bnn(case.x).outputs.shape == before, "a refused unbayesify changes the network")
+            return
+        raise ContractError("unbayesify restores a plain layer, although the posterior declares that there is none")
     means = [None if mean is None else mean.detach().clone() for mean in layer.posterior.mean(layer)]
     net = unbayesify(bnn)
     if not isinstance(net, nn.Sequential):

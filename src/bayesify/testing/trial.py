@@ -157,10 +157,10 @@ def convert(method: Method, net: nn.Module, *layers: str, **layout: Any) -> Baye
 
 
 def skip_unless_weights(method: Method) -> None:
-    """Raise NotApplicable for ensembles, and for methods that draw outputs instead of weights."""
+    """Raise NotApplicable for ensembles, and for methods that draw outputs, or weights of something else than the layer."""
     skip_ensembles(method)
     root = _probe(method)
-    if root is not None and root.one_pass:
+    if root is not None and (root.one_pass or not all(layer.posterior.is_plain for _, layer in root.random_layers())):
         raise NotApplicable("the method draws outputs, not weights")
 
 
