@@ -17,6 +17,14 @@ _STEPS = json.loads((ROOT / "benchmarks" / "results" / "training_step.json").rea
 _NETS = {"LeNet5": "LeNet-5", "ResNet18": "ResNet-18"}
 
 
+_ELSEWHERE = {
+    "Tomczak, Swaroop & Turner 2020, NeurIPS": "https://papers.nips.cc/paper/2020/hash/310cc7ca5a76a446f85c1a0d641ba96d-Abstract.html",
+    "Wan et al. 2013, ICML": "https://proceedings.mlr.press/v28/wan13.html",
+    "Welling & Teh 2011": "https://www.stats.ox.ac.uk/~teh/research/compstats/WelTeh2011a.pdf",
+}
+"""Papers that are not on arXiv."""
+
+
 def methods() -> dict[str, type[Method]]:
     """The library's methods by name."""
     exported = importlib.import_module("bayesify.methods").__all__
@@ -125,4 +133,6 @@ def _ratio(measured: dict[str, float] | None) -> str:
 
 
 def _linked(paper: str) -> str:
+    if paper in _ELSEWHERE:
+        return f"[{paper}]({_ELSEWHERE[paper]})"
     return re.sub(r"arXiv (\d+\.\d+)", r"[arXiv \1](https://arxiv.org/abs/\1)", paper)

@@ -65,6 +65,12 @@ def test_every_method_has_a_page_with_its_options_cost_and_results() -> None:
         assert f"[{name}]({name}.md)" in pages["methods/index.md"]
 
 
+def test_every_paper_has_a_link() -> None:
+    pages = method_pages.method_pages()
+    for name, kind in method_pages.methods().items():
+        assert not kind.paper or "](https://" in pages[f"methods/{name}.md"].partition("**Paper:**")[2].partition("\n")[0], name
+
+
 def test_a_page_quotes_the_committed_results() -> None:
     page = method_pages.method_pages()["methods/MCDropout.md"]
     report = (ROOT / "experiments/uci/standard/report.md").read_text()
