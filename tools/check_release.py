@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -156,7 +157,9 @@ def _check_lowest(work: Path, wheel: Path, extras: Sequence[str]) -> None:
             python = environment(work / extra, ["-c", str(bounds), f"{wheel}[{extra}]"])
             run(python, "-c", f"{TWO_LINES}{IMPORTS[extra]}", cwd=work)
         except subprocess.CalledProcessError as error:
-            failed.append(f"{extra}: {error}")
+            failed.append(f"{extra}: {error.cmd[-1]} exited with {error.returncode}")
+        finally:
+            shutil.rmtree(work / extra, ignore_errors=True)  # some gigabytes each
     if failed:
         raise SystemExit("\n".join(["the lowest declared versions do not work:", *failed]))
 
