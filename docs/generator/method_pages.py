@@ -1,5 +1,6 @@
 """A page for every method of `Method.registry`, and their table."""
 
+import functools
 import importlib
 import inspect
 import json
@@ -31,6 +32,7 @@ def methods() -> dict[str, type[Method]]:
     return {name: kind for name, kind in sorted(Method.registry.items()) if name in exported}
 
 
+@functools.cache
 def method_pages() -> dict[str, str]:
     """Markdown of all pages, by address."""
     return {"methods/index.md": _overview(), **{f"methods/{name}.md": _page(name, kind) for name, kind in methods().items()}}
