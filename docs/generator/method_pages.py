@@ -65,7 +65,7 @@ def _page(name: str, kind: type[Method]) -> str:
         f"# {name}\n\n{first_sentence(kind.__doc__)}",
         f"**What is random:** {kind.family.lower()}. **Paper:** {_linked(kind.paper) or 'none, the baseline'}.",
         text.strip(),
-        f"## Options\n\n::: bayesify.{name}\n    options:\n      heading_level: 3",
+        f"## Options\n\n::: bayesify.{name}\n    options:\n      heading_level: 3\n      inherited_members: false",
         "## Settings on tables\n\nDefault fields of this method in `BayesianRegressor` and `BayesianClassifier`; of two values, "
         f"the first is for regression and the second for classification.\n\n`{table_settings(name)}`",
         "## Cost\n\n" + _cost(name),
