@@ -14,7 +14,7 @@ from experiments.harness.config import ROOT, UsageError, table_names
 
 __all__ = ["DOCUMENTS", "quote"]
 
-DOCUMENTS = (ROOT.parent / "README.md", ROOT.parent / "docs" / "results.md")
+DOCUMENTS = (ROOT.parent / "docs" / "results.md",)
 """Documents that quote reports."""
 
 _QUOTE = re.compile(r"(<!-- quoted from (?P<table>\S+): (?P<section>.+?) -->\n).*?(<!-- end of quote -->)", re.DOTALL)

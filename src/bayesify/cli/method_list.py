@@ -9,9 +9,9 @@ from bayesify.cli.training import ESTIMATORS
 from bayesify.core.method import Method
 from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, NATURAL, NATURAL_LARGE, NATURAL_SMALL, SINGLE
 
-__all__ = ["print_methods"]
+__all__ = ["FAMILIES", "first_sentence", "print_methods", "table_settings"]
 
-_FAMILIES = (
+FAMILIES = (
     "Weights",
     "Weights, natural gradients",
     "Dropout",
@@ -31,7 +31,7 @@ def print_methods() -> None:
     for family in families:
         print_line(family, style="bold")
         methods = sorted((name, kind) for name, kind in Method.registry.items() if kind.family == family)
-        rows = [[name, _first_sentence(kind.__doc__), _defaults(name), kind.paper] for name, kind in methods]
+        rows = [[name, first_sentence(kind.__doc__), table_settings(name), kind.paper] for name, kind in methods]
         print_table(["method", "description", "fields and defaults", "paper"], rows, left=4)
         print_line()
     kind = ESTIMATORS["regression"]
@@ -58,11 +58,11 @@ def print_methods() -> None:
 
 
 def _position(family: str) -> tuple[int, str]:
-    return (_FAMILIES.index(family) if family in _FAMILIES else len(_FAMILIES), family)
+    return (FAMILIES.index(family) if family in FAMILIES else len(FAMILIES), family)
 
 
-def _defaults(method: str) -> str:
-    """The default fields and beta for regression and, if different, for classification."""
+def table_settings(method: str) -> str:
+    """Default fields and beta of a method on tables, for regression and, if different, for classification."""
     recipes = [kind.recipe(method) for kind in ESTIMATORS.values()]
     settings = [
         {**{field.name: getattr(recipe.method, field.name) for field in dataclasses.fields(recipe.method)}, "beta": recipe.beta}
@@ -72,7 +72,8 @@ def _defaults(method: str) -> str:
     return ", ".join(f"{name}={' or '.join(values)}" for name, values in texts.items())
 
 
-def _first_sentence(text: str | None) -> str:
+def first_sentence(text: str | None) -> str:
+    """The first sentence of a docstring."""
     return re.split(r"(?<=\.)\s", " ".join((text or "").split()))[0]
 
 
