@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -12,8 +11,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from bayesify.checksums import read_sealed, seal, sha256
 from bayesify.errors import ConfigurationError, ModelFileError
 from bayesify.files import write_atomically
+from bayesify.persistence.schema import check_schema
 
 __all__ = [
     "CHECKPOINT",
@@ -23,7 +24,6 @@ __all__ = [
     "WEIGHTS",
     "check_destination",
     "load_config",
-    "read_verified",
     "write_directory",
 ]
 
@@ -66,16 +66,14 @@ def write_directory(
     """
     if invalid := [name for name in companions if Path(name).name != name or name in (CONFIG, *files) or _is_transient(name)]:
         raise ConfigurationError(f"companions must be file names other than those of the model, got {invalid}")
-    checksums = {name: _sha256(content) for name, content in files.items()}
-    config = {"format": KIND, "format_version": FORMAT, **config, "companions": sorted(companions), "files": checksums}
-    config["checksum"] = _checksum(config)
-    text = json.dumps(config, indent=1, ensure_ascii=False, allow_nan=False)
+    checksums = {name: sha256(content) for name, content in files.items()}
+    text = seal(KIND, FORMAT, {**config, "companions": sorted(companions)}, checksums)
 
     path = check_destination(directory)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         draft.mkdir()
-        for name, content in {**files, **companions, CONFIG: text.encode()}.items():
+        for name, content in {**files, **companions, CONFIG: text}.items():
             write_atomically(draft / name, content)
         _replace(path, draft)
     except OSError as error:
@@ -87,7 +85,7 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """Load and verify the `config.json` of a model directory: task, target, columns, metrics and all settings.
 
     Raises:
-        ModelFileError: not a model directory, or a damaged, edited or newer configuration.
+        ModelFileError: not a model directory, or a damaged, edited, invalid or newer configuration.
     """
     path = Path(directory)
     if not path.is_dir():
@@ -96,34 +94,9 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
         raise ModelFileError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}{hint}")
     if not (path / CONFIG).is_file():
         raise ModelFileError(f"{path} is not a model directory: it has no {CONFIG}")
-    content = _read(path / CONFIG)
-    try:
-        config = json.loads(content)
-    except ValueError as error:
-        raise ModelFileError(f"{path / CONFIG} is damaged: it is not valid JSON ({error})") from None
-    if not isinstance(config, dict) or config.get("format") != KIND:
-        raise ModelFileError(f"{path} is not a model directory: its {CONFIG} was not written by bayesify")
-    version = config.get("format_version")
-    if isinstance(version, int) and version > FORMAT:
-        raise ModelFileError(
-            f"{path} was saved in format {version} by bayesify {config.get('bayesify')}; this version reads formats up to "
-            f"{FORMAT}: pip install --upgrade bayesify"
-        )
-    if config.get("checksum") != _checksum(config):
-        raise ModelFileError(f"{path / CONFIG} was edited or damaged: its checksum does not match its content")
+    config = read_sealed(path / CONFIG, KIND, FORMAT)
+    check_schema(path / CONFIG, config)
     return config
-
-
-def read_verified(directory: str | os.PathLike[str], config: Mapping[str, Any], name: str) -> bytes:
-    """Read a file of a model directory and verify its checksum.
-
-    Raises:
-        ModelFileError: the file is missing, damaged or from another model.
-    """
-    content = _read(Path(directory) / name)
-    if _sha256(content) != config["files"].get(name):
-        raise ModelFileError(f"{Path(directory) / name} is damaged or from another model: its checksum does not match {CONFIG}")
-    return content
 
 
 def _replace(directory: Path, draft: Path) -> None:
@@ -159,21 +132,3 @@ def _is_model(directory: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and config.get("format") == KIND
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelFileError(f"{path.parent} is incomplete: {path.name} is missing") from None
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _checksum(config: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in config.items() if name != "checksum"}
-    return _sha256(json.dumps(rest, sort_keys=True).encode())
