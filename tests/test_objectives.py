@@ -78,7 +78,7 @@ def test_minibatch_gradients_of_a_network_add_up() -> None:
 
 @pytest.mark.parametrize("n", [0, -5, math.nan])
 def test_elbo_refuses_an_empty_data_set(n: float) -> None:
-    with pytest.raises(ValueError, match=f"n must be the number of training examples, above 0, got {n}"):
+    with pytest.raises(ValueError, match=f"n must be the number of training examples, a finite number above 0, got {n}"):
         elbo(DRAWS, LOG_PROB, n=n)
 
 

@@ -193,7 +193,7 @@ def test_input_errors(inputs, error, message):
         ({"seed": -1}, ValueError, "seed"),
         ({"likelihood": "gaussian"}, TypeError, "likelihood must be a Likelihood"),
         ({"bnn": print}, TypeError, "bnn must be a Bayesian network"),
-        ({"bnn": nn.Identity()}, TypeError, "samples"),
+        ({"bnn": nn.Identity()}, TypeError, "bnn is a plain Identity; make it Bayesian first"),
         ({"likelihood": Categorical()}, ValueError, "at least 2 classes"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -14,6 +15,7 @@ from typing import Any
 from bayesify.checksums import read_sealed, seal, sha256
 from bayesify.errors import ConfigurationError, ModelFileError
 from bayesify.files import write_atomically
+from bayesify.persistence.lock import locked
 from bayesify.persistence.schema import check_schema
 
 __all__ = [
@@ -60,9 +62,11 @@ def write_directory(
 ) -> None:
     """Write a model directory atomically: the configuration with checksums, the files they belong to, and companions.
 
+    What an interrupted save has left next to the directory is removed.
+
     Raises:
         ConfigurationError: an invalid directory (see `check_destination`) or an invalid companion name.
-        OSError: no space or no permission; nothing has changed.
+        OSError: no space or no permission, or another process writes there; nothing has changed.
     """
     if invalid := [name for name in companions if Path(name).name != name or name in (CONFIG, *files) or _is_transient(name)]:
         raise ConfigurationError(f"companions must be file names other than those of the model, got {invalid}")
@@ -71,14 +75,17 @@ def write_directory(
 
     path = check_destination(directory)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        draft.mkdir()
-        for name, content in {**files, **companions, CONFIG: text}.items():
-            write_atomically(draft / name, content)
-        _replace(path, draft)
-    except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise OSError(f"the model could not be saved to {path}: {error}; the directory is unchanged") from error
+    with locked(path):
+        for leftover in _leftovers(path, "new"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            draft.mkdir()
+            for name, content in {**files, **companions, CONFIG: text}.items():
+                write_atomically(draft / name, content)
+            _replace(path, draft)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise OSError(f"the model could not be saved to {path}: {error}; the directory is unchanged") from error
 
 
 def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -103,22 +110,35 @@ def _replace(directory: Path, draft: Path) -> None:
     """Replace a directory with its draft, and keep its files that are not part of the model."""
     if not directory.exists():
         os.replace(draft, directory)
-        return
-    model_files = {CONFIG, WEIGHTS, PREPROCESSING}
+    else:
+        backup = draft.with_suffix(".old")
+        os.replace(directory, backup)
+        try:
+            os.replace(draft, directory)
+        except OSError:
+            os.replace(backup, directory)
+            raise
+    for backup in _leftovers(directory, "old"):
+        model_files = _model_files(backup)
+        for path in backup.iterdir():
+            if path.name not in model_files and not _is_transient(path.name) and not (directory / path.name).exists():
+                os.replace(path, directory / path.name)
+        shutil.rmtree(backup, ignore_errors=True)
+
+
+def _leftovers(directory: Path, ending: str) -> list[Path]:
+    """Drafts ("new") or backups ("old") of a directory, the latest backup first."""
+    pattern = f".{glob.escape(directory.name)}.{'[0-9a-f]' * 8}.{ending}"
+    return sorted(directory.parent.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _model_files(directory: Path) -> set[str]:
+    """The names of the files of the model in a directory."""
+    names = {CONFIG, WEIGHTS, PREPROCESSING}
     if _is_model(directory):
         config = json.loads((directory / CONFIG).read_bytes())
-        model_files.update(config.get("companions", []), config.get("files", {}))
-    backup = draft.with_suffix(".old")
-    os.replace(directory, backup)
-    try:
-        os.replace(draft, directory)
-    except OSError:
-        os.replace(backup, directory)
-        raise
-    for path in backup.iterdir():
-        if path.name not in model_files and not _is_transient(path.name) and not (directory / path.name).exists():
-            os.replace(path, directory / path.name)
-    shutil.rmtree(backup, ignore_errors=True)
+        names.update(config.get("companions", []), config.get("files", {}))
+    return names
 
 
 def _is_transient(name: str) -> bool:
