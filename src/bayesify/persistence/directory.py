@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify.checksums import read_sealed, seal, sha256
-from bayesify.errors import ConfigurationError, ModelFileError
+from bayesify.errors import ConfigurationError, ModelFileError, warn
 from bayesify.files import write_atomically
 from bayesify.persistence.lock import locked
 from bayesify.persistence.schema import check_schema
@@ -119,11 +119,20 @@ def _replace(directory: Path, draft: Path) -> None:
             os.replace(backup, directory)
             raise
     for backup in _leftovers(directory, "old"):
-        model_files = _model_files(backup)
-        for path in backup.iterdir():
-            if path.name not in model_files and not _is_transient(path.name) and not (directory / path.name).exists():
-                os.replace(path, directory / path.name)
-        shutil.rmtree(backup, ignore_errors=True)
+        try:
+            _adopt(backup, directory)
+        except OSError as error:  # the model is saved
+            warn(f"the model is saved, but files in {backup} could not be moved back to {directory} ({error}); move them yourself")
+        else:
+            shutil.rmtree(backup, ignore_errors=True)
+
+
+def _adopt(backup: Path, directory: Path) -> None:
+    """Move the files that are not part of a model from a backup to the directory."""
+    model_files = _model_files(backup)
+    for path in backup.iterdir():
+        if path.name not in model_files and not _is_transient(path.name) and not (directory / path.name).exists():
+            os.replace(path, directory / path.name)
 
 
 def _leftovers(directory: Path, ending: str) -> list[Path]:
