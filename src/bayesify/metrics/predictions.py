@@ -59,7 +59,7 @@ def rmse(mean: Tensor, y: Tensor) -> Tensor:
         >>> rmse(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 3.0]))
         tensor(1.4142)
     """
-    y = align_targets(y, mean.shape)
+    y = align_targets(y, mean.shape).to(mean.dtype)
     _check_finite(mean=mean, y=y)
     return (mean - y).square().mean().sqrt()
 
@@ -101,12 +101,16 @@ def crps(predictive: NumericPredictive, y: Tensor) -> Tensor:
 
 def _check_finite(**values: Tensor) -> None:
     for name, x in values.items():
+        if x.numel() == 0:
+            raise DataError(f"{name} must have at least one value, got shape {tuple(x.shape)}")
         if not x.isfinite().all():
             raise DataError(f"{name} must be finite, got {int((~x.isfinite()).sum())} NaN or infinite of {x.numel()} values")
 
 
 def _check_interval(lower: Tensor, upper: Tensor) -> None:
     """Ends may be infinite, but not NaN."""
+    if lower.numel() == 0:
+        raise DataError(f"lower must have at least one value, got shape {tuple(lower.shape)}")
     if lower.shape != upper.shape:
         raise DataError(f"lower and upper must have the same shape, got {tuple(lower.shape)} and {tuple(upper.shape)}")
     if wrong := int((~(lower <= upper)).sum()):
