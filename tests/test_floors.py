@@ -14,7 +14,7 @@ import bayesify
 
 SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
-    ("functional", "errors", "environment", "files", "formatting", "progress"),
+    ("functional", "checksums", "errors", "environment", "files", "formatting", "progress", "schema"),
     ("core",),
     (
         "methods",

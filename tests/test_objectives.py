@@ -78,7 +78,7 @@ def test_minibatch_gradients_of_a_network_add_up() -> None:
 
 @pytest.mark.parametrize("n", [0, -5, math.nan])
 def test_elbo_refuses_an_empty_data_set(n: float) -> None:
-    with pytest.raises(ValueError, match=f"n must be the number of training examples, above 0, got {n}"):
+    with pytest.raises(ValueError, match=f"n must be the number of training examples, a finite number above 0, got {n}"):
         elbo(DRAWS, LOG_PROB, n=n)
 
 
@@ -139,3 +139,16 @@ def test_schedule_errors(kind: type[KLSchedule], fields: dict[str, float], messa
 def test_a_schedule_must_say_its_weight() -> None:
     with pytest.raises(NotImplementedError, match="KLSchedule must define __call__"):
         KLSchedule()(0.5)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 5])
+def test_the_gradient_of_the_score_has_the_mean_of_the_other_draws_as_baseline(samples: int) -> None:
+    log_prob = torch.randn(samples, 4, dtype=torch.float64)
+    score = torch.zeros(samples, dtype=torch.float64, requires_grad=True)
+    outputs, nothing = torch.zeros(samples, 4, 1).double(), torch.zeros(()).double()
+    elbo(Draws(outputs, nothing, torch.zeros(4).double(), score), log_prob, n=10).backward()
+    for s in range(samples):
+        others = torch.stack([log_prob[t] for t in range(samples) if t != s])
+        expected = sum(float(log_prob[s, b] - others[:, b].mean()) for b in range(4)) / (4 * samples)
+        assert score.grad is not None
+        assert score.grad[s].item() == pytest.approx(expected, abs=1e-12)

@@ -1,7 +1,7 @@
 """Prediction with a fake Bayesian network whose draws are known, and with a real one."""
 
 import tracemalloc
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import MeanField, bayesify
 from bayesify.likelihoods import Categorical, Gaussian
-from bayesify.prediction import predict
+from bayesify.prediction import _BatchPrediction, predict
+from bayesify.predictive import GaussianPredictive
 
 
 class Draws(NamedTuple):
@@ -193,7 +194,7 @@ def test_input_errors(inputs, error, message):
         ({"seed": -1}, ValueError, "seed"),
         ({"likelihood": "gaussian"}, TypeError, "likelihood must be a Likelihood"),
         ({"bnn": print}, TypeError, "bnn must be a Bayesian network"),
-        ({"bnn": nn.Identity()}, TypeError, "samples"),
+        ({"bnn": nn.Identity()}, TypeError, "bnn is a plain Identity; make it Bayesian first"),
         ({"likelihood": Categorical()}, ValueError, "at least 2 classes"),
     ],
 )
@@ -278,3 +279,18 @@ def test_a_batch_in_another_dimension():
     bnn = bayesify(Sum(), MeanField(), batch_dim=1)
     p = predict(bnn, torch.randn(5, 7, 3), Gaussian(), samples=4, chunk=2, batch_size=3)
     assert len(p) == 7
+
+
+def test_batches_have_noise_of_their_own_unless_draws_are_coherent():
+    x = torch.ones(8)
+    for coherent in (False, True):
+        means = predict(Fake(), x, Gaussian(), samples=5, batch_size=4, seed=1, coherent=coherent).means
+        assert torch.equal(means[:, :4], means[:, 4:]) == coherent
+
+
+def test_the_standard_error_is_that_of_the_mean_of_independent_chunks():
+    means = torch.randn(9, 3, dtype=torch.float64)  # of chunks of 4 draws
+    mixture = GaussianPredictive(means.mean(0, keepdim=True), torch.tensor(1.0))
+    part = _BatchPrediction(cast(Any, None), None, 0, 4, torch.device("cpu"), samples=36, chunks=9, mixture=mixture)
+    part.squares = 4 * means.square().sum(0)
+    assert part.standard_error() == pytest.approx(float((means.std(0) / 3).max()), rel=1e-9)

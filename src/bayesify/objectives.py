@@ -6,10 +6,11 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from bayesify.core.checks import check_integer, check_positive
-from bayesify.errors import ConfigurationError, DataError
+from bayesify.errors import ConfigurationError, DataError, warn
 
 if TYPE_CHECKING:
     from bayesify.core.outputs import Draws
@@ -37,8 +38,11 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
         Nats per example, a scalar to maximize.
 
     Raises:
-        ConfigurationError: `n` is not positive.
-        DataError: `log_prob` is not (S, B).
+        ConfigurationError: `n` is not a positive finite number; a weight is negative, NaN or infinite.
+        DataError: `log_prob` is not (S, B), or not of floating point.
+
+    NaN and infinity in `log_prob` pass through, because looking for them would wait for the GPU in every step; `fit` looks once per
+    epoch. A negative log likelihood in place of `log_prob` cannot be told from a density.
 
     Source: Kingma, Salimans & Welling (2015), equations (1) to (3), divided by the size N of the data set.
 
@@ -47,8 +51,8 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
         >>> elbo(draws, log_prob=torch.full((2, 3), -1.0), n=10)
         tensor(-4.)
     """
-    if not n > 0:
-        raise ConfigurationError(f"n must be the number of training examples, above 0, got {n!r}")
+    if not torch.compiler.is_compiling():  # n and the weights are numbers outside the graph
+        _check_numbers(n, beta, local_beta, log_prob)
     outputs = draws.outputs
     samples = outputs.shape[0] if isinstance(outputs, Tensor) else log_prob.shape[0]  # a network may return several tensors
     if log_prob.dim() != 2 or log_prob.shape[0] != samples or log_prob.shape[1] != draws.local_kl.shape[0]:
@@ -62,6 +66,22 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
         log_prob = log_prob + draws.score.unsqueeze(1) * _advantage(log_prob.detach())
     local_beta = draws.local_beta if local_beta is None else local_beta
     return log_prob.mean() - beta / n * draws.kl - local_beta * draws.local_kl.mean()
+
+
+def _check_numbers(n: float, beta: float | Tensor, local_beta: float | Tensor | None, log_prob: Tensor) -> None:
+    """Check the arguments of `elbo` that are no tensors."""
+    if isinstance(n, bool) or not 0 < n < math.inf:
+        raise ConfigurationError(f"n must be the number of training examples, a finite number above 0, got {n!r}")
+    for name, weight in (("beta", beta), ("local_beta", local_beta)):
+        if isinstance(weight, int | float) and not 0 <= weight < math.inf:
+            raise ConfigurationError(f"{name} must be a finite number of at least 0, got {weight!r}")
+    if not log_prob.is_floating_point():
+        raise DataError(f"log_prob must be floating point, got {log_prob.dtype}")
+    if log_prob.dim() == 2 and n < log_prob.shape[1]:
+        warn(
+            f"n={n} is smaller than the batch of {log_prob.shape[1]} examples: the KL counts too much, unless the batch has "
+            "copies; n is the number of examples in the whole training set, not of batches"
+        )
 
 
 def _advantage(log_prob: Tensor) -> Tensor:

@@ -364,7 +364,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(models, tmp_path, interrup
     fit = ["fit", models / "numbers.csv", "--out", tmp_path / "m", *options]
     kill_when_written(start(fit), tmp_path / "m" / "training.ckpt")
     assert [path.name for path in (tmp_path / "m").iterdir() if not path.name.endswith(".tmp")] == ["training.ckpt"]
-    refuse(*fit, "--set", "learning_rate=0.1", match="add --restart", files=tmp_path)
+    refuse(*fit, "--set", "learning_rate=0.1", match="add --restart", files=tmp_path / "m")
 
     interrupt_at_checkpoint()
     errors = run(*fit, code=130).stderr

@@ -1,6 +1,7 @@
 """Column kinds, and tables that are conformed to them."""
 
 import datetime
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -116,3 +117,30 @@ class TestConform:
         result = conform(other, describe_columns(table))
         assert result["n"].tolist() == [1.0, 2.5]
         assert result["c"].tolist()[0] == "1"
+
+
+@pytest.mark.parametrize(
+    ("distinct", "rows", "kind"), [(20, 20, "dropped"), (19, 19, "category"), (28, 30, "dropped"), (27, 30, "category")]
+)
+def test_the_boundaries_of_identifiers_that_are_text(distinct: int, rows: int, kind: str) -> None:
+    text = pd.Series([f"value {i % distinct}" for i in range(rows)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        column, _ = describe_columns(pd.DataFrame({"name": text, "x": np.random.default_rng(0).normal(size=rows)}))
+    assert column.kind == kind
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(20, "dropped"), (19, "number")])
+def test_the_boundary_of_identifiers_that_are_numbers(rows: int, kind: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        column, _ = describe_columns(pd.DataFrame({"id": range(rows), "x": np.random.default_rng(0).normal(size=rows)}))
+    assert column.kind == kind
+
+
+def test_dates_are_days_since_1970() -> None:
+    days = pd.to_datetime(["1969-12-31", "1970-01-01", "2020-03-01"])
+    (column,) = describe_columns(pd.DataFrame({"day": days}))
+    since = [(datetime.date(*day) - datetime.date(1970, 1, 1)).days for day in ((1969, 12, 31), (2020, 3, 1))]
+    assert [column.minimum, column.maximum] == since
+    assert conform(pd.DataFrame({"day": days}), [column])["day"].tolist() == [-1.0, 0.0, since[1]]

@@ -157,3 +157,11 @@ class TestMissingTargets:
 )
 def test_a_choice_between_the_tasks_has_a_reason(values, reason):
     assert task_reason(pd.Series(values)) == reason
+
+
+def test_the_boundaries_between_classes_and_numbers() -> None:
+    def task(classes: int, rows: int) -> str:
+        return infer_task(pd.Series(range(rows)) % classes)
+
+    assert [task(30, 150), task(31, 155)] == ["classification", "regression"]
+    assert [task(3, 15), task(3, 14)] == ["classification", "regression"]

@@ -437,3 +437,18 @@ class TestRealData:
             model.fit(X[train], y[train])
             assert model.log_score(X[test], y[test]) > trivial + 0.3, path.name
             assert model.score(X[test], y[test]) > 0.5, path.name
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_the_weight_of_the_kl_rises_over_half_of_training_unless_given(kind):
+    model = kind(method="MeanField", **FAST | {"epochs": 8}).fit(X, labels if kind is BayesianClassifier else y)
+    weights = np.array(model.history_.beta)
+    assert weights[0] < 0.25 * model.default_beta  # the mean over the first of four epochs of warm-up
+    assert (np.diff(weights)[:3] > 0).all()
+    np.testing.assert_allclose(weights[4:], model.default_beta)
+    assert kind(method="MeanField", beta=0.7).beta_in_use() == 0.7
+
+
+def test_the_validation_fraction_is_held_out_and_the_rest_is_trained_on():
+    model = BayesianRegressor(method="MeanField", validation_fraction=0.2, **FAST).fit(X, y)
+    assert model.history_.n == 64  # of 80 rows

@@ -208,3 +208,12 @@ def test_the_cross_entropy_is_lipschitz_with_the_square_root_of_two() -> None:
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient.norm(dim=1)[0].item() == pytest.approx(math.sqrt(2))
     assert gradient.norm(dim=1)[1] < math.sqrt(2)
+
+
+@pytest.mark.parametrize("name", DATA_SET)
+def test_averages_over_the_data_set_are_constants(name: str) -> None:
+    given = [x.clone().requires_grad_() for x in averages(MEAN, STD)]
+    mean = MEAN.clone().requires_grad_()
+    gradients = torch.autograd.grad(DATA_SET[name](mean, STD, *given).mean(), (mean, *given), allow_unused=True)
+    assert gradients[0] is not None
+    assert all(gradient is None for gradient in gradients[1:])

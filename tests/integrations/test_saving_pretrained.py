@@ -302,7 +302,7 @@ def _edit(path, change):
         (lambda path: _edit(path, lambda config: config.update(format_version=99)), "pip install --upgrade"),
         (lambda path: (path / "bayesify.safetensors").unlink(), "bayesify.safetensors is missing"),
         (lambda path: (path / "bayesify.safetensors").write_bytes(b"x"), "bayesify.safetensors is damaged"),
-        (lambda path: bert().save_pretrained(path), r"model.safetensors is damaged or from another network"),
+        (lambda path: bert().save_pretrained(path), r"model.safetensors is damaged or from another model"),
         (shutil.rmtree, "no bayesify.json"),
     ],
 )

@@ -505,3 +505,17 @@ def test_convolutions_in_channels_last(kind: type[EMP], first: bool) -> None:
         (draws.outputs.square().sum() + draws.kl).backward()
         results.append((draws.outputs, [p.grad for p in root.parameters()]))
     torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
+
+
+def test_the_score_is_zero_with_the_gradient_of_the_log_probability() -> None:
+    """So that the ELBO keeps its value."""
+    torch.manual_seed(7)
+    bnn = bayesify(nn.Linear(2, 1).double(), EMP(components=3, learn_probabilities=True))
+    logits = bnn.net.posterior.logits
+    score = bnn(torch.randn(4, 2, dtype=F64), samples=50).score
+    assert (score == 0).all()
+    (gradient,) = torch.autograd.grad(score.sum(), logits)
+    # the sum over draws of 1[k] - p is the counts minus their expectation
+    counts = gradient + 50 * logits.softmax(0).detach()
+    torch.testing.assert_close(counts, counts.round())
+    assert counts.sum() == pytest.approx(50)

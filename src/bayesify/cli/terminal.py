@@ -4,6 +4,7 @@ Exit codes: 0 success, 2 an error that the user can correct, 70 an internal erro
 """
 
 import contextlib
+import contextvars
 import functools
 import os
 import signal
@@ -24,9 +25,21 @@ from rich.text import Text
 from bayesify.errors import ISSUES, BayesifyError, BayesifyWarning, ConfigurationError
 from bayesify.progress import ProgressBar
 
-__all__ = ["UsageError", "fail", "handle_errors", "interruptible", "print_line", "print_lines", "print_table", "say"]
+__all__ = [
+    "UsageError",
+    "fail",
+    "handle_errors",
+    "interruptible",
+    "print_line",
+    "print_lines",
+    "print_table",
+    "say",
+    "until_the_end",
+]
 
 _LINE_SECONDS = 30.0  # between lines of progress where standard error is no terminal
+
+_resources = contextvars.ContextVar[contextlib.ExitStack]("resources of the command")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,7 +108,8 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         ProgressBar.line_seconds = _LINE_SECONDS
-        with _warnings_as_notes():
+        with contextlib.ExitStack() as resources, _warnings_as_notes():
+            token = _resources.set(resources)
             try:
                 with interruptible():
                     return command(*args, **kwargs)
@@ -111,8 +125,15 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
             except Exception as error:  # noqa: BLE001 - whatever is left is a bug
                 traceback.print_exc()
                 fail(f"internal error ({type(error).__name__}). This is a bug; please report it with the traceback: {ISSUES}", 70)
+            finally:
+                _resources.reset(token)
 
     return run
+
+
+def until_the_end(manager: contextlib.AbstractContextManager[R]) -> R:
+    """Enter a context that ends with the command."""
+    return _resources.get().enter_context(manager)
 
 
 @contextlib.contextmanager

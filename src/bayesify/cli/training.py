@@ -6,13 +6,13 @@ from pathlib import Path
 import pandas as pd
 
 from bayesify.cli.settings import parse, split
-from bayesify.cli.terminal import UsageError, fail, interruptible
+from bayesify.cli.terminal import UsageError, fail, interruptible, until_the_end
 from bayesify.conformal import least_rows
 from bayesify.errors import CheckpointError, DivergenceError, warn
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.estimators.conformal import calibration_rows
 from bayesify.estimators.parameters import AUTO
-from bayesify.persistence import CHECKPOINT, check_destination
+from bayesify.persistence import CHECKPOINT, check_destination, locked
 
 __all__ = ["ESTIMATORS", "caution", "check_calibration", "checkpoints", "make_estimator", "prepare_directory", "train"]
 
@@ -82,10 +82,11 @@ def check_calibration(estimator: BayesianEstimator, rows: int, *, random: bool) 
 
 
 def prepare_directory(out: Path, overwrite: bool, restart: bool) -> Path:
-    """Create the model directory, or check the existing one."""
+    """Create the model directory, or check the existing one, and lock it for the rest of the command."""
     directory = check_destination(out)
     if (directory / "config.json").is_file() and not overwrite:
         raise UsageError(f"{out} already holds a model; add --overwrite to overwrite it, or choose another --out")
+    until_the_end(locked(directory))
     directory.mkdir(exist_ok=True)
     if restart:
         for path in checkpoints(directory):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from bayesify.core.arguments import check_layout, networks, output_selection, patterns
+from bayesify.core.checks import may_look_at
 from bayesify.core.fast_paths import disable_fast_paths
 from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
@@ -204,6 +205,7 @@ def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bo
         return "its forward was replaced by another function"
     if not weight.is_floating_point():
         return "its weight is not of a real floating point type"
+    _check_finite(layer)
     if not may_be_frozen and not any(p.requires_grad for p in layer.parameters(recurse=False)):
         return "it is frozen; a pattern that names it makes it random"
     for name, parameter in layer.named_parameters(recurse=False):
@@ -216,6 +218,17 @@ def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bo
         if padded and bool((layer.weight[layer.padding_idx] != 0).any()):
             return "its padding vector is not zero"
     return ""
+
+
+def _check_finite(layer: nn.Module) -> None:
+    """Raise a `ConfigurationError` if weights are NaN or infinite: a posterior around them would be as well."""
+    for name, parameter in layer.named_parameters(recurse=False):
+        if may_look_at(parameter) and not parameter.isfinite().all():
+            count = int((~parameter.isfinite()).sum())
+            raise ConfigurationError(
+                f"{name} of a {type(layer).__name__} {tuple(parameter.shape)} has {count} NaN or infinite values; load or train "
+                "the network again"
+            )
 
 
 def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:

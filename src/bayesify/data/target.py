@@ -15,10 +15,19 @@ from bayesify.data.text_values import number_format, parse_numbers
 from bayesify.errors import DataError, warn
 from bayesify.formatting import listing
 
-__all__ = ["check_target", "drop_missing_target", "infer_task", "read_target", "split_target", "target_format", "task_reason"]
+__all__ = [
+    "LARGEST_TARGET",
+    "check_target",
+    "drop_missing_target",
+    "infer_task",
+    "read_target",
+    "split_target",
+    "target_format",
+    "task_reason",
+]
 
 _MAX_CLASSES = 30
-_LARGEST = 1e150  # squares of larger values overflow
+LARGEST_TARGET = 1e150  # squares of larger values overflow
 
 
 def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Series]:
@@ -195,8 +204,8 @@ def _check_regression(y: pd.Series, name: str) -> None:
     if not pd.api.types.is_numeric_dtype(y) or pd.api.types.is_complex_dtype(y):
         raise DataError(f"{name} has {y.dtype} values such as {format_value(y.iloc[0])}; regression needs numbers")
     sizes = np.abs(y.to_numpy(float))
-    if excessive := int((sizes > _LARGEST).sum()):
-        kind = "infinite" if np.isinf(sizes).any() else f"beyond {_LARGEST:.0e}"
+    if excessive := int((sizes > LARGEST_TARGET).sum()):
+        kind = "infinite" if np.isinf(sizes).any() else f"beyond {LARGEST_TARGET:.0e}"
         raise DataError(f"{name} is {kind} in {excessive} of {len(y)} rows; drop or rescale them")
     if y.nunique() == 1:
         raise DataError(f"{name} is {format_value(y.iloc[0])} in every row; at least two distinct values are needed")

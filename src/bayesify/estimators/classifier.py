@@ -167,6 +167,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         labels = column_or_1d(y, warn=True)
         if missing := int(pd.isna(labels).sum()):
             raise DataError(f"Input y contains NaN: {missing} of {len(labels)} labels are missing; drop these rows")
+        if labels.dtype == object and len(kinds := {isinstance(label, str) for label in labels}) > 1:
+            raise DataError(f"y must have labels of one kind, got {len(kinds)}: text and others; convert them: y.astype(str)")
         check_classification_targets(labels)
         return labels
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayesify.conformal import ConformalIntervals
 from bayesify.core.checks import check_choice
 from bayesify.core.method import Method
+from bayesify.data.target import LARGEST_TARGET
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import REGRESSION, REGRESSION_PORTFOLIO, Recipe
@@ -186,6 +187,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         values = self._check_targets(y)
         self.target_ndim_ = values.ndim
         columns = values.reshape(len(values), -1)
+        if (largest := np.abs(columns).max()) > LARGEST_TARGET:
+            raise DataError(f"y must be between -{LARGEST_TARGET:g} and {LARGEST_TARGET:g}, got {largest:g}; rescale it")
         self.target_mean_, self.target_std_ = columns.mean(0), columns.std(0)
         # Not std == 0: rounding can give equal numbers a positive standard deviation.
         constant = columns.min(0) == columns.max(0)

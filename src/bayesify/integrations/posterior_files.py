@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from bayesify import __version__
+from bayesify.checksums import file_sha256, read_sealed, seal, verify
 from bayesify.errors import MissingDependencyError, ModelFileError
 from bayesify.files import write_atomically
+from bayesify.schema import check_json, listing_of, optional, record, require, text, truth, whole
 
 try:
     import safetensors
@@ -20,11 +20,36 @@ try:
 except ImportError as error:
     raise MissingDependencyError("saving and loading pretrained networks", "safetensors", extra="transformers") from error
 
-__all__ = ["CONFIG", "STATE", "read_config", "read_state", "verify", "write_posterior"]
+__all__ = ["CONFIG", "STATE", "read_config", "read_state", "write_posterior"]
 
 CONFIG, STATE = "bayesify.json", "bayesify.safetensors"
 FORMAT = 1
 KIND = "bayesify-posterior"
+
+
+_FIELDS = record(
+    {
+        "network": text,
+        "methods": listing_of(record({"method": text})),
+        "layers": listing_of(record({"name": text, "layer": text, "method": optional(whole(0, 10**6)), "reason": optional(text)})),
+        "batch_dim": whole(0, 64),
+        "fold": optional(truth),
+        "unbatched": listing_of(text),
+        "output": optional(record({})),
+        "likelihood": optional(record({"likelihood": text})),
+        "trained": listing_of(text),
+    }
+)
+
+
+def _schema(place: str, config: Any) -> None:
+    _FIELDS(place, config)
+    methods = len(config["methods"])
+    for index, layer in enumerate(config["layers"]):
+        known = layer["method"] is None or layer["method"] < methods
+        require(known, f"layers[{index}].method must be the index of one of {methods} methods, got {layer['method']}")
+    part = (config["output"] or {}).get("part")
+    require(part is None or isinstance(part, str | int), "output.part must be a key or a position")
 
 
 def write_posterior(directory: Path, config: Mapping[str, Any], state: Mapping[str, Tensor], others: Iterable[Path]) -> None:
@@ -38,10 +63,8 @@ def write_posterior(directory: Path, config: Mapping[str, Any], state: Mapping[s
     """
     contiguous = {name: x.detach().cpu().contiguous() for name, x in state.items()}
     write_atomically(directory / STATE, safetensors.torch.save(contiguous, {"format": "pt"}))
-    checksums = {path.name: _sha256(path) for path in (directory / STATE, *sorted(others))}
-    full = {"format": KIND, "format_version": FORMAT, "bayesify": __version__, **config, "files": checksums}
-    full["checksum"] = _checksum(full)
-    write_atomically(directory / CONFIG, json.dumps(full, indent=1, ensure_ascii=False).encode())
+    checksums = {path.name: file_sha256(path) for path in (directory / STATE, *sorted(others))}
+    write_atomically(directory / CONFIG, seal(KIND, FORMAT, {"bayesify": __version__, **config}, checksums))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -50,28 +73,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises:
         ModelFileError: missing, damaged, edited, of another library or of a newer version.
     """
-    path = directory / CONFIG
-    try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not (directory / CONFIG).is_file():
         raise ModelFileError(
             f"{directory} has no {CONFIG}: it was not saved by bayesify's save_pretrained, or the save was interrupted; plain "
             "weights load with the library that wrote them, and bayesify(net, method) makes them Bayesian"
-        ) from None
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
-    except ValueError as error:
-        raise ModelFileError(f"{path} is damaged: it is not valid JSON ({error}); save the network again") from None
-    if not isinstance(config, dict) or config.get("format") != KIND:
-        raise ModelFileError(f"{path} was not written by bayesify's save_pretrained; choose the folder of a saved network")
-    version = config.get("format_version")
-    if isinstance(version, int) and version > FORMAT:
-        raise ModelFileError(
-            f"{path} has format {version}, written by bayesify {config.get('bayesify')}; this version reads up to {FORMAT}: "
-            "pip install --upgrade bayesify"
         )
-    if config.get("checksum") != _checksum(config):
-        raise ModelFileError(f"{path} was edited or damaged: its checksum does not match its content; save the network again")
+    config = read_sealed(directory / CONFIG, KIND, FORMAT)
+    check_json(directory / CONFIG, config, _schema)
     return config
 
 
@@ -81,40 +89,8 @@ def read_state(directory: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
     Raises:
         ModelFileError: missing, damaged, or of another network.
     """
-    verify(directory, config, [STATE])
+    verify(directory, config["files"], STATE)
     try:
         return safetensors.torch.load_file(directory / STATE)
     except (OSError, safetensors.SafetensorError) as error:
         raise ModelFileError(f"{directory / STATE} cannot be read: {error}") from error
-
-
-def verify(directory: Path, config: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Compare files with their checksums.
-
-    Raises:
-        ModelFileError: one is missing or was changed.
-    """
-    for name in names:
-        try:
-            content = _sha256(directory / name)
-        except FileNotFoundError:
-            raise ModelFileError(
-                f"{directory} is incomplete: {name} is missing; copy it there, or save the network again"
-            ) from None
-        except OSError as error:
-            raise ModelFileError(f"{directory / name} cannot be read: {error}") from error
-        if content != config["files"].get(name):
-            raise ModelFileError(
-                f"{directory / name} is damaged or from another network: its checksum does not match {CONFIG}; save the network "
-                "again"
-            )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _checksum(config: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in config.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

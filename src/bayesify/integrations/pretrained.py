@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bayesify.checksums import verify
 from bayesify.core.completion import CompletedPosterior
 from bayesify.core.convert import bayesify
 from bayesify.core.method import Method
@@ -25,7 +26,7 @@ from bayesify.core.shards import check_whole
 from bayesify.errors import BayesifyWarning, ConfigurationError, MissingDependencyError, ModelFileError
 from bayesify.formatting import listing
 from bayesify.integrations.plain_networks import at_means, is_adapter, load_plain
-from bayesify.integrations.posterior_files import CONFIG, STATE, read_config, read_state, verify, write_posterior
+from bayesify.integrations.posterior_files import CONFIG, STATE, read_config, read_state, write_posterior
 from bayesify.likelihoods import Likelihood
 
 try:
@@ -125,7 +126,8 @@ def from_pretrained(
     """
     path = Path(directory)
     config = read_config(path)
-    verify(path, config, config["files"])
+    for name in config["files"]:
+        verify(path, config["files"], name)
     selection = config["output"]
     if selection is not None and "function" in selection and output is None:
         raise ConfigurationError(
@@ -143,7 +145,7 @@ def from_pretrained(
             bnn = bayesify(plain, chosen, output=output or (selection or {}).get("part"), **layout)
         if lost := [f"{r.name!r}: {r.reason}" for r in bnn.report if r.reason and glob.escape(r.name) in chosen]:
             raise ConfigurationError(f"layers cannot be made random: {listing(lost)}")
-    except (ConfigurationError, KeyError) as error:
+    except (ConfigurationError, KeyError, TypeError) as error:
         raise ModelFileError(f"{path / CONFIG} does not fit this network or this version of bayesify: {error}") from error
     bnn.report = tuple(reports)
     load_posterior(bnn, path, likelihood, exact="dtype" not in kwargs)
@@ -181,6 +183,10 @@ def load_posterior(
             wrong.append(f"{name} is unknown")
         elif own[name].shape != x.shape and name not in resizable:
             wrong.append(f"{name} has shape {tuple(x.shape)} instead of {tuple(own[name].shape)}")
+        elif own[name].is_floating_point() != x.is_floating_point():
+            wrong.append(f"{name} has type {x.dtype} instead of {own[name].dtype}")
+        elif x.is_floating_point() and x.isnan().any():
+            wrong.append(f"{name} has NaN")
     if wrong:
         raise ModelFileError(
             f"{path / STATE} belongs to another network or other methods: {listing(sorted(wrong), separator='; ')}"

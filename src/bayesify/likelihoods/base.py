@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.checks import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from
@@ -36,6 +37,7 @@ class Likelihood(nn.Module, ABC):
     registry: ClassVar[dict[str, type[Likelihood]]] = {}
     impossible: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
+    _has_checked: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -66,7 +68,10 @@ class Likelihood(nn.Module, ABC):
         """The predictive distribution of valid draws (S, B, *)."""
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log probability or density of the targets under each draw. Checks shapes but not values, so that it compiles.
+        """Log probability or density of the targets under each draw.
+
+        Shapes are always checked. Values are checked in the first call only, because looking at them waits for the GPU, and not
+        in compiled or vectorized code; `check_targets` checks them at any time.
 
         Args:
             outputs: (S, B, *), from the network.
@@ -76,10 +81,14 @@ class Likelihood(nn.Module, ABC):
             (S, B), nats, at least float32, summed over the dimensions of one example.
 
         Raises:
-            DataError: a shape that does not fit.
+            TypeError, DataError: a shape or type that does not fit; in the first call also values that do not, as NaN.
         """
         self.check_outputs(outputs)
-        return sum_from(self.terms(at_least_float32(outputs), align_targets(y, self.target_shape(outputs))), 2)
+        targets = align_targets(y, self.target_shape(outputs))
+        if not self._has_checked and may_look_at(y, outputs):
+            self.check_values(y, outputs)
+            self._has_checked = True
+        return sum_from(self.terms(at_least_float32(outputs), targets), 2)
 
     def penalty(self, outputs: Tensor, y: Tensor) -> Tensor | None:
         """What training subtracts from `log_prob`, weighted by `beta`, of each example under each draw: (S, B), nats, or None."""

@@ -59,7 +59,11 @@ class Categorical(Likelihood):
             raise TypeError(f"y must have integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
         outputs = self._logits(outputs)
         labels = y.long().expand(outputs.shape[:-1])
-        losses = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=self.ignore_index, reduction="none")
+        try:
+            losses = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=self.ignore_index, reduction="none")
+        except IndexError:  # on a CPU
+            self.check_values(y, outputs if self.class_dim == -1 else outputs.movedim(-1, self.class_dim + 1))
+            raise
         return -losses.view(labels.shape)
 
     def mixture(self, outputs: Tensor) -> CategoricalPredictive:

@@ -38,6 +38,8 @@ class Gaussian(Likelihood):
     log_std: Tensor
 
     def __init__(self, std: float | Sequence[float] = 1.0, learn: bool = False) -> None:
+        if isinstance(std, Tensor):
+            raise ConfigurationError(f"std must be a number or one per output, got a tensor {tuple(std.shape)}; use std.tolist()")
         scalar = isinstance(std, int | float)
         stds = [std] if scalar else list(std)
         if not stds:

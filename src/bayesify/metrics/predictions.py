@@ -15,6 +15,8 @@ from bayesify.predictive.discrete import check_labels
 
 __all__ = ["accuracy", "brier", "checked_probs", "coverage", "crps", "interval_width", "nll", "rmse", "top_class"]
 
+_ROUNDING = 0.01  # of sums of probabilities: those of bfloat16 have three digits
+
 
 def nll(probs: Tensor, y: Tensor) -> Tensor:
     """Negative log probability of the labels, in nats; unlike `predictive.log_prob` infinite where probabilities round to 0.
@@ -57,7 +59,9 @@ def rmse(mean: Tensor, y: Tensor) -> Tensor:
         >>> rmse(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 3.0]))
         tensor(1.4142)
     """
-    return (mean - align_targets(y, mean.shape)).square().mean().sqrt()
+    y = align_targets(y, mean.shape).to(mean.dtype)
+    _check_finite(mean=mean, y=y)
+    return (mean - y).square().mean().sqrt()
 
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
@@ -67,7 +71,9 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
         >>> coverage(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 1.5]))
         tensor(0.5000)
     """
+    _check_interval(lower, upper)
     y = align_targets(y, lower.shape)
+    _check_finite(y=y)
     return ((lower <= y) & (y <= upper)).to(lower.dtype).mean()
 
 
@@ -78,6 +84,7 @@ def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
         >>> interval_width(torch.zeros(2), torch.tensor([1.0, 2.0]))
         tensor(1.5000)
     """
+    _check_interval(lower, upper)
     return (upper - lower).mean()
 
 
@@ -92,13 +99,36 @@ def crps(predictive: NumericPredictive, y: Tensor) -> Tensor:
     return predictive.crps(y).mean()
 
 
+def _check_finite(**values: Tensor) -> None:
+    for name, x in values.items():
+        if x.numel() == 0:
+            raise DataError(f"{name} must have at least one value, got shape {tuple(x.shape)}")
+        if not x.isfinite().all():
+            raise DataError(f"{name} must be finite, got {int((~x.isfinite()).sum())} NaN or infinite of {x.numel()} values")
+
+
+def _check_interval(lower: Tensor, upper: Tensor) -> None:
+    """Ends may be infinite, but not NaN."""
+    if lower.numel() == 0:
+        raise DataError(f"lower must have at least one value, got shape {tuple(lower.shape)}")
+    if lower.shape != upper.shape:
+        raise DataError(f"lower and upper must have the same shape, got {tuple(lower.shape)} and {tuple(upper.shape)}")
+    if wrong := int((~(lower <= upper)).sum()):
+        raise DataError(f"lower must not be above upper, and neither NaN, got {wrong} such of {lower.numel()} intervals")
+
+
 def checked_probs(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities (N, K) and labels (N,), checked."""
     probs = torch.stack([1 - probs, probs], 1) if probs.dim() == 1 else probs
     if probs.dim() != 2 or y.shape != probs.shape[:1] or len(y) == 0:
         raise DataError(f"probs must be (N, K) or (N,) and y (N,), N at least 1, got {tuple(probs.shape)} and {tuple(y.shape)}")
     if not ((probs >= 0) & (probs <= 1 + 1e-4)).all():
-        raise DataError("probs must be in [0, 1]; apply softmax(-1) or sigmoid() to logits and average over draws first")
+        raise DataError(
+            "probs must be in [0, 1] and not NaN; apply softmax(-1) or sigmoid() to logits and average over draws first"
+        )
+    error = (probs.sum(1, dtype=torch.float64) - 1).abs().max()
+    if error > _ROUNDING:
+        raise DataError(f"probs must sum to 1 in every row, got sums that differ by up to {float(error):.3g}; apply softmax(-1)")
     y = y.long() if y.dtype == torch.bool else y
     check_labels(y, probs.shape[1])
     return probs, y.long()

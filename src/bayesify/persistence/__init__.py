@@ -5,6 +5,7 @@ A directory contains `config.json` (settings, with checksums of itself and of th
 """
 
 from bayesify.persistence.directory import CHECKPOINT, check_destination, load_config
+from bayesify.persistence.lock import locked
 from bayesify.persistence.model import load_model, save_model
 
-__all__ = ["CHECKPOINT", "check_destination", "load_config", "load_model", "save_model"]
+__all__ = ["CHECKPOINT", "check_destination", "load_config", "load_model", "locked", "save_model"]

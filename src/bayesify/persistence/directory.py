@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import glob
 import json
 import os
 import secrets
@@ -12,8 +12,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from bayesify.errors import ConfigurationError, ModelFileError
+from bayesify.checksums import read_sealed, seal, sha256
+from bayesify.errors import ConfigurationError, ModelFileError, warn
 from bayesify.files import write_atomically
+from bayesify.persistence.lock import locked
+from bayesify.persistence.schema import check_schema
 
 __all__ = [
     "CHECKPOINT",
@@ -23,7 +26,6 @@ __all__ = [
     "WEIGHTS",
     "check_destination",
     "load_config",
-    "read_verified",
     "write_directory",
 ]
 
@@ -60,34 +62,37 @@ def write_directory(
 ) -> None:
     """Write a model directory atomically: the configuration with checksums, the files they belong to, and companions.
 
+    What an interrupted save has left next to the directory is removed.
+
     Raises:
         ConfigurationError: an invalid directory (see `check_destination`) or an invalid companion name.
-        OSError: no space or no permission; nothing has changed.
+        OSError: no space or no permission, or another process writes there; nothing has changed.
     """
     if invalid := [name for name in companions if Path(name).name != name or name in (CONFIG, *files) or _is_transient(name)]:
         raise ConfigurationError(f"companions must be file names other than those of the model, got {invalid}")
-    checksums = {name: _sha256(content) for name, content in files.items()}
-    config = {"format": KIND, "format_version": FORMAT, **config, "companions": sorted(companions), "files": checksums}
-    config["checksum"] = _checksum(config)
-    text = json.dumps(config, indent=1, ensure_ascii=False, allow_nan=False)
+    checksums = {name: sha256(content) for name, content in files.items()}
+    text = seal(KIND, FORMAT, {**config, "companions": sorted(companions)}, checksums)
 
     path = check_destination(directory)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        draft.mkdir()
-        for name, content in {**files, **companions, CONFIG: text.encode()}.items():
-            write_atomically(draft / name, content)
-        _replace(path, draft)
-    except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise OSError(f"the model could not be saved to {path}: {error}; the directory is unchanged") from error
+    with locked(path):
+        for leftover in _leftovers(path, "new"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            draft.mkdir()
+            for name, content in {**files, **companions, CONFIG: text}.items():
+                write_atomically(draft / name, content)
+            _replace(path, draft)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise OSError(f"the model could not be saved to {path}: {error}; the directory is unchanged") from error
 
 
 def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """Load and verify the `config.json` of a model directory: task, target, columns, metrics and all settings.
 
     Raises:
-        ModelFileError: not a model directory, or a damaged, edited or newer configuration.
+        ModelFileError: not a model directory, or a damaged, edited, invalid or newer configuration.
     """
     path = Path(directory)
     if not path.is_dir():
@@ -96,56 +101,53 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
         raise ModelFileError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}{hint}")
     if not (path / CONFIG).is_file():
         raise ModelFileError(f"{path} is not a model directory: it has no {CONFIG}")
-    content = _read(path / CONFIG)
-    try:
-        config = json.loads(content)
-    except ValueError as error:
-        raise ModelFileError(f"{path / CONFIG} is damaged: it is not valid JSON ({error})") from None
-    if not isinstance(config, dict) or config.get("format") != KIND:
-        raise ModelFileError(f"{path} is not a model directory: its {CONFIG} was not written by bayesify")
-    version = config.get("format_version")
-    if isinstance(version, int) and version > FORMAT:
-        raise ModelFileError(
-            f"{path} was saved in format {version} by bayesify {config.get('bayesify')}; this version reads formats up to "
-            f"{FORMAT}: pip install --upgrade bayesify"
-        )
-    if config.get("checksum") != _checksum(config):
-        raise ModelFileError(f"{path / CONFIG} was edited or damaged: its checksum does not match its content")
+    config = read_sealed(path / CONFIG, KIND, FORMAT)
+    check_schema(path / CONFIG, config)
     return config
-
-
-def read_verified(directory: str | os.PathLike[str], config: Mapping[str, Any], name: str) -> bytes:
-    """Read a file of a model directory and verify its checksum.
-
-    Raises:
-        ModelFileError: the file is missing, damaged or from another model.
-    """
-    content = _read(Path(directory) / name)
-    if _sha256(content) != config["files"].get(name):
-        raise ModelFileError(f"{Path(directory) / name} is damaged or from another model: its checksum does not match {CONFIG}")
-    return content
 
 
 def _replace(directory: Path, draft: Path) -> None:
     """Replace a directory with its draft, and keep its files that are not part of the model."""
     if not directory.exists():
         os.replace(draft, directory)
-        return
-    model_files = {CONFIG, WEIGHTS, PREPROCESSING}
-    if _is_model(directory):
-        config = json.loads((directory / CONFIG).read_bytes())
-        model_files.update(config.get("companions", []), config.get("files", {}))
-    backup = draft.with_suffix(".old")
-    os.replace(directory, backup)
-    try:
-        os.replace(draft, directory)
-    except OSError:
-        os.replace(backup, directory)
-        raise
+    else:
+        backup = draft.with_suffix(".old")
+        os.replace(directory, backup)
+        try:
+            os.replace(draft, directory)
+        except OSError:
+            os.replace(backup, directory)
+            raise
+    for backup in _leftovers(directory, "old"):
+        try:
+            _adopt(backup, directory)
+        except OSError as error:  # the model is saved
+            warn(f"the model is saved, but files in {backup} could not be moved back to {directory} ({error}); move them yourself")
+        else:
+            shutil.rmtree(backup, ignore_errors=True)
+
+
+def _adopt(backup: Path, directory: Path) -> None:
+    """Move the files that are not part of a model from a backup to the directory."""
+    model_files = _model_files(backup)
     for path in backup.iterdir():
         if path.name not in model_files and not _is_transient(path.name) and not (directory / path.name).exists():
             os.replace(path, directory / path.name)
-    shutil.rmtree(backup, ignore_errors=True)
+
+
+def _leftovers(directory: Path, ending: str) -> list[Path]:
+    """Drafts ("new") or backups ("old") of a directory, the latest backup first."""
+    pattern = f".{glob.escape(directory.name)}.{'[0-9a-f]' * 8}.{ending}"
+    return sorted(directory.parent.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _model_files(directory: Path) -> set[str]:
+    """The names of the files of the model in a directory."""
+    names = {CONFIG, WEIGHTS, PREPROCESSING}
+    if _is_model(directory):
+        config = json.loads((directory / CONFIG).read_bytes())
+        names.update(config.get("companions", []), config.get("files", {}))
+    return names
 
 
 def _is_transient(name: str) -> bool:
@@ -159,21 +161,3 @@ def _is_model(directory: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and config.get("format") == KIND
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelFileError(f"{path.parent} is incomplete: {path.name} is missing") from None
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _checksum(config: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in config.items() if name != "checksum"}
-    return _sha256(json.dumps(rest, sort_keys=True).encode())

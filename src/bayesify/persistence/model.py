@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from bayesify import __version__
+from bayesify.checksums import read_verified
 from bayesify.core.method import Method
 from bayesify.data import Column
 from bayesify.errors import ConfigurationError, MissingDependencyError, ModelFileError
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.likelihoods import Likelihood
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup
-from bayesify.persistence.directory import (
-    CONFIG,
-    PREPROCESSING,
-    WEIGHTS,
-    load_config,
-    read_verified,
-    write_directory,
-)
+from bayesify.persistence.directory import CONFIG, PREPROCESSING, WEIGHTS, load_config, write_directory
+from bayesify.persistence.preprocessing_file import load_preprocessing
+from bayesify.persistence.weights import check_outputs, check_sizes, load_state
 from bayesify.train import History
 
 try:
@@ -38,7 +34,6 @@ except ImportError as error:
 
 __all__ = ["load_model", "save_model"]
 
-_TRUSTED = ["bayesify.data.encoding.SoftClip", "numpy.dtype"]  # in addition to the types that skops trusts
 _ESTIMATORS: dict[str, type[BayesianEstimator]] = {"regression": BayesianRegressor, "classification": BayesianClassifier}
 _BY_METHOD = ("hidden", "activation", "encoding", "likelihood", "learning_rate")  # what None means may change; saved as used
 _SCHEDULES: dict[str, type[KLSchedule]] = {kind.__name__: kind for kind in (Constant, Cyclical, LinearWarmup)}
@@ -92,19 +87,22 @@ def _load(path: Path, verified: dict[str, Any], config: dict[str, Any], prefix: 
     """Load the model, or a model of a fold or stack, whose files have a prefix; `verified` has the checksums."""
     if config.get("stack"):
         return _load_stack(path, verified, config, prefix)
-    weights, preprocessing = (read_verified(path, verified, prefix + name) for name in (WEIGHTS, PREPROCESSING))
-    with _model_file_errors(path / CONFIG, KeyError, TypeError, ValueError):
-        estimator = _restore_settings(config)
-        sizes = config["network"]["in_features"], config["network"]["out_features"]
-    with _model_file_errors(path / CONFIG, ConfigurationError):
-        estimator.build(*sizes, config["network"].get("encoded", ()))
-        estimator.settle()
-    with _model_file_errors(path / WEIGHTS, safetensors.SafetensorError, RuntimeError):  # a damaged file, or another network
+    weights, preprocessing = (read_verified(path, verified["files"], prefix + name) for name in (WEIGHTS, PREPROCESSING))
+    with _model_file_errors(path / (prefix + WEIGHTS), safetensors.SafetensorError, RuntimeError):
         state = safetensors.torch.load(weights)
-        for part, module in (("bnn.", estimator.bnn_), ("likelihood.", estimator.likelihood_)):
-            module.load_state_dict({name.removeprefix(part): x for name, x in state.items() if name.startswith(part)})
-    with _model_file_errors(path / PREPROCESSING, Exception):  # skops reads untrusted bytes, and documents no error types for them
-        estimator.preprocessing_ = skops.io.loads(preprocessing, trusted=_TRUSTED)  # rejects all types but its own and these
+    check_sizes(path / CONFIG, config, state)
+    with _model_file_errors(path / CONFIG, KeyError, TypeError, ValueError, RuntimeError):
+        estimator = _restore_settings(config)
+        check_outputs(estimator.likelihood_, config)
+    with _model_file_errors(path / CONFIG, ConfigurationError):
+        network = config["network"]
+        estimator.build(network["in_features"], network["out_features"], network.get("encoded", ()))
+        estimator.settle()
+    for part, module in (("bnn.", estimator.bnn_), ("likelihood.", estimator.likelihood_)):
+        own = {name.removeprefix(part): x for name, x in state.items() if name.startswith(part)}
+        load_state(path / (prefix + WEIGHTS), module, own)
+    with _model_file_errors(path / (prefix + PREPROCESSING), Exception):  # skops documents no error types for untrusted bytes
+        estimator.preprocessing_ = load_preprocessing(preprocessing, estimator.columns_, config["network"]["in_features"])
     estimator.folds_ = _load_folds(path, verified, config)
     return estimator
 

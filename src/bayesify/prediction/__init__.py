@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.generators import own_noise
+from bayesify.core.inputs import input_names, input_parameters
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
 from bayesify.core.replay import MISFITS
-from bayesify.errors import DataError
+from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call
 from bayesify.prediction.tokens import TokenScores, score_tokens
@@ -91,6 +92,7 @@ def predict(
     """
     _check_arguments(bnn, likelihood, samples, batch_size=batch_size, chunk=chunk, tolerance=tolerance, seed=seed)
     root = next((module for module in bnn.modules() if isinstance(module, Bayesian)), None)  # bnn may be a wrapper
+    _check_network(bnn, root, inputs)
     if root is not None:
         root.check_collected()
         root.check_completed()
@@ -146,6 +148,25 @@ def _check_arguments(
         check_positive("tolerance", tolerance)
     if seed is not None:
         check_integer("seed", seed, least=0)
+
+
+def _check_network(bnn: nn.Module, root: Bayesian | None, inputs: Any) -> None:
+    """Check that the network is Bayesian, has weights, and takes as many inputs as it gets."""
+    if any(p.is_meta for p in bnn.parameters()):
+        raise ConfigurationError(
+            "bnn has parameters on the meta device, without values; load them first: load_state_dict(..., assign=True)"
+        )
+    if root is None:
+        parameters = input_parameters(bnn)
+        if "samples" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise TypeError(f"bnn is a plain {type(bnn).__name__}; make it Bayesian first: bayesify(net, MeanField())")
+    elif isinstance(inputs, tuple) and not root.members:
+        names = input_names(root.net)
+        if len(inputs) > len(names) and not any(p.kind is p.VAR_POSITIONAL for p in input_parameters(root.net).values()):
+            raise DataError(
+                f"inputs is a tuple of {len(inputs)}, the arguments of the network, which takes {len(names)} ({', '.join(names)}); "
+                "leave the targets out, or give batches: [(x, y)]"
+            )
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -61,6 +61,8 @@ def _checked(x: Any, dim: int, name: str) -> Any:
             raise TypeError(f"{name} must be a tensor or consist of tensors, got {type(leaf).__name__}; use torch.as_tensor(...)")
         if leaf.dim() <= dim or leaf.shape[dim] == 0:
             raise DataError(f"{name} must have at least one row in dimension {dim}, got shape {tuple(leaf.shape)}")
+        if leaf.is_meta:
+            raise DataError(f"{name} must have values, got a tensor {tuple(leaf.shape)} on the meta device")
         if leaf.is_floating_point() and not (finite := leaf.isfinite()).all():
             raise DataError(
                 f"{name} must be finite, got {int((~finite).sum())} NaN or infinite values in shape {tuple(leaf.shape)}; impute "

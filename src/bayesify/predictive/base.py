@@ -191,12 +191,14 @@ def align_targets(y: Tensor, shape: tuple[int, ...]) -> Tensor:
     """View y as `shape`; they may differ by one trailing dimension of size 1. Nothing is broadcast.
 
     Raises:
-        DataError: another shape.
+        DataError: another shape, or complex values.
 
     Example:
         >>> align_targets(torch.zeros(5), (5, 1)).shape
         torch.Size([5, 1])
     """
+    if y.is_complex():
+        raise DataError(f"y must have real values, got {y.dtype}; split it into real and imaginary parts")
     if tuple(y.shape) == tuple(shape):
         return y
     if (*y.shape, 1) == tuple(shape):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayesify.core.checks import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, incomplete_beta
 from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
@@ -56,6 +57,8 @@ class CountPredictive(NumericPredictive):
         means = at_least_float32(self.means)
         if means.dim() < 2:
             raise DataError(f"means must be draws (S, N) or (S, N, D), got {tuple(means.shape)}")
+        if may_look_at(means) and not (means >= 0).all():
+            raise DataError(f"means of counts must be at least 0 and not NaN, got {means.min().item()} as the smallest")
         object.__setattr__(self, "means", means)
         if self.dispersions is not None:
             try:

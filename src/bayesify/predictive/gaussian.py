@@ -5,6 +5,7 @@ Shapes: S draws, M components per draw, N rows, D outputs.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from bayesify.core.checks import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
@@ -59,6 +61,8 @@ class GaussianPredictive(NumericPredictive):
             raise DataError(f"weights must be one per component and row, {tuple(means.shape[:2])}, got {tuple(self.weights.shape)}")
         if self.components < 1 or len(means) % self.components:
             raise DataError(f"means {tuple(means.shape)} must have components={self.components} for every draw")
+        if may_look_at(stds) and not (stds > 0).all():
+            raise DataError(f"stds must be above 0 and not NaN, got {stds.min().item()} as the smallest")
         object.__setattr__(self, "means", means)
         object.__setattr__(self, "stds", stds)
 
@@ -187,7 +191,14 @@ class GaussianPredictive(NumericPredictive):
     def select(self, rows: Tensor | slice) -> Self:
         weights = None if self.weights is None else self.weights[:, rows]
         stds = self.stds if self.stds.shape[1] == 1 else self.stds[:, rows]
-        return dataclasses.replace(self, means=self.means[:, rows], stds=stds, weights=weights)
+        return self._changed(means=self.means[:, rows], stds=stds, weights=weights)
+
+    def _changed(self, **fields: Any) -> Self:
+        """A copy with other valid fields, whose values are not looked at again."""
+        changed = copy.copy(self)
+        for name, value in fields.items():
+            object.__setattr__(changed, name, value)
+        return changed
 
     def _join(self, parts: Sequence[Self], dim: int, weights: Tensor | None) -> Self:
         """Concatenate means and standard deviations along a dimension."""
@@ -195,7 +206,7 @@ class GaussianPredictive(NumericPredictive):
         if any(p.stds.shape[dim] > 1 or not torch.equal(p.stds, stds) for p in parts):
             shape = [max(sizes) for sizes in zip(*(p.stds.shape for p in parts), strict=True)]
             stds = torch.cat([p.stds.expand(*shape[:dim], p.means.shape[dim], *shape[dim + 1 :]) for p in parts], dim)
-        return dataclasses.replace(first, means=torch.cat([p.means for p in parts], dim), stds=stds, weights=weights)
+        return first._changed(means=torch.cat([p.means for p in parts], dim), stds=stds, weights=weights)
 
     def _padded(self, components: int) -> Self:
         """The same distribution with more components per draw, of weight 0."""

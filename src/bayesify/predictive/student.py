@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayesify.core.checks import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, incomplete_beta
 from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
@@ -56,6 +57,8 @@ class StudentTPredictive(NumericPredictive):
             if value.dim() < 2 or value.shape != self.locations.shape:
                 shapes = [tuple(getattr(self, f.name).shape) for f in dataclasses.fields(self)]
                 raise DataError(f"locations, scales, degrees and evidence must all be (S, N) or (S, N, D), got {shapes}")
+            if field.name != "locations" and may_look_at(value) and not (value > 0).all():
+                raise DataError(f"{field.name} must be above 0 and not NaN, got {value.min().item()} as the smallest")
             object.__setattr__(self, field.name, value)
 
     @property

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError
+from bayesify.likelihoods import Likelihood
 from bayesify.objectives import KLSchedule
 from bayesify.train.auxiliary_inputs import AuxiliaryInputs
 from bayesify.train.data_loading import Data
@@ -22,8 +23,6 @@ from bayesify.train.data_loading import Data
 if TYPE_CHECKING:
     from lightning.fabric.loggers.logger import Logger
     from lightning.fabric.strategies.strategy import Strategy
-
-    from bayesify.likelihoods import Likelihood
 
 __all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments", "check_kl_weight"]
 
@@ -108,6 +107,14 @@ def check_arguments(training: Training, settings: Settings, **counts: int) -> No
 
 def _check_model(training: Training, settings: Settings) -> None:
     bnn, patience = training.bnn, settings.patience
+    if not isinstance(training.likelihood, Likelihood):
+        raise TypeError(
+            f"likelihood must be a Likelihood such as Categorical() or Gaussian(learn=True), got {training.likelihood!r:.80}"
+        )
+    if isinstance(bnn, nn.Module) and any(p.is_meta for p in bnn.parameters()):
+        raise ConfigurationError(
+            "bnn has parameters on the meta device, without values; load them first: load_state_dict(..., assign=True)"
+        )
     if not isinstance(training.beta, KLSchedule):
         check_kl_weight("beta", training.beta)
     if training.local_beta is not None:

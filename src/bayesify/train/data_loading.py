@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
@@ -167,6 +167,8 @@ def make_batches(
         tensors = as_batch(name, data)
         check_batch(name, tensors, likelihood, bnn.batch_dim, bnn.unbatched)
         check_output_shape(tensors, bnn, likelihood)
+        if shuffle and min(batch_size, tensors.size) == 1:
+            _check_normalization(name, tensors, bnn)
         order = Order(tensors.size, batch_size, seed if shuffle else None, rank, world_size)
         return InMemoryBatches(tensors, order, bnn.batch_dim, bnn.unbatched, to_device)
     if isinstance(data, DataLoader):
@@ -183,6 +185,16 @@ def make_batches(
     if 0 in (examples, length_of(loader)):
         raise DataError(f"{name} is empty")
     return LoaderBatches(name, loader, examples, seed, to_device, likelihood)
+
+
+def _check_normalization(name: str, batch: Batch, bnn: nn.Module) -> None:
+    """Raise a `DataError` for batches of one row whose features batch normalization would normalize."""
+    flat = isinstance(batch.inputs, Tensor) and batch.inputs.dim() == 2
+    if flat and (found := [n for n, module in bnn.named_modules() if isinstance(module, nn.BatchNorm1d) and module.training]):
+        raise DataError(
+            f"{name} gives batches of one row, of which batch normalization ({found[0]}) cannot take a variance in training; use "
+            "a batch_size of at least 2, or call eval() on that layer"
+        )
 
 
 def _make_loader(name: str, data: Dataset[Any], batch_size: int, seed: int | None, rank: int, world_size: int) -> DataLoader[Any]:

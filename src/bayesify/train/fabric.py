@@ -26,6 +26,8 @@ def make_fabric(bnn: nn.Module, accelerator: str, devices: int | list[int], stra
         ConfigurationError: an accelerator, precision or strategy that `fit` does not support.
     """
     check_choice("precision", precision, ("32-true", "16-mixed", "bf16-mixed"))
+    if isinstance(devices, bool) or not ((isinstance(devices, int) and devices >= 1) or (isinstance(devices, list) and devices)):
+        raise ConfigurationError(f"devices must be a number of at least 1, or a list of GPUs such as [0, 1], got {devices!r}")
     device = choose_device(bnn, accelerator)
     try:
         from lightning.fabric import Fabric

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
+from bayesify.formatting import listing
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
@@ -30,6 +31,8 @@ from bayesify.train.process_state import preserved_state, seed_noise
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+    from bayesify.core.model import Bayesian
 
 __all__ = ["fit_single_model"]
 
@@ -159,7 +162,7 @@ class _Loop:
         learning_rate = float(self.state.optimizer.param_groups[0]["lr"])
         finite = bool(torch.stack([p.detach().isfinite().all() for p in self.parameters]).all())
         if failure := divergence(table[:, 0], finite, epoch, learning_rate):
-            raise self._divergence_error(failure)
+            raise self._divergence_error(failure + _culprits(self.training.bnn))
         return epoch_record(table, sizes, betas, learning_rate)
 
     def _collect(self, done: float) -> None:
@@ -219,6 +222,15 @@ class _Loop:
         self.bar.text = " · ".join([f"epoch {epoch}", *values])
         for logger in options.loggers if is_writer else ():
             log(logger, epoch, record)
+
+
+@torch.no_grad()
+def _culprits(bnn: Bayesian) -> str:
+    """Return a sentence that names the layers whose weights or KL are NaN or infinite; empty if there are none."""
+    bad = [name for name, p in bnn.named_parameters() if not p.isfinite().all()]
+    if not bad:
+        bad = [f"the KL of {name}" for name, layer in bnn.random_layers() if not layer.posterior.kl(layer).isfinite()]
+    return f" NaN or infinite: {listing(bad, most=3)}." if bad else ""
 
 
 def _grouped(batches: Batches, epoch: int, accumulate: int) -> Iterator[tuple[Batch, int, bool]]:
