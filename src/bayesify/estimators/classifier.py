@@ -190,7 +190,7 @@ def _in_order(classes: np.ndarray, ordered: bool | Sequence[Any], y: Any) -> np.
             f"ordered=True needs labels that are numbers or an ordered categorical column, got {classes.tolist()[0]!r}; "
             "give all labels from the lowest to the highest, such as ordered=['low', 'high']"
         )
-    if isinstance(ordered, str) or not isinstance(ordered, Sequence | np.ndarray):
+    if isinstance(ordered, str) or not isinstance(ordered, Sequence):
         raise TypeError(f"ordered must be True, False or all labels from the lowest to the highest, got {ordered!r}")
     labels = list(ordered)
     if len(set(labels)) != len(labels):

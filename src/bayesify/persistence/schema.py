@@ -43,6 +43,7 @@ def _either(first: Check, kind: type, second: Check) -> Check:
     return check
 
 
+_LABELS = listing_of(_either(number(), str, text), 2)
 _PARAMS = record(
     {
         "method": _either(text, dict, mapping_of(anything)),
@@ -63,6 +64,7 @@ _PARAMS = record(
         "time_limit": optional(number(0)),
         "conformal": _either(truth, str, choice("cross")),
         "calibrate": optional(text),
+        "ordered": _either(truth, list, _LABELS),
         "random_state": optional(whole(0, 2**32 - 1)),
         "accelerator": text,
         "progress": optional(truth),
@@ -96,7 +98,7 @@ _REGRESSION = record(
     {"dimensions": choice(1, 2), "mean": listing_of(number(), 1), "std": listing_of(number(5e-324), 1)}, {"name": optional(text)}
 )
 _CLASSIFICATION = record(
-    {"classes": listing_of(_either(number(), str, text), 2), "dtype": text},
+    {"classes": _LABELS, "dtype": text},
     {"name": optional(text), "probability_map": optional(mapping_of(anything))},
 )
 _CLASSIFICATION_OF_BOOLEANS = record({"classes": listing_of(truth, 2), "dtype": text})
@@ -175,7 +177,9 @@ def _check_target(prefix: str, config: dict[str, Any]) -> None:
     (_CLASSIFICATION_OF_BOOLEANS if booleans else _CLASSIFICATION)(f"{prefix}target", target)
     classes = target["classes"]
     require(len({type(label) is str for label in classes}) == 1, f"{prefix}target.classes must be all text, or all numbers")
-    require(classes == sorted(set(classes)), f"{prefix}target.classes must be different and sorted")
+    require(len(set(classes)) == len(classes), f"{prefix}target.classes must be different")
+    if config["params"].get("ordered", False) is False:
+        require(classes == sorted(classes), f"{prefix}target.classes must be sorted")
     dtype = _DTYPE.fullmatch(target["dtype"])
     require(dtype is not None, f"{prefix}target.dtype must be a NumPy type of labels, got {target['dtype']!r:.40}")
     width = int(dtype[1] or 0) if dtype else 0  # NumPy pads every label to it

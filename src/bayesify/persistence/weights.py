@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.errors import DataError, ModelFileError
-from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods import Likelihood, Ordinal
 
 __all__ = ["NOT_SIZES", "SIZES", "check_outputs", "check_sizes", "load_state"]
 
-SIZES = ("chains", "components", "cores", "draws", "flow_units", "flows", "members", "rank", "transforms")
+SIZES = ("chains", "components", "cores", "draws", "features", "flow_units", "flows", "members", "rank", "transforms")
 """Fields of methods that determine how many numbers a posterior has."""
 NOT_SIZES = ("burn_in", "invert_every", "max_tree_depth", "snapshots", "thinning", "warmup")
 """Other fields of methods that are whole numbers."""
@@ -57,8 +57,10 @@ def check_outputs(likelihood: Likelihood, config: Mapping[str, Any]) -> None:
     width, target = config["network"]["out_features"], config["target"]
     outputs = torch.zeros((), dtype=torch.float32).expand(1, 1, width)
     likelihood.check_outputs(outputs)
-    if config["task"] == "classification" and width != len(target["classes"]):
-        raise DataError(f"network.out_features must be the number of classes, {len(target['classes'])}, got {width}")
+    if config["task"] == "classification":
+        classes = likelihood.classes if isinstance(likelihood, Ordinal) else width
+        if classes != len(target["classes"]):
+            raise DataError(f"network and likelihood must have the classes of the target, {len(target['classes'])}, got {classes}")
     shape = likelihood.target_shape(outputs)
     if config["task"] == "regression" and shape != (1, len(target["mean"])):
         raise DataError(f"network.out_features={width} does not fit a target of {len(target['mean'])} numbers")
