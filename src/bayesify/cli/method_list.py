@@ -43,8 +43,8 @@ def print_methods() -> None:
         ("DeepEnsemble", ENSEMBLE),
         ("Deterministic, EMP, ECMP and RepulsiveEnsemble", EARLY_STOPPED),
         ("IVON and NoisyAdam in regression", NATURAL),
-        ("NoisyKFAC and SLANG, and VOGN in regression", NATURAL_SMALL),
-        ("IVON, NoisyAdam and VOGN in classification", NATURAL_LARGE),
+        ("NoisyKFAC, and SLANG and VOGN in regression", NATURAL_SMALL),
+        ("IVON, NoisyAdam, SLANG and VOGN in classification", NATURAL_LARGE),
         ("any other method", SINGLE),
     ):
         values = ", ".join(f"{name}={_text(value)}" for name, value in vars(settings).items() if name in params)
