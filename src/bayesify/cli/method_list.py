@@ -7,7 +7,7 @@ from bayesify.cli.settings import estimator_fields
 from bayesify.cli.terminal import print_line, print_table
 from bayesify.cli.training import ESTIMATORS
 from bayesify.core.method import Method
-from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, NATURAL, NATURAL_LARGE, NATURAL_SMALL, SINGLE
+from bayesify.estimators.recipes import SINGLE, TrainingSettings
 
 __all__ = ["FAMILIES", "first_sentence", "print_methods", "table_settings"]
 
@@ -44,17 +44,25 @@ def print_methods() -> None:
         own = [f"{name}={_text(values[name])}" for name in names if not all(name in other for other in fields.values())]
         print_line(f"In {task} also {', '.join(own)}.")
     print_line("beta is the final weight of the KL. Of two values, the first is for regression, the second for classification.")
-    for text, settings in (
-        ("DeepEnsemble", ENSEMBLE),
-        ("Deterministic, EMP, ECMP, RepulsiveEnsemble and SNGP", EARLY_STOPPED),
-        ("IVON, NoisyAdam and VOGN in regression, NoisyKFAC in classification", NATURAL),
-        ("NoisyKFAC in regression, and SLANG", NATURAL_SMALL),
-        ("IVON, NoisyAdam and VOGN in classification", NATURAL_LARGE),
-        ("any other method", SINGLE),
-    ):
+    for text, settings in _by_settings():
         values = ", ".join(f"{name}={_text(value)}" for name, value in vars(settings).items() if name in params)
         print_line(f"Of parameters that are none, the values for {text}: {values}.")
     print_line(f"The default method is {kind.default_method}. --method auto trains several models, as many as --time allows.")
+
+
+def _by_settings() -> list[tuple[str, TrainingSettings]]:
+    """The methods that share training settings other than those of most methods, and last, the latter."""
+    tasks = {
+        task: {kind.__name__: recipe.training for kind, recipe in estimator.recipes.items()} for task, estimator in ESTIMATORS.items()
+    }
+    groups: dict[TrainingSettings, list[str]] = {}
+    for name in dict.fromkeys(name for recipes in tasks.values() for name in recipes):
+        own = {task: recipes.get(name, SINGLE) for task, recipes in tasks.items()}
+        for settings in dict.fromkeys(own.values()):
+            where = [task for task, of_task in own.items() if of_task == settings]
+            groups.setdefault(settings, []).append(name if len(where) == len(tasks) else f"{name} in {where[0]}")
+    groups.pop(SINGLE, None)
+    return [*((", ".join(names), settings) for settings, names in groups.items()), ("any other method", SINGLE)]
 
 
 def _position(family: str) -> tuple[int, str]:

@@ -176,7 +176,7 @@ CLASSIFICATION = _by_type(
     Recipe(NoisyAdam(), 1.0, NATURAL_LARGE),
     Recipe(VOGN(), 1.0, NATURAL_LARGE),
     Recipe(NoisyKFAC(), 1.0, NATURAL),
-    Recipe(SLANG(), 1.0, NATURAL_SMALL),
+    Recipe(SLANG(), 1.0, NATURAL_LARGE),
     Recipe(MCDropout(p=0.05), 1.0),
     Recipe(VSD(), 0.1),
     Recipe(SWA(prior_std=1.0), 1.0),

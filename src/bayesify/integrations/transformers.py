@@ -19,8 +19,8 @@ from bayesify.integrations.language import Columns
 from bayesify.integrations.plain_networks import plain_model
 from bayesify.integrations.pretrained import load_posterior, save_pretrained
 from bayesify.integrations.scores import metrics_of, predictions_of, statistics_of
+from bayesify.integrations.trainer_arguments import check_arguments
 from bayesify.likelihoods import Categorical, Likelihood
-from bayesify.methods import Laplace
 from bayesify.objectives import KLSchedule
 from bayesify.prediction import predict
 from bayesify.train.objective import Objective
@@ -32,8 +32,6 @@ except ImportError as error:
     raise MissingDependencyError("BayesianTrainer", "transformers and accelerate", extra="transformers") from error
 
 __all__ = ["BayesianTrainer"]
-
-_UNSUPPORTED = {"compute_loss_func": "the loss is the negative ELBO", "model_init": "give the network as model"}
 
 
 class BayesianTrainer(transformers.Trainer):
@@ -104,7 +102,7 @@ class BayesianTrainer(transformers.Trainer):
         check_trainable(model, likelihood)
         self.settings = ELBOSettings(samples=samples, beta=beta, local_beta=local_beta, eval_samples=eval_samples)
         self.n = examples_of(train_dataset, n)
-        _check_arguments(model, args, kwargs)
+        check_arguments(model, args, kwargs)
         labels = (args.label_names if args is not None else None) or ["labels"]
         ignored = likelihood.ignore_index if isinstance(likelihood, Categorical) else -100
         self.columns = Columns(model.net, labels[0], ignored, shift_labels)
@@ -283,25 +281,3 @@ class _Collection(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: transformers.TrainerState, control: Any, **kwargs: Any) -> None:
         total = max(1, state.max_steps)
         self.bnn.collect_due((state.global_step - 1) / total, state.global_step / total)
-
-
-def _check_arguments(bnn: Bayesian, args: transformers.TrainingArguments | None, others: Mapping[str, Any]) -> None:
-    """Raise a `ConfigurationError` for what the trainer cannot do, or would silently not do."""
-    for name, reason in _UNSUPPORTED.items():
-        if others.get(name) is not None:
-            raise ConfigurationError(f"BayesianTrainer has no {name}: {reason}")
-    if isinstance(bnn.net, transformers.PreTrainedModel) and bnn.passes.select is None:
-        raise ConfigurationError('the network returns more than logits: convert it with bayesify(net, method, output="logits")')
-    if any(isinstance(report.method, Laplace) for report in bnn.report):
-        raise ConfigurationError("Laplace() takes networks with one input tensor, not the columns of transformers; use SGLD()")
-    if args is None:
-        return
-    reasons = {
-        "label_smoothing_factor is not supported: it is not a likelihood": args.label_smoothing_factor,
-        "batch_eval_metrics is not supported: metrics of evaluation need all batches": args.batch_eval_metrics,
-        "label_names must name one column, that of the targets": len(args.label_names or []) > 1,
-        "FSDP and DeepSpeed are not supported: start one process per device with torchrun": args.fsdp or args.deepspeed,
-        "DataParallel is not supported: start one process per GPU with torchrun": args.n_gpu > 1,
-    }
-    if reason := next((reason for reason, is_wrong in reasons.items() if is_wrong), None):
-        raise ConfigurationError(reason)

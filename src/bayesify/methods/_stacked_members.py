@@ -40,8 +40,13 @@ class StackedMembers:
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
-    def outputs(self, members: Sequence[PlainMember], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
-        """Return the outputs, every tensor (M, ...), and update buffers; None, and nothing has changed, where it is impossible."""
+    def call(
+        self, members: Sequence[PlainMember], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Tensor]] | None:
+        """Return outputs and trained parameters, every tensor (M, ...), and update buffers.
+
+        None, and nothing has changed, where it is impossible.
+        """
         if self.able is False or not _is_plain(members):
             return None
         if self.able is None and not all(same_function(members[0].net, member.net) for member in members[1:]):
@@ -67,7 +72,7 @@ class StackedMembers:
             for name, values in buffers.items():
                 for state, value in zip(states, values, strict=True):
                     state[name].copy_(value)
-        return outputs
+        return outputs, {name: stacked[name] for name, p in members[0].net.named_parameters() if p.requires_grad}
 
 
 def _is_plain(members: Sequence[PlainMember]) -> bool:

@@ -109,12 +109,14 @@ class RepulsiveRoot(Ensemble):
         return ()
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
-        draws = self._together(inputs, kwargs, samples) if self.training and torch.is_grad_enabled() else None
-        if draws is None:
-            draws = super().forward(*inputs, samples=samples, coherent=coherent, **kwargs)
+        together = self._together(inputs, kwargs, samples) if self.training and torch.is_grad_enabled() else None
+        if together is None:
+            draws, weights = super().forward(*inputs, samples=samples, coherent=coherent, **kwargs), None
+        else:
+            draws, weights = together
         if not self.members[0].pays_kl:
             return draws
-        kl = self.kl()
+        kl = self._kl(self._weights() if weights is None else weights)
         if self.method.space == "function" and self.training:
             if not isinstance(draws.outputs, Tensor):
                 raise ConfigurationError(
@@ -125,26 +127,34 @@ class RepulsiveRoot(Ensemble):
             kl = kl + self._log_density(first.flatten(1))
         return draws._replace(kl=kl)
 
-    def _together(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], samples: int) -> Draws | None:
-        """Draws, without KL, by one call of all members; None where that is impossible."""
+    def kl(self) -> Tensor:
+        """Mean over members of the prior's negative log density and, in weight space in training mode, of their log density."""
+        return self._kl(self._weights())
+
+    def _together(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], samples: int) -> tuple[Draws, Tensor] | None:
+        """Draws, without KL, and weights (M, D) by one call of all members; None where that is impossible."""
         check_integer("samples", samples)
         call = self.inputs_of(inputs, kwargs)
-        args, kwargs = call.map(torch.clone)  # the network may change them in place
         members = [member for member in self.net if isinstance(member, PlainMember)]
-        outputs = self._stacked.outputs(members, args, kwargs) if len(members) == len(self.net) else None
-        if outputs is None:
+        args, kwargs = call.map(torch.clone)  # the network may change them in place
+        together = self._stacked.call(members, args, kwargs) if len(members) == len(self.net) else None
+        if together is None:
             return None
-        count = -(-samples // len(self.net))  # draws per member
+        outputs, parameters = together
+        count = -(-samples // len(members))  # draws per member
 
         def drawn(y: Tensor) -> Tensor:
             return y.movedim(self.batch_dim + 1, 1).repeat_interleave(count, 0)
 
-        kl = torch.zeros((), device=next(self.parameters()).device)
-        return Draws(tree_map(drawn, outputs), kl, kl.new_zeros(call.batch), local_beta=self.local_beta)
+        weights = torch.cat([at_least_float32(p).flatten(1) for p in parameters.values()] or [self._weights()], 1)
+        kl = torch.zeros((), device=weights.device)
+        return Draws(tree_map(drawn, outputs), kl, kl.new_zeros(call.batch), local_beta=self.local_beta), weights
 
-    def kl(self) -> Tensor:
-        """Mean over members of the prior's negative log density and, in weight space in training mode, of their log density."""
-        weights = torch.stack([_weights(member) for member in self.members])
+    def _weights(self) -> Tensor:
+        """All trained parameters (M, D), at least float32."""
+        return torch.stack([_weights(member) for member in self.members])
+
+    def _kl(self, weights: Tensor) -> Tensor:
         prior = weights.square().sum(1).mean() / (2 * self.method.prior_std**2)
         return prior + self._log_density(weights) if self.method.space == "weight" and self.training else prior
 

@@ -1,0 +1,38 @@
+"""Arguments that `BayesianTrainer` does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from bayesify.core.model import Bayesian
+from bayesify.errors import ConfigurationError
+from bayesify.methods import Laplace
+
+__all__ = ["check_arguments"]
+
+_UNSUPPORTED = {"compute_loss_func": "the loss is the negative ELBO", "model_init": "give the network as model"}
+
+
+def check_arguments(bnn: Bayesian, args: transformers.TrainingArguments | None, others: Mapping[str, Any]) -> None:
+    """Raise a `ConfigurationError` for what the trainer cannot do, or would silently not do."""
+    for name, reason in _UNSUPPORTED.items():
+        if others.get(name) is not None:
+            raise ConfigurationError(f"BayesianTrainer has no {name}: {reason}")
+    if isinstance(bnn.net, transformers.PreTrainedModel) and bnn.passes.select is None:
+        raise ConfigurationError('the network returns more than logits: convert it with bayesify(net, method, output="logits")')
+    if any(isinstance(report.method, Laplace) for report in bnn.report):
+        raise ConfigurationError("Laplace() takes networks with one input tensor, not the columns of transformers; use SGLD()")
+    if args is None:
+        return
+    reasons = {
+        "label_smoothing_factor is not supported: it is not a likelihood": args.label_smoothing_factor,
+        "batch_eval_metrics is not supported: metrics of evaluation need all batches": args.batch_eval_metrics,
+        "label_names must name one column, that of the targets": len(args.label_names or []) > 1,
+        "FSDP and DeepSpeed are not supported: start one process per device with torchrun": args.fsdp or args.deepspeed,
+        "DataParallel is not supported: start one process per GPU with torchrun": args.n_gpu > 1,
+    }
+    if reason := next((reason for reason, is_wrong in reasons.items() if is_wrong), None):
+        raise ConfigurationError(reason)
