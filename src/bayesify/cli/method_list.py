@@ -7,7 +7,7 @@ from bayesify.cli.settings import estimator_fields
 from bayesify.cli.terminal import print_line, print_table
 from bayesify.cli.training import ESTIMATORS
 from bayesify.core.method import Method
-from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, NATURAL, NATURAL_LARGE, NATURAL_SMALL, SINGLE
+from bayesify.estimators.recipes import EARLY_STOPPED, ENSEMBLE, NATURAL, NATURAL_LARGE, NATURAL_SMALL, SAMPLED, SINGLE
 
 __all__ = ["print_methods"]
 
@@ -41,7 +41,8 @@ def print_methods() -> None:
     print_line("beta is the final weight of the KL. Of two values, the first is for regression, the second for classification.")
     for text, settings in (
         ("DeepEnsemble", ENSEMBLE),
-        ("Deterministic, EMP, ECMP, RepulsiveEnsemble and SNGP", EARLY_STOPPED),
+        ("Deterministic, EMP, ECMP, RepulsiveEnsemble, SNGP and Laplace", EARLY_STOPPED),
+        ("HMC", SAMPLED),
         ("IVON, NoisyAdam and VOGN in regression, NoisyKFAC in classification", NATURAL),
         ("NoisyKFAC in regression", NATURAL_SMALL),
         ("IVON, NoisyAdam and VOGN in classification", NATURAL_LARGE),

@@ -46,9 +46,12 @@ from typing import Any, Literal
 
 from bayesify.core.method import Method
 from bayesify.methods import (
+    DVI,
     ECMP,
     EMP,
+    HMC,
     IVON,
+    MNF,
     SNGP,
     SWA,
     SWAG,
@@ -58,6 +61,7 @@ from bayesify.methods import (
     WHVI,
     DeepEnsemble,
     Deterministic,
+    Laplace,
     MCDropout,
     MeanField,
     NoisyAdam,
@@ -76,6 +80,7 @@ __all__ = [
     "NATURAL_SMALL",
     "REGRESSION",
     "REGRESSION_PORTFOLIO",
+    "SAMPLED",
     "SINGLE",
     "Recipe",
     "TrainingSettings",
@@ -109,6 +114,7 @@ class TrainingSettings:
 
 SINGLE = TrainingSettings()
 EARLY_STOPPED = TrainingSettings(validation_fraction=0.2, patience=1 / 6)
+SAMPLED = dataclasses.replace(EARLY_STOPPED, hidden=(16,), activation="tanh")  # few enough weights for chains
 NATURAL = TrainingSettings(learning_rate=0.03)  # of natural-gradient steps
 NATURAL_LARGE = TrainingSettings(learning_rate=0.1)
 NATURAL_SMALL = TrainingSettings(learning_rate=0.003)
@@ -166,6 +172,10 @@ REGRESSION = _by_type(
     Recipe(ECMP(), 0.3, EARLY_STOPPED),
     Recipe(RepulsiveEnsemble(), 1.0, EARLY_STOPPED),
     Recipe(SNGP(), 1.0, EARLY_STOPPED),
+    Recipe(Laplace(), 1.0, EARLY_STOPPED),
+    Recipe(HMC(chains=2, warmup=100, draws=50, max_tree_depth=6), 1.0, SAMPLED),
+    Recipe(DVI(covariance="diagonal"), 0.3),
+    Recipe(MNF(), 0.3),
 )
 CLASSIFICATION = _by_type(
     _ENSEMBLE,
@@ -180,6 +190,10 @@ CLASSIFICATION = _by_type(
     Recipe(SWAG(prior_std=1.0), 1.0),
     Recipe(VIFO(eta=0.01), 1.0),
     Recipe(SNGP(), 1.0, EARLY_STOPPED),
+    Recipe(Laplace(), 1.0, EARLY_STOPPED),
+    Recipe(HMC(chains=2, warmup=100, draws=50, max_tree_depth=6), 1.0, SAMPLED),
+    Recipe(DVI(covariance="diagonal"), 1.0),
+    Recipe(MNF(), 1.0),
 )
 
 _SMALL: Mapping[str, Any] = {"method": "DeepEnsemble", "hidden": (32, 32), "activation": "tanh"}
