@@ -96,11 +96,10 @@ METHODS = [
     SGLD(),
     SGHMC(),
     Laplace(),
-    SNGP(features=16),
     SpectralNorm(),
     {"*classifier*": MeanField(), "*": MCDropout()},
 ]
-_TESTED = {DVI, DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}
+_TESTED = {DVI, SNGP, DeepEnsemble, RepulsiveEnsemble, *map(type, METHODS)}
 OF_ADAPTERS = [
     kind() for kind in Method.registry.values() if kind.__module__.startswith("bayesify.methods.") and kind not in _TESTED
 ]
@@ -162,6 +161,13 @@ def test_a_model_is_restored_exactly_and_loads_at_the_means_without_us(method, t
     actual = plain.state_dict()
     assert actual.keys() == expected.keys()
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+def test_a_gaussian_process_has_no_plain_model(tmp_path):
+    bnn = _bnn(bert(), SNGP())
+    with pytest.raises(ConfigurationError, match="no plain layer computes what classifier does"):
+        save_pretrained(bnn, tmp_path / "model", Categorical())
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("method", [*METHODS, *OF_ADAPTERS], ids=_name)

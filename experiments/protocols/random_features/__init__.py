@@ -146,14 +146,11 @@ class RandomFeatures(Protocol):
                 about = [job.settings["dataset"], job.settings["covariance"], job.settings["method"], f"{units[0]['count']} {kind}"]
                 rows.append([*about, str(units[0]["parameters"]), *means])
         header = ["function", "covariance", "model", "size", "parameters", "RMSE", "log-likelihood"]
-        absent = [job.key for job in jobs if job.key not in results or not results[job.key]]
         parts = [
             "Mean and standard deviation over splits: RMSE in the unit of the function, log-likelihood of test rows in nats. "
             "Parameters are those of the distribution of weights or inducing values, with the inducing inputs.",
             markdown(header, rows),
         ]
-        if absent:
-            parts.append(f"Not run: {len(absent)} of {len(jobs)} jobs, such as {absent[0]}. Those of the sparse GP need gpytorch.")
         return "\n\n".join(parts)
 
     def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
@@ -179,7 +176,7 @@ class RandomFeatures(Protocol):
             ax.set_xscale("log")
             ax.set_title(function)
             label(ax, "parameters", "RMSE" if i == 0 else "")
-            if i == 0:
+            if ax.get_legend_handles_labels()[0] and not any(other.get_legend() for other in figure.axes):
                 legend(ax)
         return figure
 

@@ -52,9 +52,7 @@ def print_methods() -> None:
 
 def _by_settings() -> list[tuple[str, TrainingSettings]]:
     """The methods that share training settings other than those of most methods, and last, the latter."""
-    tasks = {
-        task: {kind.__name__: recipe.training for kind, recipe in estimator.recipes.items()} for task, estimator in ESTIMATORS.items()
-    }
+    tasks = {task: {kind.__name__: recipe.training for kind, recipe in e.recipes.items()} for task, e in ESTIMATORS.items()}
     groups: dict[TrainingSettings, list[str]] = {}
     for name in dict.fromkeys(name for recipes in tasks.values() for name in recipes):
         own = {task: recipes.get(name, SINGLE) for task, recipes in tasks.items()}

@@ -13,7 +13,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
 
-__all__ = ["restore", "revert"]
+__all__ = ["check_plain", "restore", "revert"]
 
 
 def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tensor | None]]) -> None:
@@ -26,13 +26,8 @@ def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tens
     Raises:
         ConfigurationError: a posterior has no weights of a plain layer (SNGP); the network is unchanged.
     """
-    layers = {name: module for name, module in net.named_modules() if isinstance(module, BayesianLayer)}
-    if others := [name or "the network itself" for name, layer in layers.items() if not layer.posterior.is_plain]:
-        raise ConfigurationError(
-            f"no plain layer computes what {listing(others, most=3)} does, a Gaussian process; keep the Bayesian network: call it, "
-            "draw functions with bnn.function(seed), or export it"
-        )
-    for layer in layers.values():
+    check_plain(net)
+    for layer in [module for module in net.modules() if isinstance(module, BayesianLayer)]:
         with torch.no_grad():
             weight_and_bias = values(layer)
         for name, value, trained in zip(("weight", "bias"), weight_and_bias, layer.requires_grads, strict=True):
@@ -40,6 +35,16 @@ def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tens
                 layer._parameters[name] = nn.Parameter(value.detach().clone(), requires_grad=trained)
         revert(layer)
     restore_fast_paths(net)
+
+
+def check_plain(net: nn.Module) -> None:
+    """Raise a `ConfigurationError` if a posterior has no weights of a plain layer (SNGP)."""
+    layers = {name: module for name, module in net.named_modules() if isinstance(module, BayesianLayer)}
+    if others := [name or "the network itself" for name, layer in layers.items() if not layer.posterior.is_plain]:
+        raise ConfigurationError(
+            f"no plain layer computes what {listing(others, most=3)} does, a Gaussian process; keep the Bayesian network: call it, "
+            "draw functions with bnn.function(seed), export it, or save its state_dict"
+        )
 
 
 def revert(layer: nn.Module) -> None:

@@ -70,7 +70,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         samples: S, the number of draws in prediction; None for one per network of an ensemble, otherwise 100.
         validation_fraction: fraction of the rows held out to select the weights of the best epoch; 0 trains on all rows. None: the
             members of an ensemble hold out a different part each, so that no row is lost; `Deterministic`, `EMP`, `ECMP`,
-            `RepulsiveEnsemble` and `SNGP` by name hold out a fifth; other methods train on all rows.
+            `RepulsiveEnsemble`, `SNGP`, `Laplace` and `HMC` by name hold out a fifth; other methods train on all rows.
         patience: stop after this number of epochs without improvement on the held-out rows; None for a sixth of the epochs
             where rows are held out by default, otherwise for no stop.
         time_limit: of "auto", seconds of training: models that would probably exceed it are left out. The first is always trained.

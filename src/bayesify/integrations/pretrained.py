@@ -22,6 +22,7 @@ from bayesify.core.convert import bayesify
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
 from bayesify.core.outputs import OutputSelection
+from bayesify.core.restoration import check_plain
 from bayesify.core.shards import check_whole
 from bayesify.errors import BayesifyWarning, ConfigurationError, MissingDependencyError, ModelFileError
 from bayesify.formatting import listing
@@ -58,7 +59,8 @@ def save_pretrained(bnn: Bayesian, directory: str | os.PathLike[str], likelihood
         likelihood: saved with the network, with what it learned.
 
     Raises:
-        ConfigurationError: an ensemble, or a peft model with an adapter other than "default".
+        ConfigurationError: an ensemble, a Gaussian process (SNGP) in a model of these libraries, or a peft model with an adapter
+            other than "default".
         PassError: the parameters are sharded (FSDP).
         OSError: no space or no permission.
 
@@ -84,9 +86,11 @@ def save_pretrained(bnn: Bayesian, directory: str | os.PathLike[str], likelihood
     adapters = list(net.peft_config) if is_adapter(net) else ["default"]
     if adapters != ["default"]:
         raise ConfigurationError(f'the peft model must have one adapter named "default", got {listing(map(repr, adapters))}')
+    plain = isinstance(net, PreTrainedModel) or is_adapter(net)
+    if plain:
+        check_plain(net)
     path.mkdir(parents=True, exist_ok=True)
     (path / CONFIG).unlink(missing_ok=True)
-    plain = isinstance(net, PreTrainedModel) or is_adapter(net)
     if plain:
         with at_means(net):
             net.save_pretrained(path)
