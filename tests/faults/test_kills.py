@@ -11,7 +11,7 @@ import pytest
 from saved_models import X, contents, y
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals")]
-KILLS = 6
+KILLS = 4
 BAYESIFY = [sys.executable, "-c", "from bayesify.cli import main; main()"]
 
 TRAIN = """
@@ -77,9 +77,7 @@ def test_command_line(tmp_path, number):
         table = str(tmp_path / "table.csv")
         settings = ["--method", "MCDropout", "--epochs", "200", "--set", "hidden=8", "--quiet"]
         return [
-            sys.executable,
-            "-m",
-            "bayesify",
+            *BAYESIFY,
             "fit",
             table,
             "--target",
@@ -105,9 +103,7 @@ def test_command_line(tmp_path, number):
 def test_two_at_once(tmp_path):
     X.assign(price=y).to_csv(tmp_path / "table.csv", index=False)
     command = [
-        sys.executable,
-        "-m",
-        "bayesify",
+        *BAYESIFY,
         "fit",
         str(tmp_path / "table.csv"),
         "--target",

@@ -1,6 +1,7 @@
 """`save_pretrained` and `from_pretrained`: exact round trips, plain folders for the plain libraries, errors for damaged ones."""
 
 import copy
+import hashlib
 import json
 import shutil
 import warnings
@@ -9,7 +10,7 @@ import peft
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import adapted, bert, gpt2, tokens
 from torch import nn
 
@@ -59,6 +60,7 @@ from bayesify import (
     summary,
     unbayesify,
 )
+from bayesify.integrations.posterior_files import read_config
 from bayesify.integrations.pretrained import from_pretrained, load_posterior, save_pretrained
 
 METHODS = [
@@ -317,6 +319,45 @@ def test_damaged_folders_are_refused(damage, message, tmp_path):
     damage(path)
     with pytest.raises(ModelFileError, match=message):
         from_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": {}}, "methods must be a list"),
+        ({"methods": []}, r"layers\[0\]\.method must be the index of one of 0 methods"),
+        ({"batch_dim": -1}, "batch_dim must be a whole number from 0"),
+        ({"trained": "all"}, "trained must be a list"),
+        ({"output": {"part": [1]}}, r"output\.part must be a key or a position"),
+        ({"format_version": True}, "format_version must be a whole number"),
+        ({"files": []}, "files must map names to checksums"),
+    ],
+)
+def test_invalid_values_with_valid_checksums_are_refused(change, message, tmp_path):
+    path = _saved(tmp_path / "model")
+    config = json.loads((path / "bayesify.json").read_text()) | change
+    del config["checksum"]
+    config["checksum"] = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    (path / "bayesify.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=rf"bayesify\.json is invalid: {message}"):
+        from_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(lambda x: x.long(), "has type torch.int64 instead of"), (lambda x: x * torch.nan, "has NaN")]
+)
+def test_weights_of_another_type_or_without_values_are_refused(change, message, tmp_path):
+    bnn, path = _bnn(bert(), MeanField()), _saved(tmp_path / "model")
+    state = load_file(path / "bayesify.safetensors")
+    name = next(name for name, x in state.items() if x.is_floating_point())
+    save_file(state | {name: change(state[name])}, path / "bayesify.safetensors")
+    config = read_config(path)
+    config["files"]["bayesify.safetensors"] = hashlib.sha256((path / "bayesify.safetensors").read_bytes()).hexdigest()
+    del config["checksum"]
+    config["checksum"] = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    (path / "bayesify.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=message):
+        load_posterior(bnn, path)
 
 
 def test_the_posterior_of_another_network_is_refused_and_changes_nothing(tmp_path):
