@@ -53,14 +53,15 @@ def print_methods() -> None:
 def _by_settings() -> list[tuple[str, TrainingSettings]]:
     """The methods that share training settings other than those of most methods, and last, the latter."""
     tasks = {task: {kind.__name__: recipe.training for kind, recipe in e.recipes.items()} for task, e in ESTIMATORS.items()}
-    groups: dict[TrainingSettings, list[str]] = {}
+    groups: dict[TrainingSettings, dict[str, list[str]]] = {}
     for name in dict.fromkeys(name for recipes in tasks.values() for name in recipes):
         own = {task: recipes.get(name, SINGLE) for task, recipes in tasks.items()}
         for settings in dict.fromkeys(own.values()):
             where = [task for task, of_task in own.items() if of_task == settings]
-            groups.setdefault(settings, []).append(name if len(where) == len(tasks) else f"{name} in {where[0]}")
+            groups.setdefault(settings, {}).setdefault("" if len(where) > 1 else f" in {where[0]}", []).append(name)
     groups.pop(SINGLE, None)
-    return [*((", ".join(names), settings) for settings, names in groups.items()), ("any other method", SINGLE)]
+    texts = ["; ".join(f"{', '.join(names)}{where}" for where, names in parts.items()) for parts in groups.values()]
+    return [*zip(texts, groups, strict=True), ("any other method", SINGLE)]
 
 
 def _position(family: str) -> tuple[int, str]:
