@@ -36,7 +36,7 @@ def test_every_extra_has_lowest_versions_and_a_check(release):
         == set(optional) - {"all", "experiments", "benchmarks-tables", "test", "docs", "dev"}
     )
     for extra in optional:
-        assert release.lower_bounds([extra])["torch"] == "2.6"
+        assert release.lower_bounds([extra])["torch"] == "2.8"
 
 
 def test_lowest_versions_are_the_highest_of_nested_extras(release, monkeypatch):

@@ -118,6 +118,7 @@ def run(*command: object, cwd: Path = ROOT) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lowest", nargs="*", metavar="EXTRA", help="try the lowest declared versions; by default of every extra")
+    parser.add_argument("--torch", metavar="VERSION", help="this version of torch with the lowest versions of the others")
     parser.add_argument("--bounds", action="store_true", help="print the lowest declared versions")
     arguments = parser.parse_args()
     if arguments.bounds:
@@ -133,7 +134,7 @@ def main() -> None:
         if arguments.lowest is None:
             _check_pinned(work, sdist, wheel)
         else:
-            _check_lowest(work, wheel, arguments.lowest or EXTRAS)
+            _check_lowest(work, wheel, arguments.lowest or EXTRAS, arguments.torch)
 
 
 def _check_pinned(work: Path, sdist: Path, wheel: Path) -> None:
@@ -147,12 +148,13 @@ def _check_pinned(work: Path, sdist: Path, wheel: Path) -> None:
         raise SystemExit("the demo has written no report")
 
 
-def _check_lowest(work: Path, wheel: Path, extras: Sequence[str]) -> None:
+def _check_lowest(work: Path, wheel: Path, extras: Sequence[str], torch: str | None) -> None:
     """The lowest versions of each extra in an environment of its own, so that one extra's bounds do not hide another's."""
     failed = []
     for extra in extras:
+        versions = lower_bounds([extra]) | ({"torch": torch} if torch else {})
         bounds = work / f"{extra}.txt"
-        bounds.write_text("\n".join(f"{name}=={version}" for name, version in lower_bounds([extra]).items()), "utf-8")
+        bounds.write_text("\n".join(f"{name}=={version}" for name, version in versions.items()), "utf-8")
         try:
             python = environment(work / extra, ["-c", str(bounds), f"{wheel}[{extra}]"])
             run(python, "-c", f"{TWO_LINES}{IMPORTS[extra]}", cwd=work)

@@ -32,6 +32,8 @@ def finish(site: Path, paths: Mapping[str, str]) -> list[str]:
     for page, text in texts.items():
         texts[page] = link_names(text, page, paths, places)
         files[page].write_text(texts[page], "utf-8")
+    for file in (site / "search.js", site / "search.json"):  # formulas are shown as they were written, without their marks
+        file.write_text(re.sub(r"\\\\[()[\]]", "", file.read_text("utf-8")), "utf-8")
     return problems_of(site, texts)
 
 
