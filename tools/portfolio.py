@@ -33,7 +33,7 @@ CLASSIFICATION = (
     *[("Ecdat", "Hdma", "deny"), ("Ecdat", "Heating", "depvar"), ("Ecdat", "Participation", "lfp"), ("Ecdat", "Benefits", "ui")],
     *[("ISLR", "OJ", "Purchase"), ("survival", "flchain", "death"), ("carData", "Chile", "vote")],
 )
-LEAKS = ("rownames", "name", "logwage", "futime", "chapter")  # and numbers of rows
+LEAKS = ("rownames", "name", "logwage", "futime", "chapter", "readscr", "mathscr")  # and numbers of rows
 DEFAULT = "default"
 STANDARD = {"encoding": "standard"}
 SMALL = {"hidden": (32, 32), "activation": "tanh"}
