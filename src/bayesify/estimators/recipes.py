@@ -40,8 +40,9 @@ Portfolios of `method="auto"`: chosen among all sets of at most five of eight en
 log-likelihood of test rows, on ten tables for regression and seven for classification (`tools/portfolio.py`; none is in a report).
 On these and three more, stacking gains over the default 0.02 nats per row on the median table for regression, 0.05 on average
 without Caschool, for 32 in place of 11 s of processor time, and nothing for classification (-0.003 to 0.008). The gain on Caschool,
-1.6, means nothing: two of its columns, since then left out, add up to the target. Single models by variational inference are not in
-it: on Hdma, `MeanField`, `VSD` and `SWAG` took 15 to 49 s and reached -0.25 to -0.55 nats, the ensembles 4 to 8 s and -0.25 to -0.26.
+1.6, means nothing: two of its columns, since then left out, add up to the target. Single models by variational inference are not
+in it: on Hdma, `MeanField`, `VSD` and `SWAG` took 15 to 49 s and reached -0.25 to -0.55 nats, the ensembles 4 to 8 s and -0.25 to
+-0.26.
 """
 
 from __future__ import annotations
