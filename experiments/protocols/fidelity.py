@@ -37,8 +37,8 @@ __all__ = ["Fidelity"]
 
 _REFERENCE = "HMC"
 _NOISE = 0.1  # standard deviation of the targets in regression
-_INPUTS, _WIDEST = 61, 1.5  # of the regression: test inputs, in [-1.5, 1.5]
-_EDGES = torch.linspace(-3, 3, 61, dtype=torch.float64)  # of the bins of the target
+_INPUTS, _WIDEST = 31, 1.5  # of the regression: test inputs, in [-1.5, 1.5]
+_EDGES = torch.linspace(-3, 3, 31, dtype=torch.float64)  # of the bins of the target
 _GRID = 15  # points per side of the classification's test inputs
 
 
