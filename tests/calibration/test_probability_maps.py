@@ -1,4 +1,4 @@
-"""Vector scaling and isotonic calibration against scikit-learn, SciPy and properties of their definitions."""
+"""Vector scaling, isotonic calibration and histogram binning against scikit-learn, SciPy and properties of their definitions."""
 
 import json
 
@@ -7,9 +7,11 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.special import log_softmax
+from sklearn.calibration import calibration_curve
 from sklearn.isotonic import IsotonicRegression
+from sklearn.neighbors import KNeighborsRegressor
 
-from bayesify.calibration import IsotonicCalibration, ProbabilityMap, VectorScaling
+from bayesify.calibration import HistogramBinning, IsotonicCalibration, ProbabilityMap, VectorScaling
 from bayesify.estimators import BayesianClassifier
 from bayesify.persistence import load_model, save_model
 from bayesify.predictive import CategoricalPredictive
@@ -51,7 +53,37 @@ def test_isotonic_calibration_is_one_regression_per_class():
     np.testing.assert_allclose(fitted(inside).probs, np.stack(columns, 1) / np.sum(columns, 0)[:, None], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [VectorScaling, IsotonicCalibration])
+def test_bins_of_a_histogram_have_equal_numbers_of_rows():
+    fitted = HistogramBinning.fit(p, y)
+    columns = []
+    new = CategoricalPredictive.from_logits(torch.from_numpy(rng.normal(size=(1, 50, K)) * 9))  # other rows, and the ends
+    for k in range(K):
+        probs = p.probs[:, k].numpy()
+        frequencies, _ = calibration_curve(y == k, probs, n_bins=10, strategy="quantile")
+        np.testing.assert_allclose(fitted.frequencies[k], np.clip(frequencies, 0.5 / N, 1 - 0.5 / N), atol=1e-12)
+        # an edge is in the middle between two rows, so a new row is in the bin of the nearest row
+        rows = np.clip(frequencies, 0.5 / N, 1 - 0.5 / N).repeat(N // 10)
+        nearest = KNeighborsRegressor(1).fit(np.sort(probs)[:, None], rows)
+        columns.append(nearest.predict(new.probs[:, [k]].numpy()))
+    np.testing.assert_allclose(fitted(new).probs, np.stack(columns, 1) / np.sum(columns, 0)[:, None], atol=1e-12)
+
+
+def test_equal_probabilities_are_in_one_bin():
+    confidence = torch.tensor([0.0] * 45 + [0.5] * 15 + [1.0] * 40, dtype=torch.float64)  # saturated, as of many networks
+    ties = CategoricalPredictive.from_logits(torch.stack([confidence, 1 - confidence], -1).log()[None])
+    labels = torch.tensor([0] * 9 + [1] * 36 + [0] * 10 + [1] * 5 + [0] * 30 + [1] * 10)
+    fitted = HistogramBinning.fit(ties, labels)
+    np.testing.assert_allclose(fitted.frequencies, [[0.2, 2 / 3, 0.75], [0.25, 1 / 3, 0.8]])
+    np.testing.assert_allclose(fitted(ties).probs[[0, 46, 99], 0], [0.2, 2 / 3, 0.75])
+    few = HistogramBinning.fit(ties.select(slice(44, 47)), labels[44:47])  # a row of label 1 and two of label 0
+    np.testing.assert_allclose(few.frequencies, [[1 / 6, 5 / 6], [1 / 6, 5 / 6]])
+    whole = HistogramBinning.fit(ties, labels, bins=1)
+    np.testing.assert_allclose(whole(ties).probs[:, 0], 0.49)
+    with pytest.raises(ValueError, match="bins"):
+        HistogramBinning.fit(ties, labels, bins=0)
+
+
+@pytest.mark.parametrize("kind", [VectorScaling, IsotonicCalibration, HistogramBinning])
 def test_improves_the_likelihood_and_keeps_the_epistemic_share(kind):
     fitted = kind.fit(p, y)
     mapped = fitted(p)
@@ -69,7 +101,7 @@ def test_thirty_rows_make_an_underconfident_model_confident():
     assert mapped.probs.amax(1).min() > 0.9
 
 
-@pytest.mark.parametrize("kind", [VectorScaling, IsotonicCalibration])
+@pytest.mark.parametrize("kind", [VectorScaling, IsotonicCalibration, HistogramBinning])
 def test_classes_without_rows_and_impossible_classes_stay_finite(kind):
     sure = CategoricalPredictive.from_logits(torch.tensor([[[0.0, -torch.inf, 1.0]]]).repeat(1, 20, 1))
     mapped = kind.fit(sure, torch.tensor([0, 2] * 10))(sure)
@@ -80,7 +112,7 @@ def test_classes_without_rows_and_impossible_classes_stay_finite(kind):
         kind.fit(sure.select(slice(0, 1)), torch.tensor([0]))
 
 
-@pytest.mark.parametrize("calibrate", ["vector", "isotonic"])
+@pytest.mark.parametrize("calibrate", ["vector", "isotonic", "histogram"])
 def test_of_an_estimator(calibrate, tmp_path):
     X = rng.normal(size=(200, 2))
     labels = np.where(X[:, 0] + rng.normal(size=200) > 0, "high", "low")

@@ -31,6 +31,7 @@ def test_settings_have_one_meaning(kind):
     ("text", "kind", "value"),
     [("3", int, 3), ("0.5", float | None, 0.5), ("none", float | None, None), ("no", bool, False), ("True", bool, True),
      ("relu", str, "relu"), ("64,32", Sequence[int], (64, 32)), ("(8,)", Sequence[int], (8,)), ("", Sequence[int], ()),
+     ("low, high", bool | Sequence[str], ("low", "high")),
      ("0.5,0.5", tuple[float, ...] | None, (0.5, 0.5)), ("vifo", Method | None, VIFO()),
      ("2", float | KLSchedule, 2.0), ("linearwarmup", float | KLSchedule, LinearWarmup())],
 )  # fmt: skip
@@ -61,6 +62,12 @@ def test_a_type_error_of_a_method_names_the_option(monkeypatch):
     monkeypatch.setattr(MeanField, "__post_init__", check)
     with pytest.raises(UsageError, match="--set prior_std: prior_std must be another type"):
         make_estimator("regression", "MeanField", ["prior_std=2"], seed=0, epochs=None, quiet=True)
+
+
+@pytest.mark.parametrize("calibrate", ["temperature", "vector", "isotonic", "histogram"])
+def test_calibration_of_probabilities_can_be_set(calibrate):
+    estimator = make_estimator("classification", "MeanField", [f"calibrate={calibrate}"], seed=0, epochs=1, quiet=True)
+    assert estimator.calibrate == calibrate
 
 
 def test_split_is_random_repeatable_and_in_proportion():

@@ -18,6 +18,7 @@ from bayesify import (
     MNF,
     SGHMC,
     SGLD,
+    SLANG,
     SWA,
     SWAG,
     VIFO,
@@ -230,6 +231,28 @@ def _kfac_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -
 _NOISY_KFAC = References(collapse=_kfac_shrink, to_prior=_kfac_to_prior, log_ratio=_kfac_log_ratio)
 
 
+def _slang_shrink(layer: BayesianLayer) -> None:
+    with torch.no_grad():
+        layer.posterior.get_parameter("log_diagonal").fill_(60.0)
+
+
+def _slang_to_prior(layer: BayesianLayer) -> None:
+    for name, parameter in layer.named_parameters():
+        with torch.no_grad():
+            parameter.fill_(-2 * math.log(0.7) if name.endswith("log_diagonal") else 0.0)
+
+
+def _slang_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    diagonal, factor = (layer.posterior.get_parameter(name).double() for name in ("log_diagonal", "factor"))
+    precision = diagonal.exp().diag() + factor @ factor.T
+    mean = _flat(layer.weight.unsqueeze(0), None if bias is None else layer.bias.unsqueeze(0)).double()
+    w = _flat(weight, bias).double()
+    return MultivariateNormal(mean[0], precision_matrix=precision).log_prob(w) - Normal(0.0, 0.7).log_prob(w).sum(-1)
+
+
+_SLANG = References(collapse=_slang_shrink, to_prior=_slang_to_prior, log_ratio=_slang_log_ratio)
+
+
 def _mnf_open_gates(layer: BayesianLayer) -> None:
     for name, parameter in layer.posterior.named_parameters():
         if "gate" in name or "shift" in name:
@@ -316,6 +339,7 @@ METHODS: list[tuple[Method, References]] = [
     (VOGN(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (NoisyAdam(prior_std=0.7, initial_std=0.5), _MEAN_FIELD),
     (NoisyKFAC(prior_std=0.7, initial_std=0.5), _NOISY_KFAC),
+    (SLANG(prior_std=0.7, initial_std=0.5, rank=2), _SLANG),
     (IVON(prior_std=0.7, initial_std=0.5, prior="sequential", noise="local"), _MEAN_FIELD),
     (MeanField(prior="mean", prior_std=0.3**0.5), _SHRINKING),
     (MeanField(prior="mean-variance"), _SHRINKING),

@@ -12,6 +12,7 @@ from bayesify import (
     HMC,
     IVON,
     SGLD,
+    SLANG,
     SWA,
     VIFO,
     VOGN,
@@ -56,7 +57,7 @@ def test_contract(method: Method, references: References, layer: str) -> None:
         contracts = contracts and "Transpose" not in layer and "(I, O)" not in layer
     if isinstance(method, NoisyKFAC):
         contracts = layer.startswith("Linear") and "(I, O)" not in layer  # the convolutions here have groups or reflect
-    if isinstance(method, VOGN):
+    if isinstance(method, SLANG | VOGN):
         contracts = contracts or layer == "Embedding"
     if isinstance(method, Laplace):  # Kronecker factors are those of linear layers and ungrouped convolutions in two dimensions
         contracts = method.structure != "kronecker" or layer in (*_LINEAR, "Conv2d, reflected")

@@ -13,6 +13,7 @@ from bayesify import (
     IVON,
     MNF,
     SGLD,
+    SLANG,
     SWA,
     SWAG,
     VIFO,
@@ -51,7 +52,7 @@ METHODS: list[Method] = [
     *(VIFO(), TensorFactorized(), Deterministic(), SWA(), SWAG(), SGLD(), Laplace(layers="all"), DeepEnsemble(members=2)),
     RepulsiveEnsemble(members=2),
     *(ConcreteDropout(), Rank1(), BatchEnsemble()),
-    *(ELRG(), VMG(), MNF(), Radial(), IVON(), VOGN(), NoisyAdam(), NoisyKFAC()),
+    *(ELRG(), VMG(), MNF(), Radial(), IVON(), VOGN(), NoisyAdam(), NoisyKFAC(), SLANG()),
 ]
 WITHOUT_WEIGHTS = (VIFO, DeepEnsemble, RepulsiveEnsemble)  # one draws outputs, the others take the members as they are
 QUICK = {
@@ -117,7 +118,7 @@ def _separate_passes(name: str, adapter: str, method: Method) -> str:
         return "the network's control flow or shapes depend on random values"
     if adapter == "DoRA":  # which multiplies its two adapters
         return "on its batch and also on inputs without rows"
-    embeds = isinstance(method, MeanField | ELRG | IVON | VOGN | NoisyAdam | Radial | SWAG)
+    embeds = isinstance(method, MeanField | ELRG | IVON | VOGN | NoisyAdam | Radial | SLANG | SWAG)
     return "relative_attention_bias' on inputs without rows" if (name, adapter) == ("T5", "plain") and embeds else ""
 
 

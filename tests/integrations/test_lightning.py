@@ -11,13 +11,17 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bayesify import (
     IVON,
+    SGLD,
     SWA,
     SWAG,
     VIFO,
+    Bayesian,
+    BayesifyWarning,
     Categorical,
     ConfigurationError,
     DeepEnsemble,
     Gaussian,
+    Laplace,
     LinearWarmup,
     MeanField,
     NaturalGradient,
@@ -203,3 +207,78 @@ def test_a_method_with_an_optimizer_is_trained_by_it_and_resumed(tmp_path, metho
     assert next(iter(after.trainer.optimizers[0].state.values()))["step"] == 8
     with pytest.raises(ConfigurationError, match="leave optimizer out"):
         BayesianModule(bayesify(_net(), method), Gaussian(), optimizer=torch.optim.Adam)
+
+
+def _linear(method) -> BayesianModule:
+    torch.manual_seed(0)
+    return BayesianModule(bayesify(nn.Linear(3, 1), method), Gaussian(std=0.5), learning_rate=0.1)
+
+
+def _exact(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and covariance of the posterior of a linear model, whose log likelihood counts `scale` times."""
+    x, y = _loader().dataset.tensors
+    x = torch.cat([x, torch.ones(ROWS, 1)], 1).double()
+    covariance = torch.linalg.inv(scale * x.T @ x / 0.25 + torch.eye(4))
+    return scale * covariance @ x.T @ y.double() / 0.25, covariance
+
+
+@pytest.mark.parametrize(("n", "beta"), [(None, 1.0), (60, 1.0), (None, 0.5)])
+def test_a_posterior_is_made_after_training(n, beta, tmp_path):
+    pytest.importorskip("laplace")
+    bnn = _linear(Laplace(structure="full", tune_prior=False)).bnn
+    module = BayesianModule(bnn, Gaussian(std=0.5), n=n, beta=beta, learning_rate=0.1)
+    trainer = _trainer(max_epochs=60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        trainer.fit(module, _loader(), _loader())  # validated by the weights while training
+        trainer.validate(module, _loader(), verbose=False)
+    mean, covariance = _exact((n or ROWS) / ROWS / beta)
+    scale = bnn.net.posterior.scale.double()
+    torch.testing.assert_close(scale @ scale.T, covariance, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(torch.cat([bnn.net.weight[0], bnn.net.bias]).double(), mean, rtol=0.1, atol=0.1)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    again = _linear(Laplace(structure="full", tune_prior=False))
+    again.load_state_dict(torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"])
+    torch.testing.assert_close(again.bnn.net.posterior.scale, bnn.net.posterior.scale)
+
+
+@pytest.mark.parametrize(("settings", "drop", "scale"), [({}, False, 1), ({"n": 60}, True, 60 / 18), ({"beta": 0.5}, False, 2)])
+def test_the_likelihood_counts_as_in_training(settings, drop, scale, monkeypatch):
+    found = {}
+
+    def complete(self, batches, likelihood, **kwargs):
+        found.update(kwargs, rows=[sum(len(y) for _, y in batches) for _ in range(2)])
+
+    monkeypatch.setattr(Bayesian, "complete", complete)
+    module = BayesianModule(bayesify(_net(), SGLD()), Gaussian(std=0.5), **settings)
+    _trainer(max_epochs=1).fit(module, DataLoader(_loader().dataset, batch_size=6, drop_last=drop))
+    assert found["scale"] == pytest.approx(scale)
+    assert found["rows"] == [18, 18] if drop else [20, 20]
+
+
+def test_more_training_makes_the_posterior_again():
+    module = _linear(SGLD(draws=4, burn_in=20, thinning=2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the chains have not mixed")
+        _trainer(max_epochs=1).fit(module, _loader())
+        first, seen = module.bnn.net.posterior.draws.clone(), []
+
+        class Seen(lightning.Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                seen.append(pl_module.bnn.net.posterior.is_complete)
+
+        _trainer(max_epochs=1, callbacks=[Seen()]).fit(module, _loader())
+    assert not any(seen)
+    assert module.bnn.net.posterior.draws.shape == first.shape
+    assert not torch.equal(module.bnn.net.posterior.draws, first)
+
+
+def test_what_stands_against_a_posterior_is_said_before_training():
+    module = BayesianModule(bayesify(_net(), SGLD()), Gaussian(std=0.5), n=ROWS)
+    with pytest.warns(BayesifyWarning, match=r"stream without length, so no posterior.*call `bnn.complete\("):
+        _trainer(max_steps=2).fit(module, DataLoader(_Stream(), batch_size=5))
+    with pytest.warns(BayesifyWarning, match="no posterior was made after training"):
+        module(torch.zeros(2, 3))
+    module = BayesianModule(bayesify(_net(), SGLD()), Gaussian(std=0.5), beta=0.0)
+    with pytest.raises(ConfigurationError, match="beta is 0 at the end"):
+        _trainer().fit(module, _loader())

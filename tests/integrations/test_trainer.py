@@ -17,9 +17,11 @@ from torch.utils.data import IterableDataset
 
 from bayesify import (
     IVON,
+    SGLD,
     SWAG,
     VIFO,
     WHVI,
+    BayesifyWarning,
     Bernoulli,
     Categorical,
     ConfigurationError,
@@ -28,6 +30,7 @@ from bayesify import (
     Deterministic,
     Gaussian,
     HeteroscedasticGaussian,
+    Laplace,
     LinearWarmup,
     MCDropout,
     MeanField,
@@ -557,3 +560,32 @@ def test_a_method_with_an_optimizer_is_trained_by_it(tmp_path):
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for name, value in bnn.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, msg=name)
+
+
+def test_a_posterior_is_made_after_training_and_saved(tmp_path):
+    bnn, data = bayesify(bert(dropout=0.0), {"classifier": SGLD(draws=4, burn_in=2, thinning=1)}, output="logits"), _data()
+    changes = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        warnings.filterwarnings("ignore", message="the chains have not mixed")
+        trainer = _trainer(bnn, tmp_path, data, changes=changes)
+        trainer.train()
+        trainer.evaluate()
+    weight = bnn.net.classifier.weight.detach().flatten()
+    draws = bnn.net.classifier.posterior.draws
+    assert draws.shape == (4 * 4, 48 + 3)
+    assert 0 < (draws[:, :48] - weight).abs().max() < 1  # chains start from the trained weights
+    trainer.save_model(str(tmp_path / "saved"))
+    loaded, _ = from_pretrained(tmp_path / "saved")
+    assert torch.equal(loaded.net.classifier.posterior.draws, draws)
+    without, _ = from_pretrained(tmp_path / "checkpoint-2")
+    assert not without.net.classifier.posterior.is_complete
+
+
+def test_what_stands_against_a_posterior_is_said_before_training(tmp_path):
+    bnn = bayesify(bert(dropout=0.0), SGLD(), output="logits")
+    with pytest.warns(BayesifyWarning, match=r"stream without length, so no posterior.*call `bnn.complete\("):
+        _trainer(bnn, tmp_path, _Endless(), n=ROWS).train()
+    assert not bnn.net.classifier.posterior.is_complete
+    with pytest.raises(ConfigurationError, match="one input tensor"):
+        BayesianTrainer(bayesify(bert(), Laplace(), output="logits"), _args(tmp_path))

@@ -101,8 +101,8 @@ def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match=r"consists of 2 networks; restore one of them: unbayesify\(bnn.members\[0\]\)"):
         unbayesify(bnn)
     assert type(unbayesify(bnn.members[1])) is nn.Sequential
-    with pytest.raises(ValueError, match="trained by fit_many, which has no checkpoint, accumulate; leave it out"):
-        fit(bnn, data(), Gaussian(), checkpoint="somewhere", accumulate=2)
+    with pytest.raises(ValueError, match="trained by fit_many, which has no accumulate; leave it out"):
+        fit(bnn, data(), Gaussian(), accumulate=2)
     with pytest.raises(ValueError, match="base must not be a DeepEnsemble"):
         DeepEnsemble(base=DeepEnsemble())
     with pytest.raises(TypeError, match="base must be a Method such as VIFO"):

@@ -151,6 +151,18 @@ def test_average_over_inputs_keeps_the_moments_of_every_draw(mixture):
         np.testing.assert_allclose(average.epistemic[n], (by_draw * (draw_means - mean) ** 2).sum())
 
 
+def test_average_with_components_of_no_weight():
+    """As a mixture of predictives with other numbers of components has them."""
+    means, stds = torch.tensor([[1.0], [2.0], [3.0]]).double(), torch.tensor([[0.5], [1.0], [2.0]]).double()
+    one = GaussianPredictive(means[:1], stds[:1]).mix(GaussianPredictive(means, stds, components=3), weights=[0.3, 0.7])
+    average = one.average(one)
+    y = torch.tensor([0.7]).double()
+    for name in ("mean", "variance", "epistemic"):
+        assert torch.allclose(getattr(average, name), getattr(one, name), rtol=1e-12)
+    for name, argument in (("log_prob", y), ("cdf", y), ("crps", y), ("quantile", 0.3)):
+        assert torch.allclose(getattr(average, name)(argument), getattr(one, name)(argument), rtol=1e-12)
+
+
 def test_average_of_equal_weights_has_equal_weights():
     parts = [GaussianPredictive(torch.tensor([[shift], [shift]]), torch.tensor(0.5)) for shift in (-1.0, 1.0)]
     average = parts[0].average(parts[1])

@@ -157,7 +157,7 @@ def test_gradients_with_other_strides_than_their_weights() -> None:
 def test_every_method_in_the_registry_is_tried() -> None:
     public = {name for name, kind in Method.registry.items() if kind.__module__.startswith("bayesify.methods")}
     many = {"DeepEnsemble"}  # an ensemble is many models itself
-    alone = {"IVON", "VOGN", "NoisyAdam", "NoisyKFAC"}  # their optimizers train one model: tests/methods/test_ivon.py
+    alone = {"IVON", "VOGN", "NoisyAdam", "NoisyKFAC", "SLANG"}  # their optimizers train one model: tests/methods/test_ivon.py
     as_sgld = {"SGHMC", "HMC", "Laplace"}  # also made after training, model by model; two need packages
     assert {type(make(0)).__name__ for make in METHODS} >= public - many - alone - as_sgld
 

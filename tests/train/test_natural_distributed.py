@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bayesify import VOGN, Bayesian, Gaussian, NoisyKFAC, bayesify, elbo
+from bayesify import SLANG, VOGN, Bayesian, Gaussian, NoisyKFAC, bayesify, elbo
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")]
+
+
+_METHODS = {"VOGN": VOGN(hessian_rate=0.3), "NoisyKFAC": NoisyKFAC(fisher_rate=0.3), "SLANG": SLANG(rank=3, hessian_rate=0.3)}
 
 
 def _train(method: Any, x: Tensor, y: Tensor, parallel: bool) -> dict[str, Tensor]:
@@ -44,7 +47,7 @@ def _work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         x, y = (part[rank * 6 : rank * 6 + 6] for part in _data())
-        states = {"VOGN": _train(VOGN(hessian_rate=0.3), x, y, True), "NoisyKFAC": _train(NoisyKFAC(fisher_rate=0.3), x, y, True)}
+        states = {name: _train(method, x, y, True) for name, method in _METHODS.items()}
         torch.save(states, Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -57,10 +60,17 @@ def _found() -> list[dict[str, dict[str, Tensor]]]:
         return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", ["VOGN", "NoisyKFAC"])
+@pytest.mark.parametrize("name", [*_METHODS])
 def test_processes_have_equal_posteriors(name: str) -> None:
     torch.testing.assert_close(_found()[0][name], _found()[1][name], rtol=0, atol=0)
 
 
-def test_squared_gradients_are_those_of_the_whole_batch() -> None:
-    torch.testing.assert_close(_found()[0]["VOGN"], _train(VOGN(hessian_rate=0.3), *_data(), False), rtol=1e-10, atol=1e-12)
+def test_gradients_of_examples_are_those_of_the_whole_batch() -> None:
+    torch.testing.assert_close(_found()[0]["VOGN"], _train(_METHODS["VOGN"], *_data(), False), rtol=1e-10, atol=1e-12)
+    found, whole = _found()[0]["SLANG"], _train(_METHODS["SLANG"], *_data(), False)
+    assert found.keys() == whole.keys()
+    for name, value in found.items():
+        if name.endswith("factor"):  # its columns have no order or sign
+            torch.testing.assert_close(value @ value.mT, whole[name] @ whole[name].mT, rtol=1e-8, atol=1e-10)
+        else:
+            torch.testing.assert_close(value, whole[name], rtol=1e-8, atol=1e-10)

@@ -1,6 +1,6 @@
-"""Class probabilities that fit held-out rows: temperature scaling, vector scaling and isotonic regression."""
+"""Class probabilities that fit held-out rows: temperature and vector scaling, isotonic regression and histogram binning."""
 
-from bayesify.calibration.probability_maps import IsotonicCalibration, ProbabilityMap, VectorScaling
+from bayesify.calibration.probability_maps import HistogramBinning, IsotonicCalibration, ProbabilityMap, VectorScaling
 from bayesify.calibration.temperature import fit_temperature
 
-__all__ = ["IsotonicCalibration", "ProbabilityMap", "VectorScaling", "fit_temperature"]
+__all__ = ["HistogramBinning", "IsotonicCalibration", "ProbabilityMap", "VectorScaling", "fit_temperature"]

@@ -64,7 +64,7 @@ def fit(
 ) -> None:
     """Train on a table and save the model with a report on held-out rows.
 
-    The same command resumes an interrupted run, except that of an ensemble, which starts again.
+    The same command resumes an interrupted run, except that of --method auto, which starts again.
     """
     started = time.perf_counter()
     check_fraction("--test-fraction", test_fraction)
@@ -79,9 +79,9 @@ def fit(
     from bayesify.cli.leaderboard import leaderboard, method_name
     from bayesify.cli.splits import separate_test, split_training, take_weights
     from bayesify.cli.tables import TextOptions, read_training
-    from bayesify.cli.training import caution, check_calibration, make_estimator, prepare_directory, train
+    from bayesify.cli.training import caution, check_calibration, checkpoints, make_estimator, prepare_directory, train
     from bayesify.data import check_target
-    from bayesify.persistence import CHECKPOINT, save_model
+    from bayesify.persistence import save_model
 
     table = read_training(data, target, task.value, TextOptions(sep, encoding, decimal))
     check_target(table.y, table.task)
@@ -97,7 +97,7 @@ def fit(
     directory = prepare_directory(out, overwrite, restart)
     if not quiet:
         say(_first_line(table, rows, target))
-        if (directory / CHECKPOINT).exists():
+        if checkpoints(directory):
             say(f"resuming the interrupted run in {out}")
     own_weights = None if weights is None else weights[rows.features.index]
     compared = train_others(others, estimator, rows, own_weights, quiet)  # first: interrupted, they cost no trained model

@@ -36,14 +36,19 @@ def print_methods() -> None:
         print_line()
     kind = ESTIMATORS["regression"]
     params = kind().get_params(deep=False)
-    print_line("Training parameters of every method (likelihood: regression only):", style="bold")
-    print_line(", ".join(f"{name}={_text(params[name])}" for name in estimator_fields(kind)))
+    fields = {task: estimator_fields(estimator) for task, estimator in ESTIMATORS.items()}
+    print_line("Training parameters of every method:", style="bold")
+    print_line(", ".join(f"{name}={_text(params[name])}" for name in fields["regression"] if name in fields["classification"]))
+    for task, names in fields.items():
+        values = ESTIMATORS[task]().get_params(deep=False)
+        own = [f"{name}={_text(values[name])}" for name in names if not all(name in other for other in fields.values())]
+        print_line(f"In {task} also {', '.join(own)}.")
     print_line("beta is the final weight of the KL. Of two values, the first is for regression, the second for classification.")
     for text, settings in (
         ("DeepEnsemble", ENSEMBLE),
         ("Deterministic, EMP, ECMP and RepulsiveEnsemble", EARLY_STOPPED),
         ("IVON and NoisyAdam in regression", NATURAL),
-        ("NoisyKFAC, and VOGN in regression", NATURAL_SMALL),
+        ("NoisyKFAC and SLANG, and VOGN in regression", NATURAL_SMALL),
         ("IVON, NoisyAdam and VOGN in classification", NATURAL_LARGE),
         ("any other method", SINGLE),
     ):

@@ -16,6 +16,7 @@ from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup
 __all__ = ["convert", "estimator_fields", "method_fields", "parse", "split"]
 
 _NOT_SETTABLE = ("method", "net", "random_state", "progress")  # separate options, or not expressible as text
+_ITEMS = {int: "integers", str: "labels"}
 _SCHEDULES = {kind.__name__.lower(): kind for kind in (Constant, Cyclical, LinearWarmup)}
 
 
@@ -90,8 +91,8 @@ def _convert(text: str, kind: Any) -> Any:
     if typing.get_origin(kind) is Literal:
         return {str(choice).lower(): choice for choice in typing.get_args(kind)}[text.lower()]
     if typing.get_origin(kind) is not None:  # Sequence[int], tuple[float, ...]
-        number = typing.get_args(kind)[0]
-        return tuple(number(part) for part in text.strip("()[]").split(",") if part.strip())
+        item = typing.get_args(kind)[0]
+        return tuple(item(part.strip()) for part in text.strip("()[]").split(",") if part.strip())
     if kind is types.NoneType:
         return {"none": None}[text.lower()]
     if kind is bool:
@@ -107,7 +108,7 @@ def _describe(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is not None:
-        return f"{'integers' if typing.get_args(kind)[0] is int else 'numbers'} separated by commas"
+        return f"{_ITEMS.get(typing.get_args(kind)[0], 'numbers')} separated by commas"
     if kind is KLSchedule:
         return ", ".join(schedule.__name__ for schedule in _SCHEDULES.values())
     if kind is Method:

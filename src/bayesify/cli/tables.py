@@ -138,7 +138,7 @@ def open_model(directory: Path, options: TextOptions) -> tuple[BayesianEstimator
         ModelFileError: not a model.
         UsageError: an interrupted run.
     """
-    if (directory / CHECKPOINT).is_file() and not (directory / "config.json").is_file():
+    if any(directory.glob(f"{CHECKPOINT}*")) and not (directory / "config.json").is_file():
         raise UsageError(f"{directory} has an interrupted run and no model; the same `bayesify fit` command resumes it")
     estimator = load_model(directory)
     return estimator, LaterTables.of_model(load_config(directory), estimator, options)

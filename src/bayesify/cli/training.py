@@ -12,10 +12,9 @@ from bayesify.errors import CheckpointError, DivergenceError, warn
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.estimators.conformal import calibration_rows
 from bayesify.estimators.parameters import AUTO
-from bayesify.methods import DeepEnsemble
 from bayesify.persistence import CHECKPOINT, check_destination
 
-__all__ = ["ESTIMATORS", "caution", "check_calibration", "make_estimator", "prepare_directory", "train"]
+__all__ = ["ESTIMATORS", "caution", "check_calibration", "checkpoints", "make_estimator", "prepare_directory", "train"]
 
 ESTIMATORS: dict[str, type[BayesianEstimator]] = {"regression": BayesianRegressor, "classification": BayesianClassifier}
 
@@ -89,20 +88,23 @@ def prepare_directory(out: Path, overwrite: bool, restart: bool) -> Path:
         raise UsageError(f"{out} already holds a model; add --overwrite to overwrite it, or choose another --out")
     directory.mkdir(exist_ok=True)
     if restart:
-        (directory / CHECKPOINT).unlink(missing_ok=True)
+        for path in checkpoints(directory):
+            path.unlink()
     return directory
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Return the files of an interrupted run; an ensemble may have several."""
+    return sorted(directory.glob(f"{CHECKPOINT}*"))
 
 
 def train(
     estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, place: Path, out: Path, weights: pd.Series | None = None
 ) -> None:
     """Fit with a checkpoint in the model directory, from which an interrupted run is resumed."""
-    checkpoint = place / CHECKPOINT
     try:
-        # the members of an ensemble are trained together, which keeps no checkpoint
-        own = None if isinstance(estimator.method, DeepEnsemble) or estimator.is_stacked else checkpoint
         with interruptible():
-            estimator.fit(features, y, weights, checkpoint=own)
+            estimator.fit(features, y, weights, checkpoint=None if estimator.is_stacked else place / CHECKPOINT)
     except CheckpointError as error:
         raise UsageError(
             f"the interrupted run in {out} cannot be continued: {error.reason}. Use its settings and data, or add --restart to "
@@ -112,7 +114,7 @@ def train(
         event, rate = str(error).partition(". ")[0], estimator.in_use("learning_rate")
         raise UsageError(f"training diverged: {event}. Try a lower learning rate: --set learning_rate={rate / 10:g}") from error
     except KeyboardInterrupt:
-        kept = f"; the same command goes on from the last epoch, kept in {out}" if checkpoint.exists() else ""
+        kept = f"; the same command goes on from the last epoch, kept in {out}" if checkpoints(place) else ""
         fail(f"interrupted{kept}", 130)
     finally:
         if place.is_dir() and not any(place.iterdir()):

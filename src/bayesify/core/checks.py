@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from bayesify.errors import ConfigurationError
 
-__all__ = ["check_choice", "check_fraction", "check_integer", "check_positive", "check_scale"]
+__all__ = ["check_choice", "check_fraction", "check_integer", "check_positive", "check_rate", "check_scale"]
 
 
 def check_positive(name: str, value: float) -> None:
@@ -24,6 +24,12 @@ def check_fraction(name: str, value: float) -> None:
     """Raise a `ConfigurationError` unless `value` is a number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigurationError(f"{name} must be a number in [0, 1), got {value!r}")
+
+
+def check_rate(name: str, value: float) -> None:
+    """Raise a `ConfigurationError` unless `value` is a number in (0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigurationError(f"{name} must be a number in (0, 1], got {value!r}")
 
 
 def check_integer(name: str, value: int, least: int = 1) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -27,9 +28,9 @@ __all__ = ["CompletedPosterior", "Completing"]
 class CompletedPosterior(StoredPosterior):
     """A posterior that is made after training (Laplace, HMC).
 
-    Training is that of a point estimate. Then `Method.complete` makes the posterior and stores it with `store`; `fit` and
-    `fit_many` call it, a training loop of your own calls `bnn.complete(...)`. Passes of a root in training mode use the layer's
-    own weight, all others draw from what was stored; as long as there is nothing, they use the layer's own weight, too.
+    Training is that of a point estimate. Then `Method.complete` makes the posterior and stores it with `store`; `fit`, `fit_many`
+    and the integrations call it, a training loop of your own calls `bnn.complete(...)`. Passes of a root in training mode use the
+    layer's own weight, all others draw from what was stored; as long as there is nothing, they use the layer's own weight, too.
 
     Args:
         method: the method that makes it.
@@ -57,6 +58,10 @@ class CompletedPosterior(StoredPosterior):
     def forget(self) -> None:
         """Return to the state before `store`."""
         self.store(**{name: torch.zeros(0) for name in self.stored})
+
+    def resize(self, name: str, shape: torch.Size) -> None:
+        """Give a buffer the shape that it has in a checkpoint, whose values are loaded next."""
+        self._buffers[name] = self.get_buffer(name).new_zeros(shape)
 
     @abstractmethod
     def drawn(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
@@ -86,13 +91,16 @@ class CompletedPosterior(StoredPosterior):
         error_msgs: list[str],
     ) -> None:
         for name in self.stored:
-            if (value := state_dict.get(prefix + name)) is not None:  # of the size that the checkpoint has
-                self._buffers[name] = self.get_buffer(name).new_zeros(value.shape)
+            if (value := state_dict.get(prefix + name)) is not None:
+                self.resize(name, value.shape)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class Completing(nn.Module):
     """The part of `Bayesian` that concerns posteriors made after training."""
+
+    findings: list[str]
+    _trains = False  # in a trainer that will complete it
 
     @abstractmethod
     def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
@@ -118,7 +126,8 @@ class Completing(nn.Module):
         r"""Make the posteriors that are made after training (Laplace, HMC, SGLD), from the trained weights.
 
         Their density is $\propto p(\theta) \prod_i p(y_i \mid x_i, \theta)^\text{scale}$. Modules are used in eval mode; layers
-        that are not random keep their weights, and random layers of other methods their means. `fit` calls it after training.
+        that are not random keep their weights, and random layers of other methods their means. `fit`, `BayesianModule` and
+        `BayesianTrainer` call it after training.
 
         Args:
             batches: the training data, as batches `(inputs, y)` or `(inputs, y, weights)`, on the device of the network; a list,
@@ -171,13 +180,28 @@ class Completing(nn.Module):
 
     def check_completed(self) -> None:
         """Warn, once, if predictions lack posteriors that are made after training."""
-        if not all(posterior.is_complete for _, posterior in self._completed()):
-            self.tell(
-                "no posterior was made after training, so predictions are those of the current weights alone; train with `fit`, or "
-                "call `bnn.complete(batches, likelihood)` after your training loop"
-            )
+        if all(posterior.is_complete for _, posterior in self._completed()):
+            if _INCOMPLETE in self.findings:
+                self.findings.remove(_INCOMPLETE)
+        elif not self._trains:
+            self.tell(_INCOMPLETE)
+
+    @contextmanager
+    def before_completion(self) -> Iterator[None]:
+        """Let predictions in this context, such as validation while training, not warn that a posterior is yet to be made."""
+        self._trains = True
+        try:
+            yield
+        finally:
+            self._trains = False
 
     def _completed(self) -> Iterator[tuple[str, CompletedPosterior]]:
         for name, layer in self.random_layers():
             if isinstance(layer.posterior, CompletedPosterior):
                 yield name, layer.posterior
+
+
+_INCOMPLETE = (
+    "no posterior was made after training, so predictions are those of the current weights alone; train with `fit`, or call "
+    "`bnn.complete(batches, likelihood)` after your training loop"
+)

@@ -66,9 +66,12 @@ class NaturalPosterior(Posterior):
     Attributes:
         samples_labels: with `observes`, whether the examples are observed with targets drawn from the model (Fisher information)
             instead of those of the data.
+        stacks: with `observes`, whether statistics of passes are stacked along their first dimension, and scaled so that sums of
+            products of two are averaged, instead of averaged themselves.
     """
 
     samples_labels: bool = False
+    stacks: bool = False
 
     @abstractmethod
     def update(self, layer: BayesianLayer, step: NaturalStep) -> None:
@@ -77,7 +80,8 @@ class NaturalPosterior(Posterior):
     def observe(self, layer: BayesianLayer, record: Record) -> dict[str, Tensor]:
         """Statistics of a call of the layer in training, for posteriors with `observes`: averages over draws and examples.
 
-        Several calls of a layer in a pass are added.
+        Several calls of a layer in a pass are added. With `stacks`, they have one row per draw and example, divided by the root of
+        their number.
         """
         raise NotImplementedError(f"{type(self).__name__} declares observes but does not implement `observe`")
 
@@ -120,26 +124,29 @@ class Observation:
 
     def _observe(self, layers: Sequence[BayesianLayer], log_prob: Tensor) -> None:
         chosen = set(layers)
-        calls = [call for each in self.passes for call in each.calls if call[0] in chosen]
-        if missing := [layer for layer in layers if layer.is_used is not False and layer not in {call[0] for call in calls}]:
+        calls = [(k, *call) for k, each in enumerate(self.passes) for call in each.calls if call[0] in chosen]
+        if missing := [layer for layer in layers if layer.is_used is not False and layer not in {call[1] for call in calls}]:
             raise ConfigurationError(
                 f"the network does not call {len(missing)} random layers in this pass (the first is a "
                 f"{missing[0].original.__name__}), so they have no gradients of single examples; use IVON for them"
             )
         gradients = torch.autograd.grad(
-            log_prob.sum(), [y for _, _, y in calls], retain_graph=True, allow_unused=True, materialize_grads=True
+            log_prob.sum(), [y for *_, y in calls], retain_graph=True, allow_unused=True, materialize_grads=True
         )
         rows = log_prob.numel() // len(self.passes)
-        found: dict[BayesianLayer, dict[str, Tensor]] = {}
-        for (layer, x, y), gradient in zip(calls, gradients, strict=True):
+        found: dict[BayesianLayer, dict[int, dict[str, Tensor]]] = {}
+        for (k, layer, x, y), gradient in zip(calls, gradients, strict=True):
             assert isinstance(layer.posterior, NaturalPosterior)
             record = Record(x.detach(), y.detach(), rows, gradient)
             record.check(layer)
             values = layer.posterior.observe(layer, record if self.weights is None else record.weighted(self.weights))
-            _add(found.setdefault(layer, {}), {name: value / len(self.passes) for name, value in values.items()})
-        for layer, values in found.items():
+            _add(found.setdefault(layer, {}).setdefault(k, {}), values)
+        for layer, passes in found.items():
             sums, count = self.optimizer.observed.get(layer, ({}, 0))
-            self.optimizer.observed[layer] = _add(sums, values), count + 1
+            stacks = _stacks(layer)
+            for values in passes.values():
+                _add(sums, {name: _divided(value, len(self.passes), stacks) for name, value in values.items()}, stacks)
+            self.optimizer.observed[layer] = sums, count + 1
 
 
 class NaturalGradient(Optimizer):
@@ -147,7 +154,7 @@ class NaturalGradient(Optimizer):
 
     Attributes:
         objective: number of examples and weight of the KL, as the last `elbo` told them; None before, if you do not set it.
-        observed: sums of what posteriors observed in passes since the last step, and the number of passes.
+        observed: sums, or stacks, of what posteriors observed in passes since the last step, and the number of passes.
     """
 
     def __init__(
@@ -193,7 +200,7 @@ class NaturalGradient(Optimizer):
         rate, state = float(self.param_groups[0]["lr"]), self.state.__getitem__
         for layer in self.layers:
             assert isinstance(layer.posterior, NaturalPosterior)
-            observed = _average(*self.observed.get(layer, ({}, 0)))
+            observed = _average(*self.observed.get(layer, ({}, 0)), _stacks(layer))
             layer.posterior.update(layer, NaturalStep(rate, *self.objective, state, observed))
         self.observed = {}
         if len(self.param_groups) > 1:
@@ -222,18 +229,43 @@ def _observes(posterior: Posterior, samples_labels: bool) -> bool:
     return posterior.observes and isinstance(posterior, NaturalPosterior) and posterior.samples_labels is samples_labels
 
 
-def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add values to sums, by name."""
+def _stacks(layer: BayesianLayer) -> bool:
+    return isinstance(layer.posterior, NaturalPosterior) and layer.posterior.stacks
+
+
+def _divided(value: Tensor, count: int, stacks: bool) -> Tensor:
+    return value / (count**0.5 if stacks else count)
+
+
+def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor], stacks: bool = False) -> None:
+    """Add values to sums by name, or stack them."""
     for name, value in values.items():
-        sums[name] = sums[name] + value if name in sums else value
-    return sums
+        if name in sums:
+            sums[name] = torch.cat([sums[name], value]) if stacks else sums[name] + value
+        else:
+            sums[name] = value
 
 
-def _average(sums: Mapping[str, Tensor], passes: int) -> dict[str, Tensor]:
-    """Averages over passes and processes, by name."""
-    averages = {name: value / passes for name, value in sums.items()}
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        for value in averages.values():
+def _average(sums: Mapping[str, Tensor], passes: int, stacks: bool) -> dict[str, Tensor]:
+    """Averages over passes and processes by name; of stacked values those of products of two."""
+    averages = {name: _divided(value, passes, stacks) for name, value in sums.items()}
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return averages
+    processes = torch.distributed.get_world_size()
+    for name, value in averages.items():
+        if stacks:
+            averages[name] = _divided(_gathered(value), processes, stacks)
+        else:
             torch.distributed.all_reduce(value)
-            value.div_(torch.distributed.get_world_size())
+            value.div_(processes)
     return averages
+
+
+def _gathered(value: Tensor) -> Tensor:
+    """Rows of all processes, with rows of zeros after those of a process that has fewer than others."""
+    most = torch.tensor(len(value), device=value.device)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    padded = torch.cat([value, value.new_zeros(int(most) - len(value), *value.shape[1:])])
+    parts = [torch.empty_like(padded) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(parts, padded)
+    return torch.cat(parts)

@@ -5,19 +5,19 @@ Shapes: N rows, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bayesify.calibration import IsotonicCalibration, ProbabilityMap, VectorScaling, fit_temperature
+from bayesify.calibration import HistogramBinning, IsotonicCalibration, ProbabilityMap, VectorScaling, fit_temperature
 from bayesify.conformal import ConformalSets
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import CLASSIFICATION, CLASSIFICATION_PORTFOLIO, Recipe
-from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.likelihoods import Categorical, Likelihood, Ordinal
 from bayesify.predictive import CategoricalPredictive
 
 try:
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BayesianClassifier"]
 
+_MAPS: Mapping[str, type[ProbabilityMap]] = {
+    "vector": VectorScaling,
+    "isotonic": IsotonicCalibration,
+    "histogram": HistogramBinning,
+}
+
 
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """Bayesian neural network for classification.
@@ -47,11 +53,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             the default `beta` of `MeanField` rises to 1, the evidence lower bound.
         calibrate: holds out a random 20 % of the rows, at most 2,000, and fits the probabilities to them. "temperature" scales the
             logits by one number (`fit_temperature`), which is `likelihood_.temperature`; "vector" has a factor and an offset per
-            class (`VectorScaling`), "isotonic" any nondecreasing function per class (`IsotonicCalibration`), for many rows.
+            class (`VectorScaling`); "isotonic" has a nondecreasing function per class (`IsotonicCalibration`) and "histogram" the
+            frequencies in ten bins per class (`HistogramBinning`), both for many rows.
+        ordered: whether the classes have an order, which the likelihood `Ordinal` uses: True for that of numbers or of an ordered
+            categorical column, or all labels from the lowest to the highest, such as `["low", "medium", "high"]`.
 
     Attributes:
-        classes_: the labels, sorted, (K,).
-        probability_map_: the fitted `VectorScaling` or `IsotonicCalibration`, or None.
+        classes_: the labels, sorted or as in `ordered`, (K,).
+        probability_map_: the fitted `VectorScaling`, `IsotonicCalibration` or `HistogramBinning`, or None.
         conformal_, folds_: the scores of the calibration rows, or None; the models of "cross".
         bnn_, likelihood_, history_, columns_, preprocessing_, n_features_in_, feature_names_in_: as for `BayesianRegressor`.
 
@@ -98,8 +107,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             return
         X, y = self._take_kept()
         if self.calibrate != "temperature":
-            kind = VectorScaling if self.calibrate == "vector" else IsotonicCalibration
-            self.probability_map_ = kind.fit(self.predictive(X), self._encode_target(y))
+            self.probability_map_ = _MAPS[self.calibrate].fit(self.predictive(X), self._encode_target(y))
             return
 
         def predictive_at(temperature: float) -> CategoricalPredictive:
@@ -119,10 +127,12 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def _learn_target(self, y: Any) -> Tensor:
         labels = self._labels(y)
         self.probability_map_ = None
-        self.classes_, index = np.unique(labels, return_inverse=True)
+        self.classes_ = np.unique(labels)
         if len(self.classes_) < 2:
             raise DataError(f"y has one class only, {self.classes_.tolist()[0]!r}; at least two are needed")
-        return torch.from_numpy(index.reshape(-1)).long()
+        if self.ordered is not False:
+            self.classes_ = _in_order(self.classes_, self.ordered, y)
+        return self._indices(labels)
 
     def _training_target(self, y: Any) -> Tensor:
         return self._encode_target(y)
@@ -138,13 +148,20 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             self.probability_map_ = ProbabilityMap.from_dict(facts["probability_map"])
 
     def _make_likelihood(self) -> tuple[Likelihood, int]:
+        if self.ordered is not False:
+            return Ordinal(len(self.classes_)), 1
         return Categorical(), len(self.classes_)
 
     def _encode_target(self, y: Any) -> Tensor:
         labels = self._labels(y)
         if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
             raise DataError(f"y has labels that are not in training: {', '.join(map(repr, sorted(unknown, key=str)[:10]))}")
-        return torch.from_numpy(np.searchsorted(self.classes_, labels)).long()
+        return self._indices(labels)
+
+    def _indices(self, labels: np.ndarray) -> Tensor:
+        """Positions of labels in `classes_`."""
+        order = np.argsort(self.classes_)
+        return torch.from_numpy(order[np.searchsorted(self.classes_, labels, sorter=order)]).long()
 
     def _labels(self, y: Any) -> np.ndarray:
         labels = column_or_1d(y, warn=True)
@@ -152,3 +169,30 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             raise DataError(f"Input y contains NaN: {missing} of {len(labels)} labels are missing; drop these rows")
         check_classification_targets(labels)
         return labels
+
+
+def _in_order(classes: np.ndarray, ordered: bool | Sequence[Any], y: Any) -> np.ndarray:
+    """Return the classes of y (sorted) from the lowest to the highest.
+
+    Raises:
+        TypeError: `ordered` is not a boolean or a sequence of labels.
+        ConfigurationError: the order is unknown, or lacks a class. It may have classes that no row has.
+    """
+    if ordered is True:
+        if isinstance(getattr(y, "dtype", None), pd.CategoricalDtype) and y.dtype.ordered:
+            present = set(classes.tolist())
+            return np.array([label for label in y.dtype.categories if label in present], dtype=classes.dtype)
+        if classes.dtype.kind in "biuf":
+            return classes
+        raise ConfigurationError(
+            f"ordered=True needs labels that are numbers or an ordered categorical column, got {classes.tolist()[0]!r}; "
+            "give all labels from the lowest to the highest, such as ordered=['low', 'high']"
+        )
+    if isinstance(ordered, str) or not isinstance(ordered, Sequence | np.ndarray):
+        raise TypeError(f"ordered must be True, False or all labels from the lowest to the highest, got {ordered!r}")
+    labels = list(ordered)
+    if len(set(labels)) != len(labels):
+        raise ConfigurationError(f"ordered has a label twice: {labels}")
+    if missing := set(classes.tolist()) - set(labels):
+        raise ConfigurationError(f"ordered lacks the labels {sorted(missing, key=str)} of y, got {labels}")
+    return np.array(labels, dtype=classes.dtype if classes.dtype.kind == "O" else None)

@@ -51,7 +51,7 @@ class ConformalCalibration:
 
     calibration_type: ClassVar[type[ConformalIntervals] | type[ConformalSets]]
     conformal: bool | Literal["cross"]
-    calibrate: Literal["temperature", "vector", "isotonic"] | None
+    calibrate: Literal["temperature", "vector", "isotonic", "histogram"] | None
     conformal_: ConformalIntervals | ConformalSets | None = None
     folds_: Sequence[BayesianEstimator] = ()
     seed_: int

@@ -91,8 +91,7 @@ class PiecewiseLinearEncoding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         encoded = (x[..., self.columns].unsqueeze(-1) - self.start) * self.scale
-        encoded = torch.minimum(torch.maximum(encoded, self.lower), self.upper)
-        return torch.cat([x, encoded.flatten(-2)], -1)
+        return torch.cat([x, encoded.clamp(self.lower, self.upper).flatten(-2)], -1)
 
 
 def mlp(

@@ -52,7 +52,8 @@ class EstimatorParameters(BaseEstimator):
         patience: int | None = None,
         time_limit: float | None = None,
         conformal: bool | Literal["cross"] = False,
-        calibrate: Literal["temperature", "vector", "isotonic"] | None = None,
+        calibrate: Literal["temperature", "vector", "isotonic", "histogram"] | None = None,
+        ordered: bool | Sequence[str] = False,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
         progress: bool | None = None,
@@ -73,6 +74,7 @@ class EstimatorParameters(BaseEstimator):
         self.time_limit = time_limit
         self.conformal = conformal
         self.calibrate = calibrate
+        self.ordered = ordered
         self.random_state = random_state
         self.accelerator = accelerator
         self.progress = progress
@@ -154,13 +156,18 @@ class EstimatorParameters(BaseEstimator):
         check_fraction("validation_fraction", self.in_use("validation_fraction"))
         check_choice("encoding", self.in_use("encoding"), ("standard", "piecewise"))
         check_choice("conformal", self.conformal, (False, True, "cross"))
-        check_choice("calibrate", self.calibrate, (None, "temperature", "vector", "isotonic"))
+        check_choice("calibrate", self.calibrate, (None, "temperature", "vector", "isotonic", "histogram"))
         if self.time_limit is not None:
             check_positive("time_limit", self.time_limit)
             if not self.is_stacked:
                 raise ConfigurationError(f"time_limit={self.time_limit:g} chooses the models of method='auto', got {self.method!r}")
         if self.calibrate and self.is_stacked:
             raise ConfigurationError(f"calibrate={self.calibrate!r} needs a single model, got method='auto'; leave it out")
+        if self.calibrate == "temperature" and self.ordered is not False:
+            raise ConfigurationError(
+                "calibrate='temperature' divides logits, which the likelihood of ordered classes does not have; choose 'vector', "
+                "'isotonic' or 'histogram'"
+            )
         if self.conformal and self.calibrate:
             raise ConfigurationError(f"conformal={self.conformal} and calibrate={self.calibrate!r} exclude each other; choose one")
         if self.patience is not None and self.method_in_use().collects_from is not None:

@@ -36,6 +36,11 @@ class ELBOSettings:
         """The weight of the KL in step `step`, counted from 0, of `steps`."""
         return self.beta(min(1.0, step / steps)) if isinstance(self.beta, KLSchedule) else float(self.beta)
 
+    @property
+    def last_beta(self) -> float:
+        """The weight of the KL at the end of training."""
+        return self.beta_at(1, 1)
+
 
 def check_trainable(bnn: object, likelihood: object) -> None:
     """Raise a `TypeError` or `ConfigurationError` unless a trainer without auxiliary inputs can train the network."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, MissingDependencyError
+from bayesify.integrations.completion import check_completable, complete_posterior
 from bayesify.integrations.elbo_settings import ELBOSettings, check_trainable, examples_of
 from bayesify.integrations.scores import metrics_of, statistics_of
 from bayesify.likelihoods import Likelihood
@@ -23,6 +25,7 @@ from bayesify.train.objective import Objective
 
 try:
     import lightning
+    from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.types import OptimizerLRScheduler
 except ImportError as error:
     raise MissingDependencyError("BayesianModule", "lightning", extra="train") from error
@@ -36,6 +39,9 @@ class BayesianModule(lightning.LightningModule):
     Batches are `(inputs, y)`; inputs are one tensor, a tuple (positional) or a dict (keyword arguments of the network). Override
     any method as in every LightningModule. It logs `train_loss` in nats per example, `train_kl` in nats, and in validation and
     test `val_nll` and `test_nll`, with `accuracy` or `rmse` of the same prefix.
+
+    A posterior that is made after training (Laplace, HMC, SGLD) is made from the training loader at the end of `Trainer.fit`. Until
+    then, validation is of the trained weights alone, and checkpoints have no posterior; save one with `Trainer.save_checkpoint`.
 
     Args:
         bnn: what `bayesify` returned.
@@ -109,14 +115,17 @@ class BayesianModule(lightning.LightningModule):
         return torch.optim.Adam(parameters, lr=self.learning_rate) if self.optimizer is None else self.optimizer(parameters)
 
     def on_fit_start(self) -> None:
-        """Determine the number of training examples, if it was not given.
+        """Determine the number of training examples, if it was not given, and check that a posterior can be made after training.
 
         Raises:
-            ConfigurationError: it is unknown.
+            ConfigurationError: it is unknown, or the posterior cannot be made.
+            MissingDependencyError: making it needs a package that is not installed.
         """
-        if self.n is None:
+        if self.n is None or self.bnn.completes:
             self.trainer.fit_loop.setup_data()
-            loader = self.trainer.train_dataloader
+        loader = self.trainer.train_dataloader
+        check_completable(self.bnn, self.likelihood, loader, self.settings.last_beta, self.trainer.world_size)
+        if self.n is None:
             self.n = loader_examples(loader) if isinstance(loader, torch.utils.data.DataLoader) else None
         if self.n is None:
             raise ConfigurationError(
@@ -124,12 +133,13 @@ class BayesianModule(lightning.LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Check that the number of steps is known, if the posterior is collected along training.
+        """Check that the number of steps is known, if the posterior is collected along training; forget one made after training.
 
         Raises:
             ConfigurationError: it is not.
         """
         self._steps = self.trainer.global_step
+        self.bnn.forget()
         if self.bnn.collects and not 0 < self.trainer.estimated_stepping_batches < math.inf:
             raise ConfigurationError(
                 "the posterior is collected by the fraction of training that is done, which is unknown: give Trainer(max_steps=...)"
@@ -141,6 +151,21 @@ class BayesianModule(lightning.LightningModule):
         if self.bnn.collects and self._steps > before:
             total = self.trainer.estimated_stepping_batches
             self.bnn.collect_due(before / total, self._steps / total)
+
+    def on_train_end(self) -> None:
+        """Make the posterior, if it is made after training."""
+        assert self.n is not None, "set by on_fit_start"
+        complete_posterior(
+            self.bnn,
+            self.likelihood,
+            self.trainer.train_dataloader,
+            lambda item: as_batch("a batch", self.trainer.strategy.batch_to_device(item)),
+            n=self.n,
+            beta=self.settings.last_beta,
+            processes=self.trainer.world_size,
+            seed=0,
+            progress=None if self.trainer.progress_bar_callback else False,
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The negative ELBO per example."""
@@ -171,7 +196,9 @@ class BayesianModule(lightning.LightningModule):
 
     def _evaluate(self, batch: Batch, index: int) -> None:
         seed = index * self.trainer.world_size + self.global_rank
-        self._statistics.append(statistics_of(self(batch.inputs, seed=seed), batch.y))
+        with self.bnn.before_completion() if self.trainer.state.fn == TrainerFn.FITTING else nullcontext():
+            predictive = self(batch.inputs, seed=seed)
+        self._statistics.append(statistics_of(predictive, batch.y))
 
     def _log_metrics(self, prefix: str) -> None:
         parts, self._statistics = self._statistics, []

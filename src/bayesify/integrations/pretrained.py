@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.completion import CompletedPosterior
 from bayesify.core.convert import bayesify
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian, LayerReport
@@ -173,16 +174,21 @@ def load_posterior(
     own = {prefix + name: x for prefix, module in modules.items() for name, x in _tensors(module).items()}
     needed = _posterior_names(bnn, own)
     loaded = {name: x for name, x in state.items() if likelihood is not None or not name.startswith(_LIKELIHOOD)}
+    resizable = _resizable(bnn)
     wrong = [f"{name} is missing" for name in needed - loaded.keys()]
     for name, x in loaded.items():
         if name not in own:
             wrong.append(f"{name} is unknown")
-        elif own[name].shape != x.shape:
+        elif own[name].shape != x.shape and name not in resizable:
             wrong.append(f"{name} has shape {tuple(x.shape)} instead of {tuple(own[name].shape)}")
     if wrong:
         raise ModelFileError(
             f"{path / STATE} belongs to another network or other methods: {listing(sorted(wrong), separator='; ')}"
         )
+    for name in resizable.keys() & loaded.keys():
+        posterior, buffer = resizable[name]
+        posterior.resize(buffer, loaded[name].shape)
+        own[name] = posterior.get_buffer(buffer)
     with torch.no_grad():
         for name, x in loaded.items():
             if exact and own[name].dtype != x.dtype:
@@ -195,6 +201,16 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers; shared ones once."""
     kept = module.state_dict().keys()
     return {name: x for name, x in (*module.named_parameters(), *module.named_buffers()) if name in kept}
+
+
+def _resizable(bnn: Bayesian) -> dict[str, tuple[CompletedPosterior, str]]:
+    """Posterior and buffer, by full name, for buffers without elements until a posterior is made after training."""
+    return {
+        f"net.{name}.".replace("..", ".") + f"posterior.{buffer}": (layer.posterior, buffer)
+        for name, layer in bnn.random_layers()
+        if isinstance(layer.posterior, CompletedPosterior)
+        for buffer in layer.posterior.stored
+    }
 
 
 def _posterior_names(bnn: Bayesian, names: Iterable[str]) -> set[str]:

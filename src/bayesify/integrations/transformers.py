@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,19 +13,21 @@ from torch import Tensor, nn
 
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, MissingDependencyError
+from bayesify.integrations.completion import check_completable, complete_posterior
 from bayesify.integrations.elbo_settings import ELBOSettings, check_trainable, examples_of
 from bayesify.integrations.language import Columns
 from bayesify.integrations.plain_networks import plain_model
 from bayesify.integrations.pretrained import load_posterior, save_pretrained
 from bayesify.integrations.scores import metrics_of, predictions_of, statistics_of
 from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.methods import Laplace
 from bayesify.objectives import KLSchedule
 from bayesify.prediction import predict
 from bayesify.train.objective import Objective
 
 try:
     import transformers
-    from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
+    from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, TrainOutput
 except ImportError as error:
     raise MissingDependencyError("BayesianTrainer", "transformers and accelerate", extra="transformers") from error
 
@@ -44,6 +47,9 @@ class BayesianTrainer(transformers.Trainer):
     `eval_ece` for classification, `eval_rmse` for regression. `predict()` returns the log probabilities of the mixture, or for
     regression the pair of mean and standard deviation; `compute_metrics` gets the same. Checkpoints and saved models are folders
     of `save_pretrained`, which `from_pretrained` loads.
+
+    A posterior that is made after training (HMC, SGLD) is made from the training data at the end of `train()`. Until then,
+    evaluation is of the trained weights alone, and checkpoints have no posterior; `save_model()` saves it.
 
     Args:
         model: what `bayesify(net, method, output="logits")` returned.
@@ -123,6 +129,28 @@ class BayesianTrainer(transformers.Trainer):
 
     # Training
 
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in `transformers.Trainer`; a posterior that is made after training (SGLD) is made then, from the training data."""
+        if not self.bnn.completes:
+            return super().train(*args, **kwargs)
+        beta, processes = self.settings.last_beta, self.args.world_size
+        check_completable(self.bnn, self.likelihood, self.get_train_dataloader(), beta, processes)
+        self.bnn.forget()
+        output = super().train(*args, **kwargs)
+        assert self.n is not None, "checked by compute_loss"
+        complete_posterior(
+            self.bnn,
+            self.likelihood,
+            self.get_train_dataloader(),
+            lambda item: self.columns.batch(self._prepare_inputs(item)),
+            n=self.n,
+            beta=beta,
+            processes=processes,
+            seed=self.args.seed,
+            progress=False if self.args.disable_tqdm else None,
+        )
+        return output
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
@@ -185,7 +213,7 @@ class BayesianTrainer(transformers.Trainer):
         seed = self.args.seed + self._batches * max(1, self.args.world_size) + self.args.process_index
         self._batches += 1
         chunk = 1 if self.columns.is_language_model else None  # the memory of one draw
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), self.bnn.before_completion() if self.is_in_train else nullcontext():
             predictive = predict(
                 self.bnn,
                 self.columns.inputs(inputs),
@@ -264,6 +292,8 @@ def _check_arguments(bnn: Bayesian, args: transformers.TrainingArguments | None,
             raise ConfigurationError(f"BayesianTrainer has no {name}: {reason}")
     if isinstance(bnn.net, transformers.PreTrainedModel) and bnn.passes.select is None:
         raise ConfigurationError('the network returns more than logits: convert it with bayesify(net, method, output="logits")')
+    if any(isinstance(report.method, Laplace) for report in bnn.report):
+        raise ConfigurationError("Laplace() takes networks with one input tensor, not the columns of transformers; use SGLD()")
     if args is None:
         return
     reasons = {

@@ -21,6 +21,7 @@ from bayesify.methods.rank1 import BatchEnsemble, Rank1
 from bayesify.methods.repulsive import RepulsiveEnsemble
 from bayesify.methods.scalabl import ScalaBL
 from bayesify.methods.sgmcmc import SGHMC, SGLD
+from bayesify.methods.slang import SLANG
 from bayesify.methods.swag import SWA, SWAG
 from bayesify.methods.tensor_factorized import TensorFactorized
 from bayesify.methods.variational_dropout import VariationalDropout
@@ -40,6 +41,7 @@ __all__ = [
     "MNF",
     "SGHMC",
     "SGLD",
+    "SLANG",
     "SWA",
     "SWAG",
     "VIFO",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_fraction, check_scale
+from bayesify.core.checks import check_choice, check_fraction, check_rate, check_scale
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.errors import ConfigurationError
@@ -39,8 +39,7 @@ class GaussianFields:
         check_fraction("momentum", self.momentum)
         if self.damping != 0:
             check_scale("damping", self.damping)
-        if isinstance(self.hessian_rate, bool) or not isinstance(self.hessian_rate, int | float) or not 0 < self.hessian_rate <= 1:
-            raise ConfigurationError(f"hessian_rate must be a number in (0, 1], got {self.hessian_rate!r}")
+        check_rate("hessian_rate", self.hessian_rate)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,13 +34,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_fraction, check_integer, check_scale
+from bayesify.core.checks import check_fraction, check_integer, check_rate, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
 from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.core.per_example import Record
-from bayesify.errors import ConfigurationError, DivergenceError
+from bayesify.errors import DivergenceError
 from bayesify.functional import at_least_float32
 
 __all__ = ["NoisyKFAC"]
@@ -85,8 +85,7 @@ class NoisyKFAC(Method):
         check_fraction("momentum", self.momentum)
         check_scale("damping", self.damping)
         check_integer("invert_every", self.invert_every)
-        if isinstance(self.fisher_rate, bool) or not isinstance(self.fisher_rate, int | float) or not 0 < self.fisher_rate <= 1:
-            raise ConfigurationError(f"fisher_rate must be a number in (0, 1], got {self.fisher_rate!r}")
+        check_rate("fisher_rate", self.fisher_rate)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         return KroneckerPosterior(self, layer) if _is_supported(layer) else None

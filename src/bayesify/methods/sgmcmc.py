@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from bayesify.core.checks import check_integer, check_scale
+from bayesify.core.checks import check_integer, check_rate, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.errors import ConfigurationError, DivergenceError
+from bayesify.errors import DivergenceError
 from bayesify.methods._draws import DrawsPosterior, store_chains
 from bayesify.methods._weight_density import WeightDensity, check_density, endless
 
@@ -158,8 +158,7 @@ class SGHMC(SGLD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.friction, bool) or not isinstance(self.friction, int | float) or not 0 < self.friction <= 1:
-            raise ConfigurationError(f"friction must be in (0, 1], got {self.friction!r}")
+        check_rate("friction", self.friction)
 
     @property
     def decay(self) -> float:

@@ -149,8 +149,8 @@ def _replace(directory: Path, draft: Path) -> None:
 
 
 def _is_transient(name: str) -> bool:
-    """Whether a file is a training checkpoint, or a draft of one left by a crash."""
-    return name == CHECKPOINT or fnmatchcase(name, f".{CHECKPOINT}.*.tmp")
+    """Whether a file is a training checkpoint, of which an ensemble may have several, or a draft of one left by a crash."""
+    return name == CHECKPOINT or fnmatchcase(name, f"{CHECKPOINT}.*") or fnmatchcase(name, f".{CHECKPOINT}.*.tmp")
 
 
 def _is_model(directory: Path) -> bool:

@@ -175,7 +175,8 @@ class GaussianPredictive(NumericPredictive):
         self._check_same(others, "rows")
         self._check_same(others, "samples")
         weights = torch.stack([p._shares.expand(p.means.shape) for p in parts])
-        shares = weights / weights.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
+        # a component without weight gets the moments of equal shares, because a standard deviation of 0 has no density
+        shares = torch.where(weights.sum(0) > 0, weights / weights.sum(0), 1 / len(parts))
         means = torch.stack([p.means for p in parts])
         mean = (shares * means).sum(0)
         within = torch.stack([p.stds.expand(p.means.shape) for p in parts]).square()

@@ -19,10 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 from bayesify.errors import CheckpointError
 from bayesify.files import atomic_file
+from bayesify.objectives import Constant, KLSchedule
+from bayesify.train.arguments import Settings, Training
 from bayesify.train.data_loading import Batches
 from bayesify.train.history import History
+from bayesify.train.model_data import ModelData
 
-__all__ = ["TrainingState", "data_identity", "object_identity", "read", "write"]
+__all__ = ["TrainingState", "check_identity", "read", "run_identity", "write"]
 
 FORMAT = 1
 _RESTART = "pass resume=False to start afresh and overwrite it"
@@ -90,7 +93,7 @@ class TrainingState:
             CheckpointError: as `read`, or the checkpoint has another `identity`.
         """
         state = read(path)
-        _check_identity(path, state["settings"], identity)
+        check_identity(path, state["settings"], identity)
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -100,7 +103,30 @@ class TrainingState:
         self.best = state["best"]
 
 
-def data_identity(name: str, batches: Batches | None) -> dict[str, object]:
+def run_identity(
+    training: Training,
+    settings: Settings,
+    data: ModelData,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    state: Mapping[str, Tensor],
+) -> dict[str, object]:
+    """Return what a resumed run of a model, of this state, must have in common with the interrupted one."""
+    constant = isinstance(training.beta, Constant) or not isinstance(training.beta, KLSchedule)
+    return {
+        "epochs": "any" if settings.scheduler is None and constant and not training.bnn.collects else settings.epochs,
+        "batch_size": settings.batch_size, "samples": settings.samples, "validation_samples": settings.validation_samples,
+        "seed": training.seed, "beta": repr(training.beta), "local_beta": training.local_weight,
+        "learning_rate": training.learning_rate, "clip_norm": settings.clip_norm, "patience": settings.patience,
+        "optimizer": _object_identity(optimizer, optimizer.defaults),
+        "scheduler": _object_identity(scheduler, scheduler.state_dict() if scheduler else {}),
+        **_data_identity("data", data.train), "examples of data": data.n,
+        **_data_identity("validation", data.validation),
+        **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in state.items()},
+    }  # fmt: skip
+
+
+def _data_identity(name: str, batches: Batches | None) -> dict[str, object]:
     """Return the number of examples and batches and, of data in memory, a checksum."""
     if batches is None:
         return {f"examples of {name}": 0}
@@ -110,7 +136,7 @@ def data_identity(name: str, batches: Batches | None) -> dict[str, object]:
     return identity
 
 
-def object_identity(instance: object, settings: Mapping[str, Any]) -> str:
+def _object_identity(instance: object, settings: Mapping[str, Any]) -> str:
     """Return the type of an object with those of its settings that are numbers or strings."""
     arguments = [f"{name}={value!r}" for name, value in settings.items() if isinstance(value, int | float | str)]
     return f"{type(instance).__name__}({', '.join(arguments)})"
@@ -150,8 +176,12 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
-def _check_identity(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise a CheckpointError that lists the differences, with both values."""
+def check_identity(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Check that a checkpoint belongs to a run.
+
+    Raises:
+        CheckpointError: with the differences, and both values.
+    """
     differences = [
         f"{name} was {_short(saved.get(name, 'absent'))} and is {_short(current.get(name, 'absent'))}"
         for name in {**saved, **current}

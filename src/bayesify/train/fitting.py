@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fit"]
 
-_SINGLE_ONLY = ("checkpoint", "accumulate", "precision", "devices", "strategy", "loggers")
+_SINGLE_ONLY = ("checkpoint_every", "accumulate", "precision", "devices", "strategy", "loggers")
 
 
 def fit(
@@ -103,7 +103,7 @@ def fit(
         validation_samples: draws of the predictive distribution in validation, with the same noise every epoch.
         patience: stop after this number of epochs without a lower validation NLL; needs `validation`, and a posterior that is not
             collected along training.
-        checkpoint: file for the state of the run; it is not deleted at the end.
+        checkpoint: file for the state of the run; it is not deleted at the end. Of an ensemble as for `fit_many`.
         checkpoint_every: epochs between two checkpoints (one is always written after the last epoch).
         resume: continue from `checkpoint` if the file exists; False starts afresh and overwrites it. A finished run returns
             immediately; more `epochs` continue it, if `beta` is constant, there is no `scheduler`, and nothing is collected.
@@ -161,7 +161,8 @@ def _fit_members(training: Training, settings: Settings, options: SingleModelOpt
         raise ConfigurationError(
             f"the members of an ensemble are trained by fit_many, which has no {', '.join(unsupported)}; leave it out"
         )
-    (history,) = fit_many([training], **vars(settings), accelerator=options.accelerator, progress=options.progress)
+    shared = {name: getattr(options, name) for name in ("accelerator", "checkpoint", "resume", "progress")}
+    (history,) = fit_many([training], **vars(settings), **shared)
     if history.failure is not None:
         raise DivergenceError(history.failure)
     return history

@@ -15,12 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
-from bayesify.objectives import Constant, KLSchedule
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.batch import Batch
-from bayesify.train.checkpoint import TrainingState, data_identity, object_identity
+from bayesify.train.checkpoint import TrainingState, run_identity
 from bayesify.train.data_loading import Batches
 from bayesify.train.dataset_size import warn_if_more_examples
 from bayesify.train.fabric import broadcast_buffers, log, make_fabric, reduce
@@ -91,20 +90,11 @@ class _Loop:
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the interrupted one."""
-        training, settings, state = self.training, self.settings, self.state
-        constant = isinstance(training.beta, Constant) or not isinstance(training.beta, KLSchedule)
-        return {
-            "epochs": "any" if settings.scheduler is None and constant and not training.bnn.collects else settings.epochs,
-            "batch_size": settings.batch_size, "samples": settings.samples, "accumulate": self.options.accumulate,
-            "validation_samples": settings.validation_samples, "seed": training.seed, "beta": repr(training.beta),
-            "local_beta": training.local_weight, "learning_rate": training.learning_rate, "clip_norm": settings.clip_norm,
-            "optimizer": object_identity(state.optimizer, state.optimizer.defaults),
-            "scheduler": object_identity(state.scheduler, state.scheduler.state_dict() if state.scheduler else {}),
-            "patience": settings.patience, "precision": self.options.precision, "processes": self.fabric.world_size,
-            **data_identity("data", self.data.train), "examples of data": self.data.n,
-            **data_identity("validation", self.data.validation),
-            **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in self.objective.state_dict().items()},
-        }  # fmt: skip
+        state, own = self.state, {"accumulate": self.options.accumulate, "precision": self.options.precision}
+        common = run_identity(
+            self.training, self.settings, self.data, state.optimizer, state.scheduler, self.objective.state_dict()
+        )
+        return common | own | {"processes": self.fabric.world_size}
 
     def resume_or_start(self) -> None:
         """Resume from the checkpoint, or write the first one."""

@@ -6,6 +6,7 @@
 - `vectorization`: one function of all models from the function of each, on the graphs of `graph`
 - `random_streams`: the random numbers of each model
 - `optimizers`: optimizers of stacked parameters
+- `stack_checkpoint`: files from which an interrupted training continues
 - `ensemble`: one training per member of an ensemble
 - `module_comparison`: whether models share a function
 """

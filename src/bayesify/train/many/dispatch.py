@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,6 +28,7 @@ from bayesify.train.history import History
 from bayesify.train.many.ensemble import merge_members, split_members
 from bayesify.train.many.loop import train_alone, train_together
 from bayesify.train.many.module_comparison import same_function
+from bayesify.train.many.stack_checkpoint import part_of
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData, load_model_data
 from bayesify.train.objective import Objective
@@ -49,6 +52,8 @@ def fit_many(
     accelerator: Literal["auto", "cpu", "cuda"] = "auto",
     together: bool | None = None,
     compile: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = True,
     progress: bool | Callable[[float], object] | None = None,
 ) -> list[History]:
     """Train many models, in place, each as `fit` would at its seed, up to rounding.
@@ -74,6 +79,9 @@ def fit_many(
             the models, because large networks and convolutions use a processor fully on their own.
         compile: whether to compile the steps of models that are trained together: 10 to 60 seconds at the start for steps three
             times as fast, worthwhile from about 30,000 steps. It needs a C++ compiler.
+        checkpoint: file for the state of training, from which the same call continues. Further groups of models, and models trained
+            one after another, have files of their own, with numbers after the name; that of a group is written every ten seconds.
+        resume: False starts afresh and overwrites the files.
         progress: whether to show a progress bar (None shows it on a terminal), or a function of the completed fraction in [0, 1].
 
     Returns:
@@ -82,6 +90,8 @@ def fit_many(
 
     Raises:
         TypeError, ConfigurationError, DataError: invalid arguments or data, before training.
+        CheckpointError: a checkpoint is damaged or belongs to another run.
+        OSError: a checkpoint cannot be written.
 
     Example:
         >>> from bayesify import bayesify, MeanField
@@ -106,7 +116,8 @@ def fit_many(
     with generators_kept(device):
         data = [load_model_data(model, batch_size, device) for model in models]
     with _ProgressBar(progress, total=len(models) * epochs) as bar:
-        histories = iter(_Trainer(models, data, settings, device, together, compile, bar).train())
+        path = None if checkpoint is None else Path(checkpoint).absolute()
+        histories = iter(_Trainer(models, data, settings, device, together, compile, bar, path, resume).train())
     results = [
         merge_members(training, part, list(islice(histories, len(part)))) for training, part in zip(trainings, parts, strict=True)
     ]
@@ -141,6 +152,8 @@ class _Trainer:
     together: bool | None
     compile: bool
     bar: _ProgressBar
+    checkpoint: Path | None
+    resume: bool
 
     def train(self) -> list[History]:
         """Train all models, group by group, and return their histories in order."""
@@ -154,21 +167,28 @@ class _Trainer:
         models, done = [self.trainings[i] for i in group], self.bar.done
         small = len(group) > 1 and _is_small(models[0].bnn, self.settings.batch_size * self.settings.samples)
         if self.together or (self.together is None and small):
-            data = [self.data[i] for i in group]
+            data, checkpoint = [self.data[i] for i in group], part_of(self.checkpoint, group)
+            common = self.settings, self.device, self.compile, self.bar.advance
             try:
-                histories = train_together(models, data, self.settings, self.device, self.compile, self.bar.advance)
+                histories = train_together(models, data, *common, checkpoint, self.resume)
                 for model, part, history in zip(models, data, histories, strict=True):
                     if history.failure is None:
                         complete_posterior(model, part)
                 return dict(zip(group, histories, strict=True))
-            except UntraceableError as error:  # only the progress bar has changed
+            except UntraceableError as error:  # only the progress bar has changed, and the first checkpoint
                 self.bar.done, reason = done, str(error)
+                if checkpoint is not None:
+                    checkpoint.unlink(missing_ok=True)
             subgroups = _same_function_groups(group, self.trainings)
             if len(subgroups) > 1:
                 return {i: history for subgroup in subgroups for i, history in self._train_group(subgroup).items()}
             if self.together:
                 raise ConfigurationError(f"these models cannot be trained together: {reason}; pass together=None")
-        return {i: train_alone(self.trainings[i], self.data[i].n, self.settings, self.device, self.bar.advance) for i in group}
+        return {i: self._train_alone(i) for i in group}
+
+    def _train_alone(self, i: int) -> History:
+        checkpoint = part_of(self.checkpoint, [i])
+        return train_alone(self.trainings[i], self.data[i].n, self.settings, self.device, self.bar.advance, checkpoint, self.resume)
 
 
 def _check(trainings: Sequence[Training], settings: Settings) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,16 +17,25 @@ from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
 from bayesify.train.many.optimizers import Optimizers
 from bayesify.train.many.stack import Stack, StackedData
+from bayesify.train.many.stack_checkpoint import StackCheckpoint
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData
 from bayesify.train.objective import Objective, log_density
 from bayesify.train.process_state import one_thread, preserved_state
 from bayesify.train.single_model import fit_single_model
 
-__all__ = ["train_alone", "train_together"]
+__all__ = ["Loop", "train_alone", "train_together"]
 
 
-def train_alone(training: Training, n: int, settings: Settings, device: torch.device, advance: Callable[[int], object]) -> History:
+def train_alone(
+    training: Training,
+    n: int,
+    settings: Settings,
+    device: torch.device,
+    advance: Callable[[int], object],
+    checkpoint: Path | None = None,
+    resume: bool = True,
+) -> History:
     """Train one model as `fit` does; a divergence is recorded in the history, whose number of examples is `n`."""
     history = History(n=n)
 
@@ -33,7 +43,9 @@ def train_alone(training: Training, n: int, settings: Settings, device: torch.de
         history.append({name: value for name, value in record.items() if name != "epoch"})
         advance(1)
 
-    options = SingleModelOptions(accelerator="cuda" if device.type == "cuda" else "cpu", loggers=(log,), progress=False)
+    options = SingleModelOptions(
+        accelerator="cuda" if device.type == "cuda" else "cpu", loggers=(log,), progress=False, checkpoint=checkpoint, resume=resume
+    )
     try:
         return fit_single_model(training, settings, options)
     except DivergenceError as error:
@@ -50,6 +62,8 @@ def train_together(
     device: torch.device,
     compile: bool,
     advance: Callable[[int], object],
+    checkpoint: Path | None = None,
+    resume: bool = True,
 ) -> list[History]:
     """Train stacked models, each as `fit` would.
 
@@ -60,6 +74,8 @@ def train_together(
         device: where to train.
         compile: whether to compile training steps.
         advance: called with the number of epochs done, summed over models.
+        checkpoint: file for the state of training.
+        resume: whether to continue from it.
 
     Returns:
         The history of each model.
@@ -76,22 +92,29 @@ def train_together(
         work = sum(p.numel() for objective in objectives for p in objective.parameters()) * settings.batch_size * settings.samples
         exits.enter_context(one_thread(device, work))
         stack = Stack(objectives, data[0].n, device, settings.samples, compile)
-        loop = _Loop(trainings, data, settings, stack)
-        for epoch in range(1, settings.epochs + 1):
-            loop.run_epoch(epoch)
+        loop = Loop(trainings, data, settings, stack)
+        file = None if checkpoint is None else StackCheckpoint(checkpoint, loop, trainings, data, settings)
+        done = 0 if file is None else file.resume_or_start(resume)
+        advance(done * len(trainings))
+        while loop.running:
+            done += 1
+            loop.run_epoch(done)
             advance(len(trainings))
-            if not loop.running:
-                advance((settings.epochs - epoch) * len(trainings))
-                break
-            loop.end_epoch()
+            if loop.running:
+                loop.end_epoch()
+            if file is not None:
+                file.write_if_due()
+        advance((settings.epochs - done) * len(trainings))
     return loop.histories
 
 
-class _Loop:
+class Loop:
     """Training loop of a stack of models.
 
     Attributes:
+        stack, optimizers: of all models.
         histories: one per model.
+        best: the state of each model after the epoch with the lowest validation NLL.
         running: the models that have not failed, stopped or finished.
     """
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,25 @@ class Optimizers:
             for name, gradient in gradients.items():
                 group.views[name].grad = _laid_out(gradient[group.first : group.last], group.views[name])
             group.optimizer.step()
+
+    def of(self, model: int) -> tuple[Optimizer, LRScheduler | None]:
+        """Return the optimizer of a model, and its scheduler."""
+        group = self._group(model)
+        return group.optimizer, group.scheduler
+
+    def state_dicts(self) -> list[dict[str, Any]]:
+        """Return the states of all optimizers and schedulers."""
+        return [
+            {"optimizer": g.optimizer.state_dict(), "scheduler": None if g.scheduler is None else g.scheduler.state_dict()}
+            for g in self.groups
+        ]
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the result of `state_dicts`."""
+        for group, state in zip(self.groups, states, strict=True):
+            group.optimizer.load_state_dict(state["optimizer"])
+            if group.scheduler is not None:
+                group.scheduler.load_state_dict(state["scheduler"])
 
     def learning_rate(self, model: int) -> float:
         """Return the learning rate of a model's first parameter group."""

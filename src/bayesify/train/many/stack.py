@@ -143,10 +143,15 @@ class Stack:
 
     def write_back(self, model: int, state: dict[str, Tensor]) -> None:
         """Copy a state into the modules of a model."""
-        tensors = {**dict(self.objectives[model].named_parameters()), **dict(self.objectives[model].named_buffers())}
+        tensors = self.modules_of(model)
         with torch.no_grad():
             for name, value in state.items():
                 tensors[name].copy_(value)
+
+    def modules_of(self, model: int) -> dict[str, Tensor]:
+        """Return the parameters and buffers of the modules of a model, by name, which training does not change."""
+        objective = self.objectives[model]
+        return {name: x.detach() for name, x in (*objective.named_parameters(), *objective.named_buffers())}
 
     def _vectorize(self, functions: Sequence[Function], arguments: Sequence[Tensor], train: bool) -> VectorizedFunction:
         """Vectorize the functions; the result is checked on the arguments against functions of one model."""
