@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.conv import _ConvNd
 
 from bayesify.core.module_comparison import same_function
 
@@ -29,7 +30,7 @@ class StackedMembers:
     Random layers draw other numbers, from the same distribution.
 
     Attributes:
-        able: whether the networks can be called together; None before the first call.
+        able: whether the networks can be called together, and it pays; None before the first call.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,9 @@ class StackedMembers:
         """
         if self.able is False or not _is_plain(members):
             return None
-        if self.able is None and not all(same_function(members[0].net, member.net) for member in members[1:]):
+        if self.able is None and (
+            _is_slower(members[0]) or not all(same_function(members[0].net, member.net) for member in members[1:])
+        ):
             self.able = False
             return None
         states = [{**dict(member.net.named_parameters()), **dict(member.net.named_buffers())} for member in members]
@@ -82,6 +85,11 @@ def _is_plain(members: Sequence[PlainMember]) -> bool:
     modules = [list(member.modules()) for member in members]
     modes = [[module.training for module in each] for each in modules]
     return all(mode == modes[0] for mode in modes) and not any(_has_hooks(module) for each in modules for module in each)
+
+
+def _is_slower(member: PlainMember) -> bool:
+    """Whether single calls are faster: convolutions use a processor fully, and together they become grouped ones."""
+    return _device(member).type == "cpu" and any(isinstance(module, _ConvNd) for module in member.modules())
 
 
 def _device(member: PlainMember) -> torch.device:
