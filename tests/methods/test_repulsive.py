@@ -244,7 +244,7 @@ class Replacing(nn.Module):
 
 
 def normalized() -> nn.Module:
-    return nn.Sequential(nn.Conv1d(1, 4, 1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 1))
+    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
 
 
 def _pair(make, together: bool, **kwargs) -> Bayesian:
@@ -258,12 +258,13 @@ def _pair(make, together: bool, **kwargs) -> Bayesian:
     ("make", "shape", "able"),
     [
         (mlp, (2,), True),
-        (normalized, (1, 2), True),
+        (normalized, (2,), True),
         (Replacing, (2,), True),
         (lambda: nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 1)), (2,), True),
         (Branching, (2,), False),
+        (lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(9, 1)), (2, 4), False),
     ],
-    ids=["MLP", "batch normalization", "replaced buffer", "layer normalization", "branch"],
+    ids=["MLP", "batch normalization", "replaced buffer", "layer normalization", "branch", "convolution"],
 )
 @pytest.mark.parametrize("samples", [1, 6])
 def test_one_call_of_all_members_is_that_of_each(make, shape, able: bool, samples: int) -> None:
@@ -314,7 +315,7 @@ def test_members_are_called_one_by_one_where_they_differ() -> None:
     assert len(calls) == 3
     mixed = bayesify(normalized(), RepulsiveEnsemble(members=2)).train()
     mixed.members[1].eval()
-    mixed(x.unsqueeze(1))
+    mixed(x)
     assert [int(m.net[1].num_batches_tracked) for m in mixed.members] == [1, 0]
     with torch.autocast("cpu", torch.bfloat16):
         assert bayesify(mlp(), RepulsiveEnsemble(members=2)).train()(x).outputs.dtype == torch.bfloat16
