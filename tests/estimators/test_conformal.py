@@ -12,10 +12,11 @@ np = pytest.importorskip("numpy")
 
 from sklearn.base import clone
 
+from bayesify.checksums import _checksum
 from bayesify.errors import BayesifyWarning, ConfigurationError, DataError, ModelFileError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor, fit_together
 from bayesify.likelihoods import Categorical
-from bayesify.persistence import directory, load_model, save_model
+from bayesify.persistence import load_model, save_model
 
 QUICK = {"method": "Deterministic", "hidden": (16,), "epochs": 20, "random_state": 0, "progress": False, "conformal": True}
 
@@ -125,7 +126,7 @@ def test_files_of_earlier_versions_have_no_calibration(tmp_path):
     path = tmp_path / "m" / "config.json"
     config = json.loads(path.read_text())
     del config["conformal"], config["params"]["conformal"]
-    path.write_text(json.dumps({**config, "checksum": directory._checksum(config)}))
+    path.write_text(json.dumps({**config, "checksum": _checksum(config)}))
     np.testing.assert_array_equal(load_model(tmp_path / "m").predict_interval(x), model.predict_interval(x))
 
 

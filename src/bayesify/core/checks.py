@@ -1,14 +1,10 @@
 """Argument checks with uniform messages."""
 
 from collections.abc import Collection
-from typing import Any, cast
-
-import torch
-from torch import Tensor, nn
 
 from bayesify.errors import ConfigurationError
 
-__all__ = ["check_choice", "check_fraction", "check_integer", "check_positive", "check_rate", "check_scale", "may_look_at"]
+__all__ = ["check_choice", "check_fraction", "check_integer", "check_positive", "check_rate", "check_scale"]
 
 
 def check_positive(name: str, value: float) -> None:
@@ -46,12 +42,3 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise a `ConfigurationError` unless `value` is one of `choices`."""
     if value not in choices:
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-
-
-def may_look_at(*tensors: Tensor) -> bool:
-    """Whether the values of tensors can decide what is done next: not in compiled or vectorized code, nor without storage."""
-    if torch.compiler.is_compiling() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None:
-        return False
-    if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
-        return False
-    return all(type(x) in (Tensor, nn.Parameter) and not x.is_meta for x in tensors)

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from bayesify.core.arguments import check_layout, networks, output_selection, patterns
-from bayesify.core.checks import may_look_at
 from bayesify.core.fast_paths import disable_fast_paths
 from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
@@ -22,6 +21,7 @@ from bayesify.core.model import Bayesian, LayerReport
 from bayesify.core.modes import modes_kept
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import restore, revert
+from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, NothingRandomError, warn
 from bayesify.formatting import listing
 

@@ -119,7 +119,7 @@ class Observation:
         with torch.no_grad():
             targets = likelihood.sample(outputs)
         rows = outputs.flatten(0, 1).unsqueeze(0)
-        log_prob = likelihood.log_prob(rows, targets.flatten(0, 1)).unflatten(1, outputs.shape[:2]).squeeze(0)
+        log_prob = likelihood.log_prob_of_samples(rows, targets.flatten(0, 1)).unflatten(1, outputs.shape[:2]).squeeze(0)
         return log_prob if self.weights is None else log_prob * self.weights
 
     def _observe(self, layers: Sequence[BayesianLayer], log_prob: Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import may_look_at
+from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from
@@ -88,6 +88,13 @@ class Likelihood(nn.Module, ABC):
         if not self._has_checked and may_look_at(y, outputs):
             self.check_values(y, outputs)
             self._has_checked = True
+        return self._sum_of_terms(outputs, targets)
+
+    def log_prob_of_samples(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """As `log_prob`, without a look at the values of targets, which `sample` drew."""
+        return self._sum_of_terms(outputs, align_targets(y, self.target_shape(outputs)))
+
+    def _sum_of_terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return sum_from(self.terms(at_least_float32(outputs), targets), 2)
 
     def penalty(self, outputs: Tensor, y: Tensor) -> Tensor | None:

@@ -48,7 +48,6 @@ from bayesify.errors import ConfigurationError
 from bayesify.functional import dropout_kl
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from bayesify.methods._weight_density import arguments
-from bayesify.methods.spectral_norm import SpectralNorm
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -96,7 +95,8 @@ class SNGP(Method):
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
         contracting = [name for name, layer in layers.items() if kind_of(layer).contracts]
-        hidden = dict.fromkeys(contracting[:-1], SpectralNorm(max_norm=self.max_norm))
+        bounded = Method.from_dict({"method": "SpectralNorm", "max_norm": self.max_norm})
+        hidden = dict.fromkeys(contracting[:-1], bounded)
         return hidden | dict.fromkeys(contracting[-1:], self)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayesify.core.checks import may_look_at
+from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, incomplete_beta
 from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
