@@ -29,9 +29,11 @@ from bayesify import (
     VSD,
     WHVI,
     BatchEnsemble,
+    Categorical,
     ConcreteDropout,
     Deterministic,
     DropConnect,
+    Gaussian,
     Laplace,
     MCDropout,
     MeanField,
@@ -102,15 +104,16 @@ def plain_step(workload: Workload, x: Tensor, y: Tensor) -> Callable[[], None]:
 def bayesian_step(workload: Workload, method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
     bnn = bayesify(workload.net().train(), _only_contractions(workload.net(), method))
     if bnn.has_optimizer:
-        optimizer = bnn.optimizer(learning_rate=1e-4)
+        likelihood = Categorical() if workload.net()(x).shape[-1] > 1 else Gaussian(std=1.0)
+        optimizer = bnn.optimizer(likelihood, learning_rate=1e-4)
     else:
         optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()
         draws = bnn(x)
-        log_prob = -_loss(draws.outputs[0], y, reduction="none")
-        loss = -elbo(draws, log_prob[None], n=50_000)
+        log_prob = torch.stack([-_loss(outputs, y, reduction="none") for outputs in draws.outputs])  # one, or one per member
+        loss = -elbo(draws, log_prob, n=50_000)
         if bnn.auxiliary_beta:
             loss = loss + bnn.auxiliary_beta * bnn.regularizer(torch.rand_like(x)).mean()
         loss.backward()
@@ -128,10 +131,10 @@ def steps(workload: Workload, methods: Mapping[str, Method]) -> dict[str, Callab
     }
 
 
-def _only_contractions(net: nn.Module, method: Method) -> dict[str, Method]:
+def _only_contractions(net: nn.Module, method: Method) -> Method | dict[str, Method]:
     """Keep normalization layers deterministic, as in the papers' tables, unless the method chooses its layers itself."""
-    if type(method).assign is not Method.assign:
-        return {"*": method}
+    if type(method).assign is not Method.assign or isinstance(method, RepulsiveEnsemble):
+        return method
     return {name: method for name, layer in net.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
 
 
