@@ -47,7 +47,7 @@ def _ratios(nets: Mapping[str, Mapping[str, Any]]) -> str:
     """Milliseconds of the first row, and ratios of the others to it."""
     first, *others = next(iter(nets.values()))
     rows = [[f"{first}, ms", *(f"{net[first]['milliseconds']:.2f}" for net in nets.values())]]
-    rows += [[_code(name), *(f"{net[name]['ratio']:.2f}" for net in nets.values())] for name in others]
+    rows += [[_code(name), *(f"{net[name]['ratio']:.2f}" if name in net else "" for net in nets.values())] for name in others]
     return _table(["", *nets], rows)
 
 
@@ -128,12 +128,22 @@ def _predicted() -> str:
     return f"{table}\n\nOn {results['on']}, at the fractions of its peak rates in `benchmarks/cost_model.py`."
 
 
+def _tables() -> str:
+    results = read("tables")
+    names = {"fit_seconds": "fit, s", "interval_seconds": f"intervals of {results['settings']['predicted']:,} rows, s",
+             "peak_megabytes": "peak memory, MB"}  # fmt: skip
+    rows = [[f"{int(size):,}", *(f"{row[name]:g}" for name in names)] for size, row in results["results"].items()]
+    one_thread = {"machine": {**results["machine"], "threads": 1}}  # as the measured processes have
+    return f"{_table(['rows', *names.values()], rows)}\n\n{_environment(one_thread)}"
+
+
 _TABLES: dict[str, Callable[[], str]] = {
     "training step": _training_step,
     "breakdown": _breakdown,
     "prediction": _prediction,
     "pretrained": _pretrained,
     "peers": _peers,
+    "tables": _tables,
     "hadamard": _hadamard,
     "ceilings": _ceilings,
     "compared": _compared,
