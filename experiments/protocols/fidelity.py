@@ -263,7 +263,7 @@ def _bands(settings: Settings, jobs: Sequence[Job], results: ByJob) -> Figure:
     columns = min(6, len(shown))
     rows = math.ceil(len(shown) / columns)
     figure = Figure(figsize=(1.9 * columns, 1.6 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
     x = task.test.flatten()
     for ax, (name, unit) in zip(grid, shown, strict=False):
         axes(ax)
@@ -276,6 +276,6 @@ def _bands(settings: Settings, jobs: Sequence[Job], results: ByJob) -> Figure:
         ax.plot(task.x.flatten(), task.y.flatten(), ".", color=INK, markersize=2)
         ax.set_title(name, fontsize=7)
         ax.set_ylim(-3, 3)
-    for ax in list(grid)[len(shown) :]:
+    for ax in grid[len(shown) :]:
         ax.set_visible(False)
     return figure
