@@ -444,3 +444,15 @@ def test_targets_are_indices_of_classes(models):
 
     estimator = load_model(models / "model-kind")
     assert encode_targets(estimator, pd.Series(["small", "big one"], name="kind")).tolist() == [1, 0]
+
+
+def test_ordered_classes_from_table_to_predictions(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=90)
+    levels = np.array(["low", "medium", "high"])[np.digitize(x + 0.3 * rng.normal(size=90), [-0.4, 0.4])]
+    pd.DataFrame({"x": x, "level": levels}).to_csv(tmp_path / "t.csv", index=False)
+    order = ["--set", "ordered=low,medium,high"]
+    run("fit", tmp_path / "t.csv", "--target", "level", "--out", tmp_path / "m", "--epochs", "2", *order)
+    run("predict", tmp_path / "m", tmp_path / "t.csv", "--out", tmp_path / "p.csv")
+    columns = [name for name in pd.read_csv(tmp_path / "p.csv") if name.startswith("p_")]
+    assert columns == ["p_low", "p_medium", "p_high"]

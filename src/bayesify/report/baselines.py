@@ -70,7 +70,7 @@ def fit_baselines(estimator: BayesianEstimator, X: pd.DataFrame, y: Tensor, X_ne
         >>> list(fit_baselines(model, X, torch.tensor(X["a"].to_numpy()), X).predictives)
         ['ridge regression', 'gradient boosting']
     """
-    classes = None if y.is_floating_point() else int(getattr(estimator, "out_features_", 0)) or int(y.max()) + 1
+    classes = None if y.is_floating_point() else len(getattr(estimator, "classes_", ())) or int(y.max()) + 1
     target = y.numpy()
     chosen = _choose(target, classes, X.shape[1], seed)
     inputs, new, target = _inputs(estimator, X.iloc[chosen]), _inputs(estimator, X_new), target[chosen]
