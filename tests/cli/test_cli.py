@@ -448,8 +448,8 @@ def test_targets_are_indices_of_classes(models):
 
 def test_ordered_classes_from_table_to_predictions(tmp_path):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=90)
-    levels = np.array(["low", "medium", "high"])[np.digitize(x + 0.3 * rng.normal(size=90), [-0.4, 0.4])]
+    x = rng.normal(size=150)  # enough test rows for an explanation
+    levels = np.array(["low", "medium", "high"])[np.digitize(x + 0.3 * rng.normal(size=150), [-0.4, 0.4])]
     pd.DataFrame({"x": x, "level": levels}).to_csv(tmp_path / "t.csv", index=False)
     order = ["--set", "ordered=low,medium,high"]
     run("fit", tmp_path / "t.csv", "--target", "level", "--out", tmp_path / "m", "--epochs", "2", *order)

@@ -11,11 +11,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators import BayesianEstimator
-from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.likelihoods import Categorical, Gaussian, Ordinal
 from bayesify.predictive import GaussianPredictive, NumericPredictive, Predictive
 
 try:
@@ -85,6 +86,9 @@ class Variants:
             logits = BayesianEstimator.predictive(twin, table)
         likelihood = self._estimator.likelihood_
         assert isinstance(logits, GaussianPredictive)
+        if isinstance(likelihood, Ordinal):
+            of_draws = [likelihood.mixture(draw.reshape(1, -1, 1)) for draw in logits.draw_means]
+            return p, torch.stack([draw.probs for draw in of_draws])
         assert isinstance(likelihood, Categorical)
         return p, (logits.draw_means / likelihood.temperature).softmax(-1)
 
