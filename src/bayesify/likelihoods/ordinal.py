@@ -18,6 +18,9 @@ from bayesify.predictive.discrete import CategoricalPredictive, check_labels
 __all__ = ["Ordinal"]
 
 _NARROWEST, _WIDEST = 1e-6, 1e6  # distances of cut points
+# The parameters are cut points / 10. Adam moves every number by one learning rate per step. The outputs, sums over hundreds of
+# weights, would grow long before the distances, and a narrow class in the middle cannot be likely.
+_UNIT = 10.0
 
 
 class Ordinal(Likelihood):
@@ -46,13 +49,13 @@ class Ordinal(Likelihood):
         super().__init__(classes=classes)
         self.classes = classes
         cuts = torch.logit(torch.arange(1, classes, dtype=torch.float64) / classes)
-        self.first_cut = nn.Parameter(cuts[:1].float())
-        self.log_gaps = nn.Parameter(cuts.diff().log().float())
+        self.first_cut = nn.Parameter(cuts[:1].float() / _UNIT)
+        self.log_gaps = nn.Parameter(cuts.diff().log().float() / _UNIT)
 
     @property
     def cuts(self) -> Tensor:
         """Current cut points, ascending, (K - 1,)."""
-        first = at_least_float32(self.first_cut)
+        first = _UNIT * at_least_float32(self.first_cut)
         return torch.cat([first, first + self._gaps().cumsum(0)])
 
     def check_outputs(self, outputs: Tensor) -> None:
@@ -71,7 +74,7 @@ class Ordinal(Likelihood):
         return CategoricalPredictive.from_logits(self._log_probs(without_single(outputs)).detach())
 
     def _gaps(self) -> Tensor:
-        log_gaps = at_least_float32(self.log_gaps)
+        log_gaps = _UNIT * at_least_float32(self.log_gaps)
         return at_most(-at_most(-log_gaps, -math.log(_NARROWEST)), math.log(_WIDEST)).exp()
 
     def _log_probs(self, outputs: Tensor) -> Tensor:
