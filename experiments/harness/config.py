@@ -47,6 +47,8 @@ def find_tables(patterns: Sequence[str], root: Path = ROOT, quick: bool = False)
 def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
     """Read one table. Title, source, protocol and remarks are text, `[published]` has the paper's numbers, the rest are settings.
 
+    With `extends = "PAPER/TABLE"` it has the settings of another table where it has none of its own.
+
     Args:
         name: "PAPER/TABLE".
         root: folder of all tables.
@@ -56,10 +58,11 @@ def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
         UsageError: invalid toml, missing keys or keys of the wrong type, an unknown protocol; the message names file and key.
     """
     path = root / name / _CONFIG
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as toml: {error}") from None
+    content = _read(path)
+    if (base := content.pop("extends", None)) is not None:
+        if base not in table_names(root) or "extends" in (other := _read(root / base / _CONFIG)):
+            raise UsageError(f"{path}: extends must name a table that extends none, such as 'uci/standard', got {base!r}")
+        content = {key: value for key, value in other.items() if key not in ("remarks", "published")} | content
     for key in _TEXTS:
         if not isinstance(content.get(key), str) or not content[key].strip():
             raise UsageError(f"{path}: {key} must be text, got {content.get(key)!r}")
@@ -85,6 +88,13 @@ def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
         quick=quick,
         remarks="" if quick else content.get("remarks", "").strip(),
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as toml: {error}") from None
 
 
 def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

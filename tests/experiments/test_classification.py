@@ -45,7 +45,11 @@ def test_inputs_are_standardized_and_classes_stay() -> None:
     split = make_split(data.X, data.y, train, test, 3)
     assert isinstance(split, ClassificationSplit)
     torch.testing.assert_close(split.X.double(), torch.from_numpy(stats.zscore(data.X[train])), rtol=1e-5, atol=1e-6)
-    assert (split.outputs, split.y.dtype, split.y.tolist()) == (3, torch.int64, data.y[train].tolist())
+    assert (split.outputs(Setup(method={"method": "Deterministic"})), split.y.dtype, split.y.tolist()) == (
+        3,
+        torch.int64,
+        data.y[train].tolist(),
+    )
     assert split.y_test.tolist() == data.y[test].tolist()
     assert isinstance(split.likelihood(Setup(method={"method": "MeanField"})), Categorical)
     with pytest.raises(ValueError, match="all 81 training targets are 1"):

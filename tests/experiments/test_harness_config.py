@@ -29,6 +29,22 @@ def test_a_quick_table_has_other_settings_in_another_place(tmp_path):
     assert table_names(tmp_path) == ["paper/toys"]
 
 
+def test_a_table_extends_another(tmp_path):
+    write_config(tmp_path)
+    other = tmp_path / "paper" / "more"
+    other.mkdir()
+    own = 'title = "More"\nsource = "None."\nprotocol = "toy"\nextends = "paper/toys"\nunits = 7\n'
+    (other / "config.toml").write_text(own)
+    base, table = read_table("paper/toys", tmp_path), read_table("paper/more", tmp_path)
+    assert table.settings == {**base.settings, "units": 7}
+    assert (table.title, table.published) == ("More", {})
+    assert read_table("paper/more", tmp_path, quick=True).settings["units"] == 1
+    for wrong in ("paper/none", "paper/more"):
+        (other / "config.toml").write_text(own.replace("paper/toys", wrong))
+        with pytest.raises(UsageError, match=f"extends must name a table that extends none, .*got '{wrong}'"):
+            read_table("paper/more", tmp_path)
+
+
 def test_overlay_goes_into_tables_only():
     base = {"net": {"hidden": [50], "act": "relu"}, "datasets": {"a": {}}, "methods": [1, 2]}
     changed = overlay(base, {"net": {"hidden": [5]}, "datasets": ["b"], "methods": [3], "new": 1})

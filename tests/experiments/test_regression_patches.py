@@ -27,7 +27,7 @@ def _split():
 
 
 def test_normalizations_follow_the_input_and_the_hidden_layer() -> None:
-    (model,) = training.train([Setup.from_dict({**PATCHED, "epochs": 1})], [_split()], [0], 1, lambda done: None)
+    (model,) = training.train([Setup.from_dict({**PATCHED, "epochs": 1})], [_split()], [0], lambda done: None)
     assert [type(layer).__name__.removeprefix("Bayes") for layer in model.bnn.net] == [
         "BatchNorm1d", "Linear", "ReLU", "BatchNorm1d", "Linear"
     ]  # fmt: skip
@@ -45,7 +45,7 @@ def test_weight_decay_is_that_of_adam(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "fit_many", lambda trainings, optimizer, **_: optimizers.append(optimizer) or [])
     for decay in (0.0, 0.01):
         with pytest.raises(ValueError, match=r"zip\(\)"):  # no histories
-            training.train([Setup.from_dict({**PATCHED, "weight_decay": decay})], [_split()], [0], 1, lambda done: None)
+            training.train([Setup.from_dict({**PATCHED, "weight_decay": decay})], [_split()], [0], lambda done: None)
     assert optimizers[0] is None
     made = optimizers[1]([nn.Parameter(torch.ones(1))])
     assert isinstance(made, torch.optim.Adam)
@@ -56,7 +56,7 @@ def test_models_with_weight_decay_can_be_trained_and_it_shrinks_their_weights() 
     norms = []
     for decay in (0.0, 10.0):
         setups = [Setup.from_dict({**PATCHED, "weight_decay": decay, "epochs": 8})] * 2
-        models = training.train(setups, [_split()] * 2, [0, 1], 8, lambda done: None)
+        models = training.train(setups, [_split()] * 2, [0, 1], lambda done: None)
         assert not any(model.history.failure for model in models)
         norms.append(sum(float(p.detach().square().sum()) for p in models[0].bnn.parameters()))
     assert norms[1] < 0.8 * norms[0]
@@ -64,7 +64,7 @@ def test_models_with_weight_decay_can_be_trained_and_it_shrinks_their_weights() 
 
 def test_models_are_judged_by_every_number_of_draws() -> None:
     setup = Setup.from_dict({**PATCHED, "sample_counts": [1, 40]})
-    (model,) = training.train([setup], [_split()], [0], 2, lambda done: None)
+    (model,) = training.train([setup], [_split()], [0], lambda done: None)
     result = evaluate(model)
     assert list(result["by_samples"]) == ["1", "40"]
     y = model.split.y_test
@@ -84,7 +84,7 @@ def test_models_are_judged_by_every_number_of_draws() -> None:
 def test_own_statistics_are_those_of_the_training_rows_in_every_draw() -> None:
     """Against the net written out: every choice of components with the moments that the training rows have in it."""
     setup = Setup.from_dict({**PATCHED, "method": {**PATCHED["method"], "spread": 1.0}, "samples": 60, "statistics": "own"})
-    (model,) = training.train([setup], [_split()], [3], 2, lambda done: None)
+    (model,) = training.train([setup], [_split()], [3], lambda done: None)
     before = {name: value.clone() for name, value in model.bnn.state_dict().items()}
     means = model.predictive().means.reshape(60, -1)
     assert all(torch.equal(value, before[name]) for name, value in model.bnn.state_dict().items())
@@ -120,7 +120,7 @@ def test_numbers_of_draws_are_set_side_by_side() -> None:
 
 def test_members_of_the_explicit_ensemble_differ_and_are_mixed() -> None:
     setup = Setup.from_dict({**SMALL, "method": {"method": "DeepEnsemble", "members": 3}, "samples": 6, "weight_decay": 0.01})
-    (model,) = training.train([setup], [_split()], [0], 2, lambda done: None)
+    (model,) = training.train([setup], [_split()], [0], lambda done: None)
     means = model.predictive().means.reshape(6, -1)
     assert len({tuple(row) for row in means.tolist()}) == 3
     assert {"rmse", "log_likelihood", "nll", "kl"} <= evaluate(model).keys()

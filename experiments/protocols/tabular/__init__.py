@@ -19,7 +19,7 @@ from bayesify.errors import ConfigurationError
 from experiments.harness.config import overlay
 from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit, UnitError, plain
 from experiments.protocols.shared.configuration import list_of, method_name
-from experiments.protocols.tabular.choice import Choice, choose, trials_of
+from experiments.protocols.tabular.choice import Choice, choose
 from experiments.protocols.tabular.figure import draw_overview
 from experiments.protocols.tabular.settings import Choose, Setup
 from experiments.protocols.tabular.splits import hold_out, make_split
@@ -96,7 +96,6 @@ class Tabular(Protocol):
             list(setups.values()),
             splits,
             [seeds[unit] for unit in setups],
-            setup.passes(len(splits[0].y)) if splits else 0,
             lambda done: context.progress(share + (1 - share) * done),
         )
         trained = dict(zip(setups, models, strict=True))
@@ -210,7 +209,8 @@ def _count(data: UCI) -> int | None:
 
 def _passes(setup: Setup, rows: int) -> int:
     """Epochs of one split with this number of training rows, trials included."""
-    return setup.passes(rows) + (0 if setup.choose is None else trials_of(setup.choose) * setup.trial_passes(rows))
+    trials = sum(trial.passes(rows) for trial in setup.trials())
+    return setup.passes(rows) + (0 if setup.choose is None else math.ceil(setup.choose.share * trials))
 
 
 def _cost(setup: Setup, rows: int) -> float:

@@ -16,7 +16,7 @@ from experiments.protocols.tabular.settings import Choose, Setup
 from experiments.protocols.tabular.splits import Split
 from experiments.protocols.tabular.training import Model, train
 
-__all__ = ["Choice", "choose", "trials_of"]
+__all__ = ["Choice", "choose"]
 
 
 class Choice(NamedTuple):
@@ -49,8 +49,8 @@ def choose(setup: Setup, splits: Sequence[Split], seeds: Sequence[int], progress
             [setup.with_fields(fields) for _, fields in candidates],
             [splits[index] for index, _ in candidates],
             [seeds[index] for index, _ in candidates],
-            setup.trial_passes(len(splits[0].y)),
             lambda share, number=number: progress((number + share) / rounds),
+            share=setup.choose.share,
         )
         for (index, fields), model in zip(candidates, models, strict=True):
             score = _score(model, setup.choose.samples)
@@ -59,12 +59,6 @@ def choose(setup: Setup, splits: Sequence[Split], seeds: Sequence[int], progress
             if score > (-math.inf if previous is None else previous.log_likelihood):
                 best[index] = Choice(fields, score, model.setup)
     return best
-
-
-def trials_of(choose: Choose) -> int:
-    """Number of models trained per split."""
-    sizes = [len(values) for values in choose.among.values()]
-    return math.prod(sizes) if choose.trials is None else choose.trials
 
 
 def _score(model: Model, samples: int | None) -> float:

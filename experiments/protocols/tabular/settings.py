@@ -11,13 +11,14 @@ from bayesify import KLSchedule, LinearWarmup, Method
 from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
 from bayesify.errors import ConfigurationError
 from bayesify.estimators.network import mlp
-from experiments.protocols.shared.configuration import check_fields, make_methods
+from experiments.protocols.shared.configuration import check_fields, combinations, make_methods
 
 __all__ = ["Choose", "Setup"]
 
-# Settings that may differ between models that are trained together, and so may be chosen.
-_OWN = ("learning_rate", "beta", "warmup", "local_beta")
-_NOISE = ("learned", "fixed")
+# Settings that may differ between the models of a job, and so may be chosen. Those with equal epochs are trained together.
+_OWN = ("epochs", "learning_rate", "beta", "warmup", "local_beta")
+_NOISE = ("learned", "fixed", "heteroscedastic")
+_NOISES = ({"learned"}, {"heteroscedastic"}, {"fixed"}, {"fixed", "training"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Choose:
     """Hyperparameters chosen by the log-likelihood on a validation part of the training rows.
 
     Args:
-        among: values to try by field, such as "method.p" or "noise.fixed", or a range {low, high, log} for a search.
+        among: values to try by field, such as "epochs", "method.p" or "noise.fixed", or a range {low, high, log} for a search.
         trials: trials per split of a search by optuna; None tries all combinations of the values.
         together: trials per round of a search.
         share: epochs of a trial, as a share of those of the final training.
@@ -86,9 +87,10 @@ class Setup:
         samples: S, draws in prediction.
         statistics: of batch normalization in prediction: "running" averages, or "own", those of the training rows in each draw.
         sample_counts: further S with which every model is evaluated.
-        noise: of regression targets: {learned: initial standard deviation, in standard deviations of the targets} or {fixed:
-            standard deviation in the unit of the targets}, the latter optionally with {training: another one for training, in
-            standard deviations of the targets; 0.7071 makes the loss the squared error}.
+        noise: of regression targets: {learned: initial standard deviation, in standard deviations of the targets},
+            {heteroscedastic: the same of a second output of the network, which predicts it for every row} or {fixed: standard
+            deviation in the unit of the targets}, the latter optionally with {training: another one for training, in standard
+            deviations of the targets; 0.7071 makes the loss the squared error}.
         seed: of split 0; split i has seed + i.
         choose: hyperparameters chosen per split; None for none.
     """
@@ -136,6 +138,8 @@ class Setup:
         self._check_numbers()
         self._check_noise()
         if self.choose is not None:
+            if self.steps is not None and "epochs" in self.choose.among:
+                raise ConfigurationError(f"epochs cannot be chosen with steps={self.steps!r}, which replaces them")
             if self.weight_decay and "learning_rate" in self.choose.among:
                 raise ConfigurationError(f"learning_rate cannot be chosen with weight_decay={self.weight_decay!r}")
             for name, values in self.choose.among.items():  # validates every candidate
@@ -162,9 +166,10 @@ class Setup:
             check_positive("clip_norm", self.clip_norm)
 
     def _check_noise(self) -> None:
-        if not isinstance(self.noise, Mapping) or set(self.noise) not in ({"learned"}, {"fixed"}, {"fixed", "training"}):
+        if not isinstance(self.noise, Mapping) or set(self.noise) not in _NOISES:
             raise ConfigurationError(
-                f"noise must be {{learned = 0.3}} or {{fixed = 2.5}}, optionally with training, got {self.noise!r}"
+                "noise must be {learned = 0.3}, {heteroscedastic = 0.3} or {fixed = 2.5}, the last optionally with training, "
+                f"got {self.noise!r}"
             )
         for name, std in self.noise.items():
             check_positive(f"noise.{name}", std)
@@ -195,10 +200,6 @@ class Setup:
         """Epochs of the final training with this number of training rows."""
         return self.epochs if self.steps is None else max(1, round(self.steps / math.ceil(rows / self.batch_size)))
 
-    def trial_passes(self, rows: int) -> int:
-        """Epochs of a trial with this number of training rows."""
-        return 0 if self.choose is None else max(1, round(self.choose.share * self.passes(rows)))
-
     def with_fields(self, fields: Mapping[str, Any]) -> Setup:
         """This setup with some fields changed and without `choose`.
 
@@ -223,6 +224,14 @@ class Setup:
                 ]
                 raise ConfigurationError(f"{name} cannot be chosen; the fields to choose are {', '.join(known)}")
         return dataclasses.replace(self, method=_nested(method, self.method), **changes)
+
+    def trials(self) -> list[Setup]:
+        """All candidates of `choose`; of a search, whose values are not known before, this setup once per trial."""
+        if self.choose is None:
+            return []
+        if self.choose.trials is not None:
+            return [self] * self.choose.trials
+        return [self.with_fields(fields) for fields in combinations(self.choose.among)]
 
     def kl_weight(self) -> float | KLSchedule:
         """beta, or its schedule."""

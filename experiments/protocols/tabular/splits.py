@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import Categorical, Gaussian
+from bayesify import Categorical, Gaussian, HeteroscedasticGaussian
 from bayesify.errors import DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import GaussianPredictive, Predictive
@@ -36,9 +36,8 @@ class Split(ABC):
     X_test: Tensor
     y_test: Tensor
 
-    @property
     @abstractmethod
-    def outputs(self) -> int:
+    def outputs(self, setup: Setup) -> int:
         """Number of outputs of the network."""
 
     @abstractmethod
@@ -65,11 +64,12 @@ class RegressionSplit(Split):
     mean: float
     std: float
 
-    @property
-    def outputs(self) -> int:
-        return 1
+    def outputs(self, setup: Setup) -> int:
+        return 2 if "heteroscedastic" in setup.noise else 1
 
-    def likelihood(self, setup: Setup) -> Gaussian:
+    def likelihood(self, setup: Setup) -> Likelihood:
+        if "heteroscedastic" in setup.noise:
+            return HeteroscedasticGaussian()
         if "learned" in setup.noise:
             return Gaussian(std=setup.noise["learned"], learn=True)
         return Gaussian(std=setup.noise.get("training", setup.noise["fixed"] / self.std))
@@ -93,8 +93,7 @@ class ClassificationSplit(Split):
 
     classes: int
 
-    @property
-    def outputs(self) -> int:
+    def outputs(self, setup: Setup) -> int:
         return self.classes
 
     def likelihood(self, setup: Setup) -> Categorical:

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,16 +87,41 @@ class Model(NamedTuple):
 
 
 def train(
-    setups: Sequence[Setup], splits: Sequence[Split], seeds: Sequence[int], epochs: int, progress: Callable[[float], object]
+    setups: Sequence[Setup],
+    splits: Sequence[Split],
+    seeds: Sequence[int],
+    progress: Callable[[float], object],
+    share: float = 1.0,
 ) -> list[Model]:
-    """Train one model per setup, split and seed, all together.
+    """Train one model per setup, split and seed, those with the same number of epochs together.
 
     Args:
-        setups: with the same network and training; method, noise, learning rate and KL weight may differ.
+        setups: with the same network and training; method, noise, epochs, learning rate and KL weight may differ.
         splits, seeds: one for each setup.
-        epochs: number of epochs.
         progress: called with the share that is done.
+        share: of the epochs of each setup.
     """
+    groups: dict[int, list[int]] = {}
+    for index, (setup, split) in enumerate(zip(setups, splits, strict=True)):
+        groups.setdefault(max(1, round(share * setup.passes(len(split.y)))), []).append(index)
+    work, done, models = sum(epochs * len(group) for epochs, group in groups.items()), 0, {}
+    for epochs, group in groups.items():
+        before, part = done / work, epochs * len(group) / work
+        trained = _train_together(
+            [setups[index] for index in group],
+            [splits[index] for index in group],
+            [seeds[index] for index in group],
+            epochs,
+            lambda inner, before=before, part=part: progress(before + part * inner),
+        )
+        models |= zip(group, trained, strict=True)
+        done += epochs * len(group)
+    return [models[index] for index in range(len(setups))]
+
+
+def _train_together(
+    setups: Sequence[Setup], splits: Sequence[Split], seeds: Sequence[int], epochs: int, progress: Callable[[float], object]
+) -> list[Model]:
     trainings = []
     for setup, split, seed in zip(setups, splits, seeds, strict=True):
         with torch.random.fork_rng(devices=[]):
@@ -113,8 +138,6 @@ def train(
                 learning_rate=setup.learning_rate,
             )
         )
-    if not trainings:
-        return []
     common, rows = setups[0], len(splits[0].y)
     steps = math.ceil(rows / common.batch_size)
     schedules = {
@@ -145,7 +168,9 @@ def train(
 
 
 def _network(split: Split, setup: Setup) -> nn.Sequential:
-    net = mlp(split.X.shape[1], split.outputs, setup.hidden, setup.activation)
+    net = mlp(split.X.shape[1], split.outputs(setup), setup.hidden, setup.activation)
+    if "heteroscedastic" in setup.noise:
+        nn.init.constant_(cast(nn.Linear, net[-1]).bias[1:], 2 * math.log(setup.noise["heteroscedastic"]))
     if setup.batch_norm is None:
         return net
     layers: list[nn.Module] = []
