@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import Categorical, Gaussian
+from bayesify import Categorical, EvidentialCategorical, EvidentialGaussian, Gaussian
 from bayesify.errors import DataError
 from bayesify.likelihoods import Likelihood
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import GaussianPredictive, Predictive, StudentTPredictive
 from experiments.protocols.tabular.settings import Setup
 
 __all__ = ["ClassificationSplit", "RegressionSplit", "Split", "hold_out", "make_split"]
@@ -36,9 +36,8 @@ class Split(ABC):
     X_test: Tensor
     y_test: Tensor
 
-    @property
     @abstractmethod
-    def outputs(self) -> int:
+    def outputs(self, setup: Setup) -> int:
         """Number of outputs of the network."""
 
     @abstractmethod
@@ -65,11 +64,12 @@ class RegressionSplit(Split):
     mean: float
     std: float
 
-    @property
-    def outputs(self) -> int:
-        return 1
+    def outputs(self, setup: Setup) -> int:
+        return 4 if setup.likelihood == "evidential" else 1
 
-    def likelihood(self, setup: Setup) -> Gaussian:
+    def likelihood(self, setup: Setup) -> Likelihood:
+        if setup.likelihood == "evidential":
+            return EvidentialGaussian()
         if "learned" in setup.noise:
             return Gaussian(std=setup.noise["learned"], learn=True)
         return Gaussian(std=setup.noise.get("training", setup.noise["fixed"] / self.std))
@@ -77,8 +77,8 @@ class RegressionSplit(Split):
     def test_likelihood(self, trained: Likelihood, setup: Setup) -> Likelihood:
         return Gaussian(std=setup.noise["fixed"] / self.std) if "training" in setup.noise else trained
 
-    def in_target_unit(self, p: Predictive) -> GaussianPredictive:
-        assert isinstance(p, GaussianPredictive)
+    def in_target_unit(self, p: Predictive) -> Predictive:
+        assert isinstance(p, GaussianPredictive | StudentTPredictive)
         # In single precision a large mean would absorb small deviations.
         return p.double().rescale(self.mean, self.std)
 
@@ -93,12 +93,11 @@ class ClassificationSplit(Split):
 
     classes: int
 
-    @property
-    def outputs(self) -> int:
+    def outputs(self, setup: Setup) -> int:
         return self.classes
 
-    def likelihood(self, setup: Setup) -> Categorical:
-        return Categorical()
+    def likelihood(self, setup: Setup) -> Likelihood:
+        return EvidentialCategorical() if setup.likelihood == "evidential" else Categorical()
 
 
 def make_split(X: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray, classes: int | None = None) -> Split:

@@ -145,7 +145,7 @@ def train(
 
 
 def _network(split: Split, setup: Setup) -> nn.Sequential:
-    net = mlp(split.X.shape[1], split.outputs, setup.hidden, setup.activation)
+    net = mlp(split.X.shape[1], split.outputs(setup), setup.hidden, setup.activation)
     if setup.batch_norm is None:
         return net
     layers: list[nn.Module] = []

@@ -25,8 +25,8 @@ in time O(P L), as $(I - W K W^\top)(I - W K W^\top)^\top = (I + W W^\top)^{-1}$
 (github.com/aaronpmishkin/SLANG, `low_rank.py`) needs the inverse of a Cholesky factor of $W^\top W$; this one exists for dependent
 columns of U and for U = 0.
 
-Differences from the authors' code: U belongs to one layer, and layers are independent, where theirs has all parameters of the network
-in one vector; there is a damping $\gamma$. The momentum $\beta_1$, without the prior's term, is as there.
+Differences from the authors' code: U belongs to one layer, and layers are independent, where theirs has all parameters of the
+network in one vector; there is a damping $\gamma$. The momentum $\beta_1$, without the prior's term, is as there.
 """
 
 from __future__ import annotations
