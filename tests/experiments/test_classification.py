@@ -13,7 +13,7 @@ from experiments.protocols.tabular.splits import ClassificationSplit, make_split
 from scipy import stats
 from sklearn.metrics import accuracy_score, log_loss
 
-from bayesify import Categorical
+from bayesify import Categorical, EvidentialCategorical
 from bayesify.datasets import UCI
 from bayesify.prediction import predict
 
@@ -45,13 +45,11 @@ def test_inputs_are_standardized_and_classes_stay() -> None:
     split = make_split(data.X, data.y, train, test, 3)
     assert isinstance(split, ClassificationSplit)
     torch.testing.assert_close(split.X.double(), torch.from_numpy(stats.zscore(data.X[train])), rtol=1e-5, atol=1e-6)
-    assert (split.outputs(Setup(method={"method": "Deterministic"})), split.y.dtype, split.y.tolist()) == (
-        3,
-        torch.int64,
-        data.y[train].tolist(),
-    )
+    setup = Setup(method={"method": "MeanField"})
+    assert (split.outputs(setup), split.y.dtype, split.y.tolist()) == (3, torch.int64, data.y[train].tolist())
     assert split.y_test.tolist() == data.y[test].tolist()
-    assert isinstance(split.likelihood(Setup(method={"method": "MeanField"})), Categorical)
+    assert isinstance(split.likelihood(setup), Categorical)
+    assert isinstance(split.likelihood(Setup(method={"method": "Deterministic"}, likelihood="evidential")), EvidentialCategorical)
     with pytest.raises(ValueError, match="all 81 training targets are 1"):
         make_split(data.X, np.ones(90, dtype=int), train, test, 3)
 

@@ -211,3 +211,12 @@ def test_the_power_schedule_is_the_papers(tmp_path, monkeypatch):
     # 54 rows in batches of 16: 4 steps per pass
     assert rates[50] == pytest.approx(1e-3 * 1.1**-0.3)
     assert rates[100] == pytest.approx(1e-3 * 1.2**-0.3)
+
+
+def test_evidential_regression_is_scored_in_the_unit_of_the_targets(tmp_path, monkeypatch):
+    table = make_table(tmp_path, methods=[method(likelihood="evidential")], epochs=300, learning_rate=0.01)
+    results = run_job(table, make_data(), monkeypatch)
+    for result in results.values():
+        assert 2.0 < result["rmse"] < 12.0  # noise of 3, and a network of 8 units
+        assert 6.0 < result["width_95"] < 60.0
+        assert "noise_std" not in result

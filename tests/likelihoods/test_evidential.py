@@ -96,6 +96,10 @@ def test_mixture_of_student_t_matches_scipy():
     np.testing.assert_allclose(p.log_prob(y).exp(), np.mean([part.pdf(y.numpy()) for part in parts], 0), rtol=1e-9)
     within = np.mean([part.var() for part in parts], 0)
     np.testing.assert_allclose(p.variance, within + p.locations.var(0, correction=0).numpy(), rtol=1e-8)
+    scaled = p.rescale(-40.0, 3.0)
+    moved = [scipy.stats.t(p.degrees[s].numpy(), 3 * p.locations[s].numpy() - 40, 3 * p.scales[s].numpy()) for s in range(S)]
+    np.testing.assert_allclose(scaled.cdf(3 * y - 40), np.mean([part.cdf(3 * y.numpy() - 40) for part in moved], 0), rtol=1e-9)
+    np.testing.assert_allclose(scaled.epistemic, 9 * p.epistemic, rtol=1e-9)
     for q in (0.001, 0.3, 0.975):
         np.testing.assert_allclose(np.mean([part.cdf(p.quantile(q).numpy()) for part in parts], 0), q, rtol=1e-8)
     crps = p.crps(y)

@@ -91,6 +91,8 @@ class Setup:
             {heteroscedastic: the same of a second output of the network, which predicts it for every row} or {fixed: standard
             deviation in the unit of the targets}, the latter optionally with {training: another one for training, in standard
             deviations of the targets; 0.7071 makes the loss the squared error}.
+        likelihood: "gaussian" (of classes, categorical), or "evidential": the network predicts the distribution of the mean and
+            variance, or of the probabilities, and `noise` is not used.
         seed: of split 0; split i has seed + i.
         choose: hyperparameters chosen per split; None for none.
     """
@@ -114,6 +116,7 @@ class Setup:
     statistics: Literal["running", "own"] = "running"
     sample_counts: Sequence[int] = ()
     noise: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"learned": 0.3})
+    likelihood: Literal["gaussian", "evidential"] = "gaussian"
     seed: int = 0
     choose: Choose | None = None
 
@@ -153,6 +156,7 @@ class Setup:
             check_integer(name, getattr(self, name))
         check_integer("seed", self.seed, least=0)
         check_positive("learning_rate", self.learning_rate)
+        check_choice("likelihood", self.likelihood, ("gaussian", "evidential"))
         check_choice("schedule", self.schedule, ("cosine", "constant", "power"))
         check_choice("statistics", self.statistics, ("running", "own"))
         if self.batch_norm is not None:

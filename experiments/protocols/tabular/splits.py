@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import Categorical, Gaussian, HeteroscedasticGaussian
+from bayesify import Categorical, EvidentialCategorical, EvidentialGaussian, Gaussian, HeteroscedasticGaussian
 from bayesify.errors import DataError
 from bayesify.likelihoods import Likelihood
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import GaussianPredictive, Predictive, StudentTPredictive
 from experiments.protocols.tabular.settings import Setup
 
 __all__ = ["ClassificationSplit", "RegressionSplit", "Split", "hold_out", "make_split"]
@@ -65,9 +65,13 @@ class RegressionSplit(Split):
     std: float
 
     def outputs(self, setup: Setup) -> int:
+        if setup.likelihood == "evidential":
+            return 4
         return 2 if "heteroscedastic" in setup.noise else 1
 
     def likelihood(self, setup: Setup) -> Likelihood:
+        if setup.likelihood == "evidential":
+            return EvidentialGaussian()
         if "heteroscedastic" in setup.noise:
             return HeteroscedasticGaussian()
         if "learned" in setup.noise:
@@ -77,8 +81,8 @@ class RegressionSplit(Split):
     def test_likelihood(self, trained: Likelihood, setup: Setup) -> Likelihood:
         return Gaussian(std=setup.noise["fixed"] / self.std) if "training" in setup.noise else trained
 
-    def in_target_unit(self, p: Predictive) -> GaussianPredictive:
-        assert isinstance(p, GaussianPredictive)
+    def in_target_unit(self, p: Predictive) -> Predictive:
+        assert isinstance(p, GaussianPredictive | StudentTPredictive)
         # In single precision a large mean would absorb small deviations.
         return p.double().rescale(self.mean, self.std)
 
@@ -96,8 +100,8 @@ class ClassificationSplit(Split):
     def outputs(self, setup: Setup) -> int:
         return self.classes
 
-    def likelihood(self, setup: Setup) -> Categorical:
-        return Categorical()
+    def likelihood(self, setup: Setup) -> Likelihood:
+        return EvidentialCategorical() if setup.likelihood == "evidential" else Categorical()
 
 
 def make_split(X: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray, classes: int | None = None) -> Split:

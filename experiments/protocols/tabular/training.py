@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from bayesify import Bayesian, Gaussian, bayesify
+from bayesify import Bayesian, Gaussian, HeteroscedasticGaussian, bayesify
 from bayesify.estimators.network import mlp
 from bayesify.likelihoods import Likelihood
 from bayesify.prediction import predict
@@ -169,7 +169,7 @@ def _train_together(
 
 def _network(split: Split, setup: Setup) -> nn.Sequential:
     net = mlp(split.X.shape[1], split.outputs(setup), setup.hidden, setup.activation)
-    if "heteroscedastic" in setup.noise:
+    if isinstance(split.likelihood(setup), HeteroscedasticGaussian):
         nn.init.constant_(cast(nn.Linear, net[-1]).bias[1:], 2 * math.log(setup.noise["heteroscedastic"]))
     if setup.batch_norm is None:
         return net

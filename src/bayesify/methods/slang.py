@@ -21,11 +21,12 @@ Cholesky factor B of $I + W^\top W$, a draw is
 
 $$\theta = m + \mathrm{diag}(d)^{-1/2}\,(I - W K W^\top)\,\epsilon, \qquad K = B^{-\top}(I + B)^{-1}, \quad \epsilon \sim N(0, I),$$
 
-in time O(P L), as $(I - W K W^\top)(I - W K W^\top)^\top = (I + W W^\top)^{-1}$. Unlike the paper's K, which needs the inverse of a
-Cholesky factor of $W^\top W$, it exists for dependent columns of U and for U = 0.
+in time O(P L), as $(I - W K W^\top)(I - W K W^\top)^\top = (I + W W^\top)^{-1}$. The K of the authors' code
+(github.com/aaronpmishkin/SLANG, `low_rank.py`) needs the inverse of a Cholesky factor of $W^\top W$; this one exists for dependent
+columns of U and for U = 0.
 
-Differences from the paper: U belongs to one layer, and layers are independent; there is a momentum $\beta_1$, without the prior's
-term, and a damping $\gamma$.
+Differences from the authors' code: U belongs to one layer, and layers are independent, where theirs has all parameters of the
+network in one vector; there is a damping $\gamma$. The momentum $\beta_1$, without the prior's term, is as there.
 """
 
 from __future__ import annotations

@@ -20,10 +20,13 @@ For other likelihoods it is a Laplace approximation at the trained $\mu_k$, with
 the outputs of classes are independent. For two classes with two outputs this makes the variance of their difference too large, up
 to twofold; one output with `Bernoulli` has no such error.
 
-Differences from the published code (edward2): the precision is the sum over all training rows of the final network, where its
-default is an exponential average of batches, divided by their size, during training, which does not grow with the data, and where
-the sum has to be reset in every epoch; Λ is that of the likelihood, where the default for several classes is 1, that of normal
-noise. Predictions average draws of the outputs, where it scales the logits (mean-field approximation).
+Differences from the published code (google/edward2, `random_feature.py`): the precision is the sum over all training rows of the
+final network. There, the default is an exponential average of batches, divided by their size, during training, which does not
+grow with the data and forgets the prior; with the sum (`gp_cov_momentum=-1`) the data must pass only once, so it is reset in
+every epoch. Λ is that of the likelihood; there, it is 1 by default, that of normal noise, and several classes have no other.
+Scaled features there have the factor $2 / \sqrt D$, where the comment and the kernel above need $\sqrt{2 / D}$, so that their
+kernel is twice as large. The features h are normalized there by default (`LayerNormalization`). Predictions here average draws of
+the outputs; there, the logits are divided by a factor (mean-field approximation).
 """
 
 from __future__ import annotations

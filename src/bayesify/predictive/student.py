@@ -49,7 +49,7 @@ class StudentTPredictive(NumericPredictive):
     degrees: Tensor
     evidence: Tensor
 
-    missing: ClassVar[tuple[str, ...]] = (*NumericPredictive.missing, "rescale", "means", "stds")
+    missing: ClassVar[tuple[str, ...]] = (*NumericPredictive.missing, "means", "stds")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -124,6 +124,12 @@ class StudentTPredictive(NumericPredictive):
         cdf = torch.stack([self._cdf(locations.mean(0) + scale * torch.sinh(v)) for v in u])
         spread = (cdf * (1 - cdf) * scale * torch.cosh(u)).sum(0) * (2 * _END / (_NODES - 1))
         return (distance - spread).to(self.mean.dtype)
+
+    def rescale(self, mean: float, std: float) -> StudentTPredictive:
+        """Predictive distribution of mean + std * y, to undo a standardization; std is above 0."""
+        if not std > 0:
+            raise ConfigurationError(f"std must be above 0, got {std!r}")
+        return dataclasses.replace(self, locations=mean + std * self.locations, scales=std * self.scales)
 
     def output(self, index: int) -> StudentTPredictive:
         """The marginal distribution of one of D outputs."""
