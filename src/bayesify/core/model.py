@@ -23,6 +23,7 @@ from bayesify.core.optimizing import Optimizing
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.passes import Passes
 from bayesify.core.shards import shards_of, with_whole_parameters
+from bayesify.core.turns import turn
 from bayesify.errors import warn
 
 __all__ = ["Bayesian", "LayerReport"]
@@ -42,7 +43,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
     """Root of a Bayesian network: `forward(*inputs, samples=1, coherent=False, **kwargs) -> Draws`.
 
     `train()` and `eval()` have their PyTorch meaning (batch normalization, plain dropout). The randomness of the outputs depends
-    on `samples` and `coherent` only. A second pass while one is running raises a `PassError`.
+    on `samples` and `coherent` only. Passes of several threads take turns; a pass inside a pass raises a `PassError`.
 
     Attributes:
         net: the network, its layers made random in place.
@@ -72,6 +73,10 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         self.report: tuple[LayerReport, ...] = ()
         self.findings: list[str] = []
         self.decodes_together: dict[object, bool] = {}  # by kind of inputs; see `generate`
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Draws:
+        with turn():  # plans and replayed passes are state of the root
+            return super().__call__(*inputs, **kwargs)
 
     @abstractmethod
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
