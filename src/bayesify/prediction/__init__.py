@@ -52,8 +52,8 @@ def predict(
 
     $$p(y \mid x) \approx \frac1S \sum_s p(y \mid f(x; w_s)), \qquad w_s \sim q$$
 
-    The network is in eval mode meanwhile; no gradients are computed. Predictions in several threads take turns. At most `chunk` draws
-    of one batch are in memory at a time, and the result grows with S for regression only.
+    The network is in eval mode meanwhile; no gradients are computed. Predictions in several threads take turns. At most `chunk`
+    draws of one batch are in memory at a time, and the result grows with S for regression only.
 
     Args:
         bnn: a Bayesian network, also compiled or wrapped for distributed training.
