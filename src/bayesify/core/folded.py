@@ -22,6 +22,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, eval_mode
 from bayesify.core.outputs import Draws
+from bayesify.core.recent import Recent
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, leaves_stand_ins
 from bayesify.core.restoration import restore
 from bayesify.core.shards import check_whole, reshard, shards_of
@@ -52,8 +53,8 @@ class Folded(Bayesian):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        self._verdicts: dict[object, Verdict] = {}
-        self._training_verdicts: dict[object, bool] = {}
+        self._verdicts = Recent[object, Verdict]()
+        self._training_verdicts = Recent[object, bool]()
         self._prefix: Prefix | None = None
         self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
 
