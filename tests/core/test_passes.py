@@ -24,6 +24,7 @@ from bayesify import (
     elbo,
     unbayesify,
 )
+from bayesify.core import turns
 from bayesify.core.forward_pass import ForwardPass
 
 
@@ -304,8 +305,9 @@ def test_learned_choices_inside_a_reentrant_checkpoint_are_refused():
 
 
 @pytest.mark.parametrize("method", [MeanField(noise="shared"), VIFO()], ids=["MeanField", "VIFO"])
-def test_a_pass_while_one_is_under_way_is_refused_and_the_first_unharmed(method):
+def test_a_pass_that_another_waits_for_is_refused_and_the_first_unharmed(method, monkeypatch):
     """In another thread, over inputs of a kind that the root has not met."""
+    monkeypatch.setattr(turns, "_LIMIT", 0.2)
 
     class Pausing(nn.Module):
         def __init__(self) -> None:
@@ -343,7 +345,7 @@ def test_a_pass_while_one_is_under_way_is_refused_and_the_first_unharmed(method)
     found = _seeded(bnn, x, samples=2)
     assert not bnn.net.modes, "nobody has looked at the net, which would change its mode for a while"
     assert len(failures) == 1
-    assert "another pass through this network is running" in failures[0]
+    assert "has been in a pass or prediction for 0.2 s" in failures[0]
     torch.testing.assert_close(found.outputs, expected.outputs, rtol=0, atol=0)
     assert all(module.training for module in bnn.modules())
     assert not bnn.findings

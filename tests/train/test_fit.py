@@ -524,3 +524,17 @@ def test_without_local_beta_the_draws_say_what_a_local_kl_weighs() -> None:
     bnn.__class__ = Local
     history = fit_cpu(bnn, (X, Y), Gaussian(), epochs=1, beta=0.0)
     assert history.loss[0] == pytest.approx(history.nll[0] + 0.75, rel=1e-5)
+
+
+def test_every_epoch_has_noise_of_its_own():
+    """And equal seeds have equal noise; a network that does not move draws one output per epoch."""
+
+    def outputs(seed):
+        bnn, seen = net(), []
+        bnn.register_forward_hook(lambda module, args, draws: seen.append(float(draws.outputs.detach()[0, 0, 0])))
+        still = partial(torch.optim.SGD, lr=1e-300)
+        fit_cpu(bnn, (X[:1], Y[:1]), Gaussian(), epochs=4, batch_size=1, optimizer=still, seed=seed)
+        return seen[-4:]
+
+    assert len(set(outputs(0))) == 4
+    assert outputs(0) == outputs(0) != outputs(1)

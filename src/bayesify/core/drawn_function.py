@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from bayesify.core.modes import eval_mode
 from bayesify.core.shards import reshard
+from bayesify.core.turns import turn
 from bayesify.errors import StaleFunctionError
 
 __all__ = ["DrawnFunction"]
@@ -38,7 +39,7 @@ class DrawnFunction:
             raise StaleFunctionError(
                 "the network was trained or changed after this function was drawn from it; draw another one with bnn.function(seed)"
             )
-        with eval_mode(self.net) if any(module.training for module in self.net.modules()) else nullcontext():
+        with turn(), eval_mode(self.net) if any(module.training for module in self.net.modules()) else nullcontext():
             outputs = self.apply(*inputs, **kwargs)
         return tree_map(lambda y: y.movedim(self.batch_dim, 0) if self.batch_dim and isinstance(y, Tensor) else y, outputs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +22,11 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, eval_mode
 from bayesify.core.outputs import Draws
+from bayesify.core.recent import Recent
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, leaves_stand_ins
 from bayesify.core.restoration import restore
 from bayesify.core.shards import check_whole, reshard, shards_of
+from bayesify.core.turns import TurnError, turn
 from bayesify.core.unfolding import stack, unfold
 from bayesify.formatting import listing
 
@@ -51,8 +53,8 @@ class Folded(Bayesian):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        self._verdicts: dict[object, Verdict] = {}
-        self._training_verdicts: dict[object, bool] = {}
+        self._verdicts = Recent[object, Verdict]()
+        self._training_verdicts = Recent[object, bool]()
         self._prefix: Prefix | None = None
         self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
 
@@ -167,7 +169,11 @@ class Folded(Bayesian):
         if any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in leaves):
             return None
         call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
-        verdict = self._examine(call)
+        try:
+            with turn(limit=5):  # a prediction in another thread may wait for the compiler
+                verdict = self._examine(call)
+        except TurnError:
+            return None
         return None if verdict is None else (verdict.independent_rows, verdict.without_rows, verdict.layers_without_rows)
 
     # As torch.compiler.assume_constant_result does, which would import the compiler: called with the values of the arguments.
@@ -287,7 +293,10 @@ class Folded(Bayesian):
         draws = [self._weights(seed) for seed in seeds]
         drawn = {layer: tuple(map(_cat, zip(*(draw[layer] for draw in draws), strict=True))) for layer in draws[0]}
         rows = len(draws) if len(draws) > 1 else None
-        with eval_mode(self.net), self.passes.hold(ForwardPass(len(draws), coherent=True, drawn=drawn, rows=rows)):
+        with ExitStack() as stack:
+            with turn():
+                stack.enter_context(self.passes.hold(ForwardPass(len(draws), coherent=True, drawn=drawn, rows=rows)))
+                stack.enter_context(eval_mode(self.net))
             yield self.net
 
     def sample_network(self, seed: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -46,6 +47,7 @@ class ForwardPass:
 
     Attributes:
         calls: layer, input and output of every such call.
+        thread: the only one that may call layers outside of a backward pass; None for any.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ForwardPass:
         self._depth = 0
         self._ended = False
         self._with_gradients = torch.is_grad_enabled()
+        self.thread = None if torch.compiler.is_compiling() else threading.get_ident()
 
     # For posteriors
 
@@ -149,6 +152,7 @@ class ForwardPass:
         if self._unused and layer in self._unused:
             raise NewLayerError("the network calls a random layer that it did not call before")
         if not torch.compiler.is_compiling():
+            self._check_thread()
             if (
                 has_rows
                 and self.rows is not None
@@ -161,6 +165,14 @@ class ForwardPass:
         if self._records and layer.posterior.observes and not self._ended:
             self.calls.append((layer, x, y))
         return y
+
+    def _check_thread(self) -> None:
+        """Raise a `PassError` for a layer that another thread calls while this pass is running."""
+        if self.thread not in (None, threading.get_ident()) and torch._C._current_graph_task_id() == -1:
+            raise PassError(
+                "a random layer was called in one thread while its network is in a pass of another; call the Bayesian network "
+                "instead, whose passes take turns, or a copy of the layer"
+            )
 
     def has_rows(self, layer: BayesianLayer) -> bool:
         """Whether a layer's inputs depend on the batch."""

@@ -20,6 +20,7 @@ from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs
+from bayesify.core.turns import turn
 from bayesify.errors import ConfigurationError, PassError
 
 if TYPE_CHECKING:
@@ -37,7 +38,13 @@ def generate(root: Bayesian, call: Inputs, samples: int, seed: int) -> Any:
     net = (root.members[0] if root.members else root).net
     if not callable(getattr(net, "generate", None)):
         raise TypeError(f"{type(net).__name__} has no method `generate`; use bnn.drawn(seed) for a decoding loop of your own")
+    with turn():
+        return _decoded(root, call, samples, seed)
+
+
+def _decoded(root: Bayesian, call: Inputs, samples: int, seed: int) -> Any:
     root.passes.check_free()
+    net = (root.members[0] if root.members else root).net
     seeds = range(seed, seed + samples)
     together = root.drawn_together(seeds) if samples > 1 and _decodes_together(root, call, seed) else None
     if together is not None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.turns import turn
+
 __all__ = [
     "generator_state",
     "generator_states",
@@ -28,7 +30,10 @@ def generators_kept(device: torch.device = _CPU) -> contextlib.AbstractContextMa
 
 @contextlib.contextmanager
 def own_noise(tensors: Iterable[Tensor]) -> Iterator[Callable[[int], None]]:
-    """Yield a function that seeds the generators of the CPU and of these tensors' devices; restore their states on exit."""
+    """Yield a function that seeds the generators of the CPU and of these tensors' devices; restore their states on exit.
+
+    Passes and predictions of other threads wait meanwhile.
+    """
     devices = _accelerators(tensors)
 
     def reseed(seed: int) -> None:
@@ -37,7 +42,7 @@ def own_noise(tensors: Iterable[Tensor]) -> Iterator[Callable[[int], None]]:
         for device in devices:
             set_generator_state(device, torch.Generator(device).manual_seed(seed).get_state())
 
-    with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
+    with turn(), torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
         yield reseed
 
 

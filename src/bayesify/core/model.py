@@ -22,7 +22,9 @@ from bayesify.core.modes import without_autocast
 from bayesify.core.optimizing import Optimizing
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.passes import Passes
+from bayesify.core.recent import Recent
 from bayesify.core.shards import shards_of, with_whole_parameters
+from bayesify.core.turns import turn
 from bayesify.errors import warn
 
 __all__ = ["Bayesian", "LayerReport"]
@@ -42,7 +44,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
     """Root of a Bayesian network: `forward(*inputs, samples=1, coherent=False, **kwargs) -> Draws`.
 
     `train()` and `eval()` have their PyTorch meaning (batch normalization, plain dropout). The randomness of the outputs depends
-    on `samples` and `coherent` only. A second pass while one is running raises a `PassError`.
+    on `samples` and `coherent` only. Passes of several threads take turns; a pass inside a pass raises a `PassError`.
 
     Attributes:
         net: the network, its layers made random in place.
@@ -71,7 +73,11 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         self.unbatched: tuple[str, ...] = ()
         self.report: tuple[LayerReport, ...] = ()
         self.findings: list[str] = []
-        self.decodes_together: dict[object, bool] = {}  # by kind of inputs; see `generate`
+        self.decodes_together = Recent[object, bool]()  # by kind of inputs; see `generate`
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Draws:
+        with turn():  # plans and replayed passes are state of the root
+            return super().__call__(*inputs, **kwargs)
 
     @abstractmethod
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
@@ -288,8 +294,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         return Inputs(args, kwargs, names=names, unbatched=self.unbatched, batch_dim=self.batch_dim)
 
     def tell(self, finding: str) -> None:
-        """Warn of a fact about the network, once, and store it for `summary`."""
-        if finding not in self.findings:
+        """Warn of a fact about the network, once, and store it for `summary`, which has at most 100."""
+        if finding not in self.findings and len(self.findings) < 100:
             self.findings.append(finding)
             warn(finding)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.objects import check_unchanged, states
 from bayesify.core.shards import with_whole_parameters
+from bayesify.core.turns import turn
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -50,38 +51,42 @@ class Passes:
         Raises:
             PassError: another pass through the network is running, or the network changed an object that other passes get too.
         """
-        self.check_free()
-        before = [] if alone else states(args, kwargs)
-        self.current = forward_pass
-        try:
-            outputs = net(*args, **kwargs)
-            if self.select is not None:
-                outputs = self.select(outputs)
-        finally:
-            self.current = None
-            forward_pass.end()
-            if before:
-                check_unchanged(before, states(args, kwargs))
-        self.watch_backward(forward_pass, outputs)
-        return outputs
+        with turn():
+            self.check_free()
+            before = [] if alone else states(args, kwargs)
+            self.current = forward_pass
+            try:
+                outputs = net(*args, **kwargs)
+                if self.select is not None:
+                    outputs = self.select(outputs)
+            finally:
+                self.current = None
+                forward_pass.end()
+                if before:
+                    check_unchanged(before, states(args, kwargs))
+            self.watch_backward(forward_pass, outputs)
+            return outputs
 
     def draw(self, layers: Iterable[BayesianLayer], samples: int = 1) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
         """Weight (S, *) and bias (S, *) of every layer without a call of the network, drawn jointly: in one pass."""
-        before, self.current = self.current, ForwardPass(samples, coherent=True)
-        try:
-            return {layer: with_whole_parameters(layer, layer.draw) for layer in layers}
-        finally:
-            self.current = before
+        with turn():
+            before, self.current = self.current, ForwardPass(samples, coherent=True)
+            try:
+                return {layer: with_whole_parameters(layer, layer.draw) for layer in layers}
+            finally:
+                self.current = before
 
     @contextmanager
     def hold(self, forward_pass: ForwardPass) -> Iterator[None]:
-        """Make calls of the network itself, without its root, belong to this pass.
+        """Make calls of the network itself, without its root, belong to this pass, in all threads.
 
         Raises:
             PassError: another pass is running or held.
         """
-        self.check_free()
-        self.held = forward_pass
+        with turn():
+            self.check_free()
+            forward_pass.thread = None
+            self.held = forward_pass
         try:
             yield
         finally:
@@ -93,34 +98,37 @@ class Passes:
             raise PassError("a draw of this network is held: leave `with bnn.drawn(...)` before other passes, or use a copy")
         if self.current is not None:
             raise PassError(
-                "another pass through this network is running: threads cannot share a network, and its hooks cannot call it; give "
-                "each a copy (copy.deepcopy)"
+                "another pass through this network is running: its layers and hooks cannot call it; use a copy (copy.deepcopy)"
             )
 
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         """Output of a layer that is called outside a pass of the root: with a held draw, alone, or in a backward pass."""
-        self.current = self._recomputed() or self.held or ForwardPass()
-        try:
-            return self.current.call(layer, x)
-        finally:
-            self.current = None
+        with self._turn(x):
+            self.current = self._recomputed() or self.held or ForwardPass()
+            try:
+                return self.current.call(layer, x)
+            finally:
+                self.current = None
 
     def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
         """A layer's weight or bias outside a pass: the mean, the held draw, or the draw that a backward pass recomputes."""
         forward_pass = self._recomputed() or self.held
         if forward_pass is None:
             return layer.posterior_mean(name)
-        self.current = forward_pass
-        try:
-            return forward_pass.read(layer, name)
-        finally:
-            self.current = None
+        with self._turn(next(layer.parameters())):
+            self.current = forward_pass
+            try:
+                return forward_pass.read(layer, name)
+            finally:
+                self.current = None
+
+    def _turn(self, x: Tensor) -> AbstractContextManager[None]:
+        """`turn`, except in a backward pass on an accelerator, whose thread is not the caller's, which may have the turn."""
+        return nullcontext() if x.device.type != "cpu" and _in_backward() else turn()
 
     def _recomputed(self) -> ForwardPass | None:
         """The pass of which a backward pass recomputes a part."""
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1 or self._backward is None:
-            return None
-        return self._backward()
+        return self._backward() if self._backward is not None and _in_backward() else None
 
     def watch_backward(self, forward_pass: ForwardPass, outputs: Any) -> None:
         """Let the backward pass through these outputs find its forward pass, if it will recompute layers."""
@@ -133,3 +141,7 @@ class Passes:
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(begin)
+
+
+def _in_backward() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

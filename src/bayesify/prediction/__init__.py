@@ -22,6 +22,7 @@ from bayesify.core.inputs import input_names, input_parameters
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
 from bayesify.core.replay import MISFITS
+from bayesify.core.turns import turn
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call
@@ -51,8 +52,8 @@ def predict(
 
     $$p(y \mid x) \approx \frac1S \sum_s p(y \mid f(x; w_s)), \qquad w_s \sim q$$
 
-    The network is in eval mode meanwhile; no gradients are computed. At most `chunk` draws of one batch are in memory at a time,
-    and the result grows with S for regression only.
+    The network is in eval mode meanwhile; no gradients are computed. Predictions in several threads take turns. At most `chunk`
+    draws of one batch are in memory at a time, and the result grows with S for regression only.
 
     Args:
         bnn: a Bayesian network, also compiled or wrapped for distributed training.
@@ -103,12 +104,13 @@ def predict(
     device = tensors[0].device if tensors else None
     batches, length = batches_of(inputs, batch_size, dim, device)
     if seed is None:
-        seed = int(torch.randint(2**62, (), device="cpu"))
+        with turn():  # the generator may be in another thread's prediction
+            seed = int(torch.randint(2**62, (), device="cpu"))
 
     needed = samples if tolerance is None else min(samples, _round_up(_FIRST_DRAWS, members))
     parts: list[_BatchPrediction] = []
     with (
-        torch.no_grad(), eval_mode(bnn), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar
+        turn(), torch.no_grad(), eval_mode(bnn), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar
     ):  # fmt: skip
         caller = _Caller(bnn, None if root is None or _compiled(bnn) else root, likelihood, seed, coherent, reseed, tolerance)
         reseed(seed)  # for loaders that shuffle or augment

@@ -17,6 +17,7 @@ from bayesify.core.checks import check_integer
 from bayesify.core.generators import own_noise
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
+from bayesify.core.turns import turn
 from bayesify.errors import DataError
 from bayesify.likelihoods import Categorical
 from bayesify.prediction.inputs import arguments_of, batches_of
@@ -122,7 +123,9 @@ def score_tokens(
     batches, count = batches_of(inputs, batch_size, 0, device)
     labels = _labels(targets, shift, ignore_index)
     scores = list[tuple[Tensor, ...]]()
-    with torch.no_grad(), eval_mode(bnn), own_noise(tensors) as reseed, ProgressBar("score", progress, count) as bar:
+    with (
+        turn(), torch.no_grad(), eval_mode(bnn), own_noise(tensors) as reseed, ProgressBar("score", progress, count) as bar
+    ):  # fmt: skip
         for index, batch in enumerate(batches):
             args, kwargs = arguments_of(tree_map(lambda leaf: leaf.to(device), batch))
             rows = labels[index * batch_size : (index + 1) * batch_size].to(device)

@@ -195,7 +195,7 @@ def _is_ensemble(method: Method) -> bool:
     return root is not None and bool(root.members)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _probe(method: Method) -> Bayesian | None:
     """The method's root of a small network; None if the method supports none of its layers."""
     try:
