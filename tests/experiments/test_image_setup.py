@@ -86,6 +86,9 @@ def test_fingerprints_contain_what_differs_from_defaults():
         ({"choice_epochs": 0}, "choice_epochs must be a whole number"),
         ({"decay": 0.0}, "decay must be"),
         ({"augment": "yes"}, "augment must be"),
+        ({"calibrate": 1.5}, "calibrate must be"),
+        ({"likelihood": "gaussian"}, "likelihood must be one of 'categorical', 'evidential'"),
+        ({"likelihood": "evidential", "calibrate": True}, "calibrate scales logits"),
     ],
 )
 def test_wrong_settings_are_named(changes, message):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from experiments.protocols.images.scores import average, entropy, evaluate
 from experiments.protocols.images.settings import Setup
-from experiments.protocols.images.training import Augmented, train
-from scipy import stats
+from experiments.protocols.images.training import Augmented, calibrate, predict_log_probs, train
+from scipy import optimize, special, stats
 
 from bayesify import VIFO
 
@@ -121,3 +121,62 @@ def test_images_are_moved_about_by_the_seed(monkeypatch):
     first, second = (train(setup_of(augment=True, epochs=2), (x, y), 10, seed=4, progress=lambda share: None) for _ in range(2))
     assert first.history.loss == second.history.loss
     assert first.history.loss != train(setup_of(epochs=2), (x, y), 10, seed=4, progress=lambda share: None).history.loss
+
+
+# --- rivals
+
+
+def _toy(posterior, net=None, **changes):
+    """A setup, and two parts of noisy images whose brightness depends on the label."""
+    fields = {"dataset": "mnist", "net": net or {"kind": "mlp", "hidden": [8]}, "posterior": posterior, "epochs": 8}
+    setup = Setup(**fields, batch_size=20, validation=60, samples=4, learning_rate=0.02, **changes)
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (120,), generator=generator)
+    x = 0.3 * torch.randn(120, 1, 8, 8, generator=generator) + 0.3 * y.view(-1, 1, 1, 1)
+    return setup, (x[:60], y[:60]), (x[60:], y[60:])
+
+
+def test_the_temperature_minimizes_the_loss_of_the_validation_rows():
+    setup, rows, validation = _toy({"method": "Deterministic"}, calibrate=True)
+    plain = train(setup, rows, 3, 0, lambda share: None)
+    logits, labels = predict_log_probs(plain, validation[0], 1, 0).double().numpy(), validation[1].numpy()
+
+    def loss(log_temperature):
+        return -special.log_softmax(logits / np.exp(log_temperature), axis=1)[np.arange(60), labels].mean()
+
+    best = optimize.minimize_scalar(loss, bounds=(-2, 2), method="bounded")
+    found = predict_log_probs(calibrate(plain, validation, 1, 0), validation[0], 1, 0).double().numpy()
+    assert abs(best.x) > 0.05  # there is something to mend
+    assert -found[np.arange(60), labels].mean() == pytest.approx(best.fun, abs=1e-5)
+    np.testing.assert_allclose(found, special.log_softmax(logits / np.exp(best.x), axis=1), atol=0.02)
+
+
+def test_evidence_becomes_the_mean_of_a_dirichlet_distribution():
+    setup, rows, (x, y) = _toy({"method": "Deterministic"}, likelihood="evidential", beta=0.1)
+    trained = train(setup, rows, 3, 0, lambda share: None)
+    alpha = 1 + np.logaddexp(0, trained.bnn(x).outputs[0].detach().double().numpy())
+    found = predict_log_probs(trained, x, 1, 0)
+    np.testing.assert_allclose(found.exp().numpy(), alpha / alpha.sum(1, keepdims=True), rtol=1e-5)
+    assert (found.argmax(1) == y).double().mean() > 0.5
+
+
+def test_collected_weights_have_batch_statistics_of_their_own():
+    net = {"kind": "preresnet", "depth": 8, "width": 2}
+    setup, rows, (x, _) = _toy({"method": "SWAG", "snapshots": 5, "rank": 2}, net)
+    trained = train(setup, rows, 3, 0, lambda share: None)
+    assert trained.predictor is not trained.bnn
+    draws = [trained.bnn.sample_network(s) for s in range(4)]
+    kept = predict_log_probs(trained, x, 4, 0)
+    for draw in draws:
+        for module in draw.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = None
+                module.reset_running_stats()
+        with torch.no_grad():
+            draw.train()(rows[0])  # all rows in one batch
+    with torch.no_grad():
+        outputs = torch.stack([draw.eval()(x).log_softmax(1) for draw in draws])
+    np.testing.assert_allclose(kept.exp(), outputs.exp().mean(0), atol=0.02)
+    plain, _, _ = _toy({"method": "SWAG", "snapshots": 5, "rank": 2})
+    trained = train(plain, rows, 3, 0, lambda share: None)
+    assert trained.predictor is trained.bnn  # nothing to renew

@@ -39,6 +39,23 @@ def test_wins_are_counted_by_paired_differences_over_splits() -> None:
         assert "| 2 data sets |" in text
 
 
+def test_methods_without_some_data_sets_are_left_out_where_that_keeps_more() -> None:
+    others = {"coverage_95": 0.9, "width_95": 1.0, "train_seconds": 1.0, "parameters": 1502}
+    jobs, results = [], {}
+    for number, dataset in enumerate(("boston", "yacht", "naval")):
+        for place, method in enumerate("ABCD"):
+            jobs.append(Job(f"{dataset}-{method}", {"dataset": dataset, "method": method}, ("0", "1")))
+            if method == "D" and number > 0:
+                continue
+            splits = ("0",) if method == "D" else ("0", "1")  # D is best, on one of two splits
+            values = {"rmse": 5.0 + place - 9 * (method == "D"), "log_likelihood": -1.0, "crps": 1.0, **others}
+            results[f"{dataset}-{method}"] = dict.fromkeys(splits, values)
+    text = write_tables(jobs, results, {}, {})
+    assert "| 3 data sets | A | B | C | rank |" in text
+    assert _line(text, "RMSE", "A")[1].startswith("**5")
+    assert _line(text, "RMSE", "D")[1] == "-1 (1 of 2)"
+
+
 def test_a_line_per_method_and_a_column_per_data_set() -> None:
     text = _report()
     assert "| method | boston | yacht | naval |" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from bayesify import Method
 from bayesify.core.checks import check_choice, check_integer, check_positive
@@ -40,6 +40,8 @@ class Setup:
         choice_epochs: epochs of a candidate, at most `epochs`; None for `epochs`. The learning rate decays in proportion.
         validation: number of validation rows at the end of the published training set.
         train_rows: number of training rows, the first ones; None for all but the validation rows.
+        likelihood: "categorical" or "evidential", where the network predicts a Dirichlet distribution of the probabilities.
+        calibrate: scale the logits by the temperature that fits the validation rows best.
         augment: shift and mirror the training images at random.
         samples: S, draws in prediction.
         validation_samples: S for validation rows; None for `samples`.
@@ -67,6 +69,8 @@ class Setup:
     decay_every: int | None = None
     choice_epochs: int | None = None
     train_rows: int | None = None
+    likelihood: Literal["categorical", "evidential"] = "categorical"
+    calibrate: bool = False
     augment: bool = False
     validation_samples: int | None = None
     ood: list[str] = dataclasses.field(default_factory=list)
@@ -84,6 +88,10 @@ class Setup:
         for name in self.corruptions:
             check_choice("corruptions", name, CORRUPTIONS)
         check_choice("augment", self.augment, (False, True))
+        check_choice("calibrate", self.calibrate, (False, True))
+        check_choice("likelihood", self.likelihood, ("categorical", "evidential"))
+        if self.calibrate and self.likelihood == "evidential":
+            raise ConfigurationError("calibrate scales logits, which likelihood='evidential' does not have; leave one of them out")
         for name, values in self.choices.items():
             if not isinstance(values, list) or not values:
                 raise ConfigurationError(f"choices.{name} must be a list of values, got {values!r}")

@@ -14,22 +14,32 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 from torch.utils.data import Dataset
 
-from bayesify import Bayesian, Categorical, bayesify, predict
+from bayesify import Bayesian, Categorical, EvidentialCategorical, bayesify, predict
+from bayesify.calibration import fit_temperature
+from bayesify.likelihoods import Likelihood
 from bayesify.predictive import CategoricalPredictive
-from bayesify.train import History, fit
+from bayesify.train import History, ensemble_of_draws, fit
 from experiments.protocols.images.augmentation import random_crop, random_flip
 from experiments.protocols.images.data import Part
 from experiments.protocols.images.networks import make_net
 from experiments.protocols.images.settings import Setup
 
-__all__ = ["Augmented", "Trained", "predict_log_probs", "train"]
+__all__ = ["Augmented", "Trained", "calibrate", "predict_log_probs", "train"]
 
 
 class Trained(NamedTuple):
-    """A trained network and its history."""
+    """A trained network.
+
+    Attributes:
+        bnn, history: of its training.
+        likelihood: in prediction.
+        predictor: what predicts: the network, or an ensemble of its draws.
+    """
 
     bnn: Bayesian
     history: History
+    likelihood: Likelihood
+    predictor: Bayesian
 
     @property
     def parameters(self) -> int:
@@ -58,10 +68,11 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
         torch.default_generator.manual_seed(seed)
         images = data[0]
         bnn = bayesify(make_net(setup.net, (images.shape[1], images.shape[2], images.shape[3]), classes), setup.methods())
+    likelihood = EvidentialCategorical() if setup.likelihood == "evidential" else Categorical()
     history = fit(
         bnn,
         Augmented(*data) if setup.augment else data,
-        Categorical(),
+        likelihood,
         epochs=setup.epochs,
         batch_size=setup.batch_size,
         samples=setup.train_samples,
@@ -74,12 +85,25 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
         loggers=[lambda record: progress(record["epoch"] / setup.epochs)],
         progress=False,
     )
-    return Trained(bnn, history)
+    predictor = bnn
+    if bnn.collects and any(isinstance(module, nn.BatchNorm2d) for module in bnn.modules()):
+        # Running averages belong to the weights at the end of training, not to the mean of the collected ones or to draws.
+        predictor = ensemble_of_draws(bnn, data[0], setup.samples, seed=seed)
+    return Trained(bnn, history, likelihood, predictor)
 
 
-def predict_log_probs(bnn: Bayesian, x: Tensor, samples: int, seed: int) -> Tensor:
+def calibrate(trained: Trained, validation: Part, samples: int, seed: int) -> Trained:
+    """The network with the temperature that fits its validation rows best."""
+    x, y = validation
+    temperature = fit_temperature(
+        lambda t: predict(trained.predictor, x, Categorical(temperature=t), samples, seed=seed, progress=False), y
+    )
+    return trained._replace(likelihood=Categorical(temperature=temperature))
+
+
+def predict_log_probs(trained: Trained, x: Tensor, samples: int, seed: int) -> Tensor:
     """Log of the probabilities (N, K) averaged over S draws."""
-    p = predict(bnn, x, Categorical(), samples, seed=seed, progress=False)
+    p = predict(trained.predictor, x, trained.likelihood, samples, seed=seed, progress=False)
     assert isinstance(p, CategoricalPredictive)
     return p.log_probs
 

@@ -17,7 +17,7 @@ from experiments.harness.protocol import Context, Job, Unit, UnitError
 from experiments.protocols.images.data import TestParts, corrupted, load_test, load_train
 from experiments.protocols.images.scores import Predictions, average, evaluate, scores
 from experiments.protocols.images.settings import Setup
-from experiments.protocols.images.training import predict_log_probs, train
+from experiments.protocols.images.training import Trained, calibrate, predict_log_probs, train
 
 __all__ = ["Work", "chosen", "total_epochs", "unit_names"]
 
@@ -54,6 +54,11 @@ def chosen(setup: Setup, units: Mapping[str, Unit]) -> Unit | None:
     """
     trials = [units[f"{_TRIAL}{number}"] for number in range(len(setup.candidates()))]
     return min((trial for trial in trials if "failure" not in trial), key=lambda trial: trial["validation_nll"], default=None)
+
+
+def _held_out_samples(setup: Setup) -> int:
+    """Draws for validation rows."""
+    return setup.validation_samples or setup.samples
 
 
 class Work:
@@ -121,30 +126,35 @@ class Work:
         seed, parts = _SEED_OF_TRIALS, self.train_parts
         facts: Unit = {"fields": dict(fields), "epochs": setup.epochs}
         try:
-            trained = train(setup, parts.train, parts.classes, seed, lambda share: self._report(share * setup.epochs))
+            trained = self._train(setup, seed)
         except DivergenceError as error:
             return {**facts, "failure": str(error)}
         finally:
             self.done += setup.epochs
         x, y = parts.validation
-        found = scores(predict_log_probs(trained.bnn, x, setup.validation_samples or setup.samples, seed), y, setup.bins)
+        found = scores(predict_log_probs(trained, x, _held_out_samples(setup), seed), y, setup.bins)
         facts |= {"train_loss": trained.history.loss[-1], "seconds_per_epoch": trained.seconds_per_epoch}
         return {**facts, **{f"validation_{name}": value for name, value in found.items()}}
+
+    def _train(self, setup: Setup, seed: int) -> Trained:
+        parts = self.train_parts
+        trained = train(setup, parts.train, parts.classes, seed, lambda share: self._report(share * setup.epochs))
+        return calibrate(trained, parts.validation, _held_out_samples(setup), seed) if setup.calibrate else trained
 
     def _net(self, setup: Setup, seed: str) -> Unit:
         """Train a network and evaluate it on all test images."""
         parts, number = self.train_parts, int(seed)
         try:
-            trained = train(setup, parts.train, parts.classes, number, lambda share: self._report(share * setup.epochs))
+            trained = self._train(setup, number)
         finally:
             self.done += setup.epochs
         images = {"test": self.test_parts.test[0], **self.test_parts.ood}
-        predictions = {part: predict_log_probs(trained.bnn, x, setup.samples, number) for part, x in images.items()}
+        predictions = {part: predict_log_probs(trained, x, setup.samples, number) for part, x in images.items()}
         for part, x in corrupted(setup, parts.scaling, self.context.data_dir):
-            predictions[part] = predict_log_probs(trained.bnn, x, setup.samples, number)
+            predictions[part] = predict_log_probs(trained, x, setup.samples, number)
         for draws in setup.sample_counts:
-            predictions[f"draws/{draws}"] = predict_log_probs(trained.bnn, images["test"][: setup.subset], draws, number)
-        held_out = predict_log_probs(trained.bnn, parts.validation[0], setup.validation_samples or setup.samples, number)
+            predictions[f"draws/{draws}"] = predict_log_probs(trained, images["test"][: setup.subset], draws, number)
+        held_out = predict_log_probs(trained, parts.validation[0], _held_out_samples(setup), number)
         self._cache(seed, {"validation": held_out, **predictions})
         history, top = trained.history, spectrum(trained.bnn)[-1]
         return {

@@ -55,7 +55,7 @@ CLASSIFICATION = Kind(
 
 _WINS = (
     "Number of data sets on which the row's method beats the column's by more than two standard errors of their difference over "
-    "the common splits. Last column: mean rank by the mean score (1 is best)."
+    "the common splits, of methods that have results on all these sets. Last column: mean rank by the mean score (1 is best)."
 )
 
 
@@ -199,27 +199,34 @@ def _tolerance(ours: Estimate, paper: Estimate) -> float:
 
 
 def _best(grid: Grid, ours: Mapping[tuple[str, str], Estimate], dataset: str, metric: Metric) -> list[str]:
-    """The methods with the best mean on a data set; empty for a single method."""
-    scores = {method: metric.sign * ours[dataset, method].mean for method in grid.methods if (dataset, method) in ours}
+    """The methods with the best mean on a data set, of those with all splits if there are any; empty for a single method."""
+    methods = [method for method in grid.methods if (dataset, method) in ours]
+    methods = [method for method in methods if not grid.short(dataset, method)] or methods
+    scores = {method: metric.sign * ours[dataset, method].mean for method in methods}
     return [method for method, score in scores.items() if score == max(scores.values())] if len(scores) > 1 else []
 
 
 def _wins(grid: Grid, metric: Metric) -> str:
-    """Pairwise comparisons over the data sets with results of all methods."""
-    datasets = [d for d in grid.datasets if all(grid.units(d, method) for method in grid.methods)]
-    if len(grid.methods) < 3 or not datasets:
+    """Pairwise comparisons of all methods, or over all data sets: whichever has more results."""
+    started = [d for d in grid.datasets if any(grid.units(d, method) for method in grid.methods)]
+    common = [d for d in started if all(grid.units(d, method) for method in grid.methods)]
+    methods, datasets = grid.methods, common
+    complete = [method for method in grid.methods if all(grid.units(d, method) for d in started)]
+    if len(complete) * len(started) > len(methods) * len(datasets):
+        methods, datasets = complete, started
+    if len(methods) < 3 or not datasets:
         return ""
-    ranks = dict.fromkeys(grid.methods, 0.0)
+    ranks = dict.fromkeys(methods, 0.0)
     for dataset in datasets:
-        scores = {method: metric.sign * mean_of(grid.units(dataset, method), metric.key).mean for method in grid.methods}
+        scores = {method: metric.sign * mean_of(grid.units(dataset, method), metric.key).mean for method in methods}
         for method, score in scores.items():  # equal scores share their ranks
             better, equal = (sum(compare(other, score) for other in scores.values()) for compare in (float.__gt__, float.__eq__))
             ranks[method] += (better + (equal + 1) / 2) / len(datasets)
     rows = []
-    for one in grid.methods:
-        beaten = [sum(grid.better(d, one, other, metric) for d in datasets) if one != other else None for other in grid.methods]
+    for one in methods:
+        beaten = [sum(grid.better(d, one, other, metric) for d in datasets) if one != other else None for other in methods]
         rows.append([one, *("" if count is None else str(count) for count in beaten), f"{ranks[one]:.1f}"])
-    return markdown([f"{len(datasets)} data sets", *grid.methods, "rank"], rows)
+    return markdown([f"{len(datasets)} data sets", *methods, "rank"], rows)
 
 
 def _in_words(metric: Metric) -> str:
