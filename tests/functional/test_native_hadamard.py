@@ -9,9 +9,9 @@ import torch
 from scipy import linalg
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bayesify import errors
+from bayesify import WHVI, bayesify, errors
 from bayesify.functional import fwht
-from bayesify.native import native_fwht, native_is_used, operators, switch, use_native
+from bayesify.native import hadamard_layer, layers, native_fwht, native_is_used, operators, runs_fused, switch, use_native
 
 F64 = torch.float64
 numba = pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
@@ -63,7 +63,7 @@ def test_half_precision_is_rounded_once(dtype):
 
 
 def test_the_same_values_on_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(operators, "_THREAD", 1)
+    monkeypatch.setattr(operators, "THREAD", 1)
     x = torch.randn(7, 1024)
     one, threads = native_fwht(x), torch.get_num_threads()
     for count in (2, 3, 8):
@@ -204,3 +204,81 @@ def test_numba_is_imported_at_the_first_large_transform():
     assert not _numba_is_loaded("bayesify.functional.fwht(torch.zeros(4, 8))")
     assert _numba_is_loaded(large)
     assert not _numba_is_loaded(large, BAYESIFY_NATIVE="0")
+
+
+# --- the fused layer
+
+
+def _arguments(rows, blocks, n, dtype=F64):
+    scales = [torch.randn(blocks, n, dtype=dtype, requires_grad=True) for _ in range(4)]
+    return [torch.randn(rows, n, dtype=dtype, requires_grad=True), *scales, torch.randn(rows, blocks, n, dtype=dtype)]
+
+
+def _dense(x, s1, s2, mean, std, eps):
+    """Weights of every row and block as dense matrices."""
+    h = torch.from_numpy(linalg.hadamard(x.shape[-1])).to(x.dtype)
+    weights = s1[..., None] * (h @ torch.diag_embed(mean + std * eps) @ h) * s2[..., None, :]  # (R, K, n, n)
+    return torch.einsum("rkij,rj->rki", weights, x)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("rows", "blocks", "n"), [(1, 1, 16), (70, 1, 64), (33, 3, 32), (5, 2, 512)])
+def test_the_layer_and_its_gradients_against_dense_weights(rows, blocks, n, dtype, tolerance):
+    arguments = _arguments(rows, blocks, n)
+    narrow = [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in arguments]
+    assert runs_fused(*narrow)
+    y, dense = hadamard_layer(*narrow), _dense(*arguments)
+    upstream = torch.randn_like(dense)
+    pairs = zip(
+        (y, *torch.autograd.grad(y, narrow[:5], upstream.to(dtype))),
+        (dense, *torch.autograd.grad(dense, arguments[:5], upstream)),
+        strict=True,
+    )
+    for native, expected in pairs:
+        assert native.dtype == dtype
+        assert (native.double() - expected).abs().max() < tolerance * expected.abs().max()
+
+
+def test_second_derivatives_of_the_layer():
+    *leaves, eps = _arguments(3, 2, 16)
+    assert torch.autograd.gradcheck(lambda *a: hadamard_layer(*a, eps), leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *a: hadamard_layer(*a, eps).square(), leaves, fast_mode=True)
+    frozen = [leaf.detach().requires_grad_(i == 3) for i, leaf in enumerate(leaves)]
+    assert torch.autograd.gradgradcheck(lambda mean: hadamard_layer(*frozen[:3], mean, frozen[4], eps).square(), frozen[3])
+
+
+def test_gradients_of_the_layer_are_the_same_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(layers, "THREAD", 1)
+    arguments = _arguments(200, 1, 64, torch.float32)
+    upstream = torch.randn(200, 1, 64)
+    one = torch.autograd.grad(hadamard_layer(*arguments), arguments[:5], upstream)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for a, b in zip(one, torch.autograd.grad(hadamard_layer(*arguments), arguments[:5], upstream), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 64), (50, 30), (30, 150)])
+def test_whvi_computes_the_same_with_and_without_the_fused_layer(inputs, outputs):
+    bnn, x = bayesify(torch.nn.Linear(inputs, outputs), WHVI()).double(), torch.randn(6, inputs, dtype=F64)
+    results = []
+    for native in (True, False):
+        use_native(native)
+        torch.manual_seed(1)
+        y = bnn(x, samples=2).outputs
+        results.append((y, *torch.autograd.grad(y.square().sum(), list(bnn.parameters())), torch.rand(3)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_layer_is_not_fused_where_something_traces_or_transforms():
+    arguments = [t.detach() for t in _arguments(2, 1, 16)]
+    assert runs_fused(*arguments)
+    assert not runs_fused(arguments[0].float(), *arguments[1:])
+    assert not runs_fused(*(t.half() for t in arguments))
+    assert not runs_fused(*(t.to("meta") for t in arguments))
+    assert not runs_fused(*(t[..., :8] for t in arguments))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not runs_fused(*arguments)
+    assert not torch.vmap(lambda x: x + runs_fused(x, *arguments[1:]))(torch.zeros(3, 2, 16, dtype=F64)).any()
+    graph = make_fx(lambda x: x + runs_fused(x, *arguments[1:]))(arguments[0])
+    assert torch.equal(graph(arguments[0]), arguments[0])

@@ -6,7 +6,8 @@ results then differ by rounding. `BAYESIFY_NATIVE=0` in the environment, or `use
 Kernels run on as many threads as `torch.get_num_threads()`, with results that do not depend on their number.
 """
 
+from bayesify.native.layers import hadamard_layer, runs_fused
 from bayesify.native.operators import native_fwht
 from bayesify.native.switch import native_is_used, use_native
 
-__all__ = ["native_fwht", "native_is_used", "use_native"]
+__all__ = ["hadamard_layer", "native_fwht", "native_is_used", "runs_fused", "use_native"]

@@ -161,3 +161,96 @@ def fwht32(source, target, n, first, rows):
 def fwht64(source, target, n, first, rows):
     """Transform rows of n float64 values from one address to another; n is at least 8."""
     _rows(_float64_at(source), _float64_at(target), n, first, first + rows)
+
+
+@njit(nogil=True, error_model="numpy")
+def _layer(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
+    for row in range(first, first + rows):
+        for k in range(blocks):
+            out = (row * blocks + k) * n
+            for i in range(n):
+                y[out + i] = s2[k * n + i] * x[row * n + i]
+            _rows(y, y, n, row * blocks + k, row * blocks + k + 1)
+            for i in range(n):
+                y[out + i] *= mean[k * n + i] + std[k * n + i] * eps[out + i]
+            _rows(y, y, n, row * blocks + k, row * blocks + k + 1)
+            for i in range(n):
+                y[out + i] *= s1[k * n + i]
+
+
+@njit(nogil=True, error_model="numpy")
+def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
+    """Gradients of chunks of rows. Sums over the rows of a chunk are kept apart, so that threads do not change their order."""
+    for c in range(first, first + chunks):
+        ds1 = c * 4 * blocks * n  # four sums per chunk: s1, s2, mean, std
+        ds2, dmean, dstd = ds1 + blocks * n, ds1 + 2 * blocks * n, ds1 + 3 * blocks * n
+        for i in range(ds1, ds1 + 4 * blocks * n):
+            sums[i] = 0
+        u, v, g = 3 * c * n, (3 * c + 1) * n, (3 * c + 2) * n  # of `work`
+        for row in range(c * chunk, min((c + 1) * chunk, total)):
+            for k in range(blocks):
+                out, own, at = (row * blocks + k) * n, k * n, row * n
+                for i in range(n):
+                    work[u + i] = s2[own + i] * x[at + i]
+                _rows(work, work, n, 3 * c, 3 * c + 1)
+                for i in range(n):
+                    work[g + i] = mean[own + i] + std[own + i] * eps[out + i]
+                for i in range(n):
+                    work[v + i] = work[g + i] * work[u + i]
+                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
+                for i in range(n):
+                    sums[ds1 + own + i] += grad[out + i] * work[v + i]
+                for i in range(n):
+                    work[v + i] = grad[out + i] * s1[own + i]
+                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
+                for i in range(n):
+                    work[u + i] *= work[v + i]  # the gradient of g
+                for i in range(n):
+                    sums[dmean + own + i] += work[u + i]
+                for i in range(n):
+                    sums[dstd + own + i] += work[u + i] * eps[out + i]
+                for i in range(n):
+                    work[v + i] *= work[g + i]
+                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
+                for i in range(n):
+                    sums[ds2 + own + i] += work[v + i] * x[at + i]
+                if k == 0:
+                    for i in range(n):
+                        grad_x[at + i] = work[v + i] * s2[own + i]
+                else:
+                    for i in range(n):
+                        grad_x[at + i] += work[v + i] * s2[own + i]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def layer32(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
+    """Rows of y = s1 H((mean + std eps) H(s2 x)) for K blocks, float32: addresses of x (R, n), scales (K, n), eps and y (R, K, n)."""
+    p = _float32_at
+    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def layer64(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
+    """`layer32` for float64."""
+    p = _float64_at
+    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def layer_gradient32(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
+    """Gradients of `layer32` by chunks of rows: grad_x (R, n), sums (C, 4, K, n) of the others; work (C, 3, n)."""
+    p = _float32_at
+    _layer_gradient(
+        *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
+        *(n, blocks, total, chunk, first, chunks),
+    )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def layer_gradient64(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
+    """`layer_gradient32` for float64."""
+    p = _float64_at
+    _layer_gradient(
+        *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
+        *(n, blocks, total, chunk, first, chunks),
+    )

@@ -13,19 +13,19 @@ from torch.autograd import forward_ad
 from bayesify.native.switch import give_up, native_is_used
 from bayesify.native.threads import over_rows
 
-__all__ = ["native_fwht", "transforms_natively"]
+__all__ = ["LEAST_SIZE", "THREAD", "is_transformed", "load_kernels", "native_fwht", "transforms_natively"]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
 _fwht: Any = torch.ops.bayesify.fwht.default
 
-_LEAST_SIZE = 16  # of a row, a vector register
+LEAST_SIZE = 16  # of a row, a vector register
 _DENSE_SIZE, _DENSE_WORK = 128, 2**18  # where a product with the dense matrix takes less time than a call
-_THREAD = 2**17  # elements per thread, below which starting a thread takes longer
+THREAD = 2**17  # elements per thread, below which starting a thread takes longer
 
 
 @cache
-def _hadamard_kernels() -> ModuleType | None:
+def load_kernels() -> ModuleType | None:
     """The compiled kernels: importing numba takes half a second, compiling two more, once per machine."""
     try:
         from bayesify.native import hadamard_kernels  # imports numba
@@ -37,11 +37,11 @@ def _hadamard_kernels() -> ModuleType | None:
 
 def transforms_natively(x: Tensor) -> bool:
     """Whether `native_fwht` is faster for x than products with Hadamard matrices, and available."""
-    if not native_is_used() or x.device.type != "cpu" or x.shape[-1] < _LEAST_SIZE:
+    if not native_is_used() or x.device.type != "cpu" or x.shape[-1] < LEAST_SIZE:
         return False
     if torch.compiler.is_compiling():  # sizes of batches are symbols; exported programs must run without bayesify
-        return x.shape[-1] >= _DENSE_SIZE and not torch.compiler.is_exporting() and not _is_transformed()
-    return (x.shape[-1] > _DENSE_SIZE or x.numel() * x.shape[-1] >= _DENSE_WORK) and _hadamard_kernels() is not None
+        return x.shape[-1] >= _DENSE_SIZE and not torch.compiler.is_exporting() and not is_transformed()
+    return (x.shape[-1] > _DENSE_SIZE or x.numel() * x.shape[-1] >= _DENSE_WORK) and load_kernels() is not None
 
 
 def native_fwht(x: Tensor) -> Tensor:
@@ -57,18 +57,18 @@ def native_fwht(x: Tensor) -> Tensor:
     """
     if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype("cpu"))
-    return _Transform.apply(x) if _is_transformed() else _fwht(x)
+    return _Transform.apply(x) if is_transformed() else _fwht(x)
 
 
 def _transform(x: Tensor) -> Tensor:
-    kernels = _hadamard_kernels()
+    kernels = load_kernels()
     assert kernels is not None
     wide = (x if x.dtype == torch.float64 else x.float()).contiguous()
     y = torch.empty_like(wide)
     n = wide.shape[-1]
     kernel = kernels.fwht64 if wide.dtype == torch.float64 else kernels.fwht32
     run = partial(kernel, wide.data_ptr(), y.data_ptr(), n)
-    over_rows(run, wide.numel() // n, _THREAD // n)
+    over_rows(run, wide.numel() // n, THREAD // n)
     return y.to(x.dtype)
 
 
@@ -82,14 +82,14 @@ torch.library.register_autograd("bayesify::fwht", lambda ctx, grad: _fwht(grad),
 torch.library.register_vmap("bayesify::fwht", lambda info, in_dims, x: (_fwht(x.movedim(in_dims[0], 0)), 0), lib=_LIBRARY)
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether a transform of `torch.func` or forward-mode differentiation is active: registered gradients support neither."""
     return cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 # The compiler calls it while it traces, inside of the traced transforms: `torch.compiler.assume_constant_result` without importing
 # the compiler.
-cast(Any, _is_transformed)._dynamo_marked_constant = True
+cast(Any, is_transformed)._dynamo_marked_constant = True
 
 
 class _Transform(torch.autograd.Function):
