@@ -1,9 +1,14 @@
 """What doctests may use without importing it: torch, nn and bayesify's public names."""
 
+import importlib.util
+
 import pytest
 import torch
 
 import bayesify
+
+if importlib.util.find_spec("numba") is None:
+    collect_ignore_glob = ["src/bayesify/native/*_kernels.py"]
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,7 @@ PAGES = {
     ),
     "testing": Page("Testing", "The checks that every method passes, for methods outside of the library, too.", ("testing",)),
     "functional": Page("Functional", "Tensor functions without state.", ("functional",)),
+    "native": Page("Native operators", "Operators in machine code, an optional speedup on the CPU.", ("native",)),
     "errors": Page("Errors", "All errors derive from `BayesifyError`, and from the built-in type that they refine.", ("errors",)),
 }
 

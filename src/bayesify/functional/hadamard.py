@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import ConfigurationError
+from bayesify.native.operators import native_fwht, transforms_natively
 
 __all__ = ["fwht", "hadamard_matrix"]
 
@@ -49,8 +50,11 @@ def fwht(x: Tensor, normalize: bool = False) -> Tensor:
         raise ConfigurationError(
             f"the last dimension of x must be a power of two, got {n}; x has shape {tuple(x.shape)}, pad it with zeros"
         )
-    sizes = factors(n)
-    y = torch.matmul(x, _small(n, x)) if len(sizes) == 1 else _products(x, sizes)
+    if transforms_natively(x):
+        y = native_fwht(x)
+    else:
+        sizes = factors(n)
+        y = torch.matmul(x, _small(n, x)) if len(sizes) == 1 else _products(x, sizes)
     return y * n**-0.5 if normalize else y
 
 

@@ -44,6 +44,7 @@ from bayesify.functional import (
     hadamard_projection,
     hadamard_second_moments,
 )
+from bayesify.native import hadamard_layer, runs_fused
 
 __all__ = ["WHVI"]
 
@@ -223,8 +224,10 @@ class HadamardPosterior(Posterior):
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         if self.method.noise == "shared" or not isinstance(layer, nn.Linear):
             return super().forward(layer, x)
-        (s1, s2), (g, _) = self._scales(x.shape[0]), self.g.draw(x.shape[0])
-        y = self._reshaped(x, s1, g, s2, layer) if self.square else self._stacked(x, s1, g, s2)
+        y = self._fused(x)
+        if y is None:
+            (s1, s2), (g, _) = self._scales(x.shape[0]), self.g.draw(x.shape[0])
+            y = self._reshaped(x, s1, g, s2, layer) if self.square else self._stacked(x, s1, g, s2)
         if layer.bias is None:
             return y
         bias = layer.forward_pass.once(self, lambda samples: _draw(layer.bias, self.bias_log_std, samples)).to(y.dtype)
@@ -246,6 +249,23 @@ class HadamardPosterior(Posterior):
         x = F.pad(x, (0, self.size - self.columns)) if self.size > self.columns else x
         y = hadamard_product(x.unsqueeze(-2), _over(g, positions), s1, s2, self.method.structure)
         return y.expand(*y.shape[:-2], self.count, self.size).flatten(-2)[..., : self.rows]
+
+    def _fused(self, x: Tensor) -> Tensor | None:
+        """W x (R, O) by the native operator for the default options, with the noise that `_stacked` draws; otherwise None."""
+        method = self.method
+        if method.structure != "S1HGHS2" or method.scales != "optimized" or method.covariance == "full" or method.flows:
+            return None
+        if self.square or x.dim() != 2 or len(self.g.mean) != self.count:
+            return None
+        assert self.s1 is not None
+        assert self.s2 is not None
+        mean = self.g.mean
+        if not runs_fused(mean, x, self.s1, self.s2, self.g.log_std):
+            return None
+        x = F.pad(x, (0, self.size - self.columns)) if self.size > self.columns else x
+        eps = torch.randn(x.shape[0], *mean.shape, dtype=mean.dtype, device=mean.device)
+        y = hadamard_layer(x, self.s1 * method.prior_std, self.s2, mean, self.g.log_std.exp(), eps)
+        return y.flatten(-2)[..., : self.rows]
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         total = self.g.kl()

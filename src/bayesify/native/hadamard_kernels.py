@@ -1,0 +1,256 @@
+"""The fast Walsh-Hadamard transform in vector instructions: all stages of a row that fit into registers in one pass."""
+# pyright: reportMissingImports=false, reportCallIssue=false, reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_LANES = {types.float32: 16, types.float64: 8}  # 64 bytes; LLVM splits vectors that are wider than the machine's
+_LINE = 4096  # elements of a row that are transformed completely before the next; they fit into the first cache
+
+
+@intrinsic
+def _float32_at(typingctx: Any, address: Any) -> Any:
+    return types.CPointer(types.float32)(types.int64), _cast
+
+
+@intrinsic
+def _float64_at(typingctx: Any, address: Any) -> Any:
+    return types.CPointer(types.float64)(types.int64), _cast
+
+
+def _cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+
+@intrinsic
+def _lanes(typingctx: Any, pointer: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(ir.IntType(64), _LANES[pointer.dtype])
+
+    return types.int64(pointer), emit
+
+
+@intrinsic(prefer_literal=True)
+def _pass(typingctx: Any, source: Any, target: Any, start: Any, stride: Any, radix: Any, within: Any) -> Any:
+    """Butterflies between `radix` vectors at multiples of `stride` from `start`, and if `within` between a vector's lanes."""
+    lanes = _LANES[source.dtype]
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        first, second, begin, step = arguments[:4]
+        vector = ir.VectorType(context.get_value_type(source.dtype), lanes)
+        offsets = [begin]
+        for _ in range(radix.literal_value - 1):
+            offsets.append(builder.add(offsets[-1], step))
+
+        def at(pointer: Any, offset: Any) -> Any:
+            return builder.bitcast(builder.gep(pointer, [offset]), vector.as_pointer())
+
+        size = _LANES[types.float64] * 8 // lanes
+        values = [builder.load(at(first, offset), align=size) for offset in offsets]
+        if within.literal_value:
+            values = [_across(builder, value, vector, lanes) for value in values]
+        h = 1
+        while h < len(values):
+            for i in range(len(values)):
+                if not i & h:
+                    a, b = values[i], values[i + h]
+                    values[i], values[i + h] = builder.fadd(a, b), builder.fsub(a, b)
+            h *= 2
+        for value, offset in zip(values, offsets, strict=True):
+            builder.store(value, at(second, offset), align=size)
+
+    return types.void(source, target, types.int64, types.int64, radix, within), emit
+
+
+def _across(builder: Any, value: Any, vector: Any, lanes: int) -> Any:
+    """The transform of the lanes of a vector."""
+    h = 1
+    integers = ir.VectorType(ir.IntType(32), lanes)
+    while h < lanes:
+        partner = builder.shuffle_vector(value, value, ir.Constant(integers, [i ^ h for i in range(lanes)]))
+        signs = ir.Constant(vector, [-1.0 if i & h else 1.0 for i in range(lanes)])
+        value = builder.fadd(builder.fmul(value, signs), partner)
+        h *= 2
+    return value
+
+
+@njit(nogil=True, error_model="numpy")
+def _stage(source, target, begin, end, h, bits):
+    """A pass with radix 2**bits at distance h over elements begin to end."""
+    lanes = _lanes(source)
+    for base in range(begin, end, h << bits):
+        for j in range(base, base + h, lanes):
+            if bits == 4:
+                _pass(source, target, j, h, 16, 0)
+            elif bits == 3:
+                _pass(source, target, j, h, 8, 0)
+            elif bits == 2:
+                _pass(source, target, j, h, 4, 0)
+            else:
+                _pass(source, target, j, h, 2, 0)
+
+
+@njit(nogil=True, error_model="numpy")
+def _first(source, target, begin, end, bits):
+    """All lanes and 2**bits neighboring vectors."""
+    lanes = _lanes(source)
+    for j in range(begin, end, lanes << bits):
+        if bits == 4:
+            _pass(source, target, j, lanes, 16, 1)
+        elif bits == 3:
+            _pass(source, target, j, lanes, 8, 1)
+        elif bits == 2:
+            _pass(source, target, j, lanes, 4, 1)
+        elif bits == 1:
+            _pass(source, target, j, lanes, 2, 1)
+        else:
+            _pass(source, target, j, lanes, 1, 1)
+
+
+@njit(nogil=True, error_model="numpy")
+def _next_bits(h, n):
+    left = 0
+    while h << left < n:
+        left += 1
+    passes = (left + 3) // 4
+    return (left + passes - 1) // passes
+
+
+@njit(nogil=True, error_model="numpy")
+def _rows(source, target, n, first, end_row):
+    lanes = _lanes(source)
+    line = min(n, _LINE)
+    for row in range(first, end_row):
+        for begin in range(row * n, (row + 1) * n, line):
+            end = begin + line
+            bits = min(4, _log2(line // lanes))
+            _first(source, target, begin, end, bits)
+            h = lanes << bits
+            while h < line:
+                bits = _next_bits(h, line)
+                _stage(target, target, begin, end, h, bits)
+                h <<= bits
+        h = line
+        while h < n:
+            bits = _next_bits(h, n)
+            _stage(target, target, row * n, (row + 1) * n, h, bits)
+            h <<= bits
+
+
+@njit(nogil=True, error_model="numpy")
+def _log2(n):
+    bits = 0
+    while n > 1:
+        n >>= 1
+        bits += 1
+    return bits
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fwht32(source, target, n, first, rows):
+    """Transform rows of n float32 values from one address to another; n is at least 16."""
+    _rows(_float32_at(source), _float32_at(target), n, first, first + rows)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fwht64(source, target, n, first, rows):
+    """Transform rows of n float64 values from one address to another; n is at least 8."""
+    _rows(_float64_at(source), _float64_at(target), n, first, first + rows)
+
+
+@njit(nogil=True, error_model="numpy")
+def _layer(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
+    for row in range(first, first + rows):
+        for k in range(blocks):
+            out = (row * blocks + k) * n
+            for i in range(n):
+                y[out + i] = s2[k * n + i] * x[row * n + i]
+            _rows(y, y, n, row * blocks + k, row * blocks + k + 1)
+            for i in range(n):
+                y[out + i] *= mean[k * n + i] + std[k * n + i] * eps[out + i]
+            _rows(y, y, n, row * blocks + k, row * blocks + k + 1)
+            for i in range(n):
+                y[out + i] *= s1[k * n + i]
+
+
+@njit(nogil=True, error_model="numpy")
+def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
+    """Gradients of chunks of rows. Sums over the rows of a chunk are kept apart, so that threads do not change their order."""
+    for c in range(first, first + chunks):
+        ds1 = c * 4 * blocks * n  # four sums per chunk: s1, s2, mean, std
+        ds2, dmean, dstd = ds1 + blocks * n, ds1 + 2 * blocks * n, ds1 + 3 * blocks * n
+        for i in range(ds1, ds1 + 4 * blocks * n):
+            sums[i] = 0
+        u, v, g = 3 * c * n, (3 * c + 1) * n, (3 * c + 2) * n  # of `work`
+        for row in range(c * chunk, min((c + 1) * chunk, total)):
+            for k in range(blocks):
+                out, own, at = (row * blocks + k) * n, k * n, row * n
+                for i in range(n):
+                    work[u + i] = s2[own + i] * x[at + i]
+                _rows(work, work, n, 3 * c, 3 * c + 1)
+                for i in range(n):
+                    work[g + i] = mean[own + i] + std[own + i] * eps[out + i]
+                for i in range(n):
+                    work[v + i] = work[g + i] * work[u + i]
+                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
+                for i in range(n):
+                    sums[ds1 + own + i] += grad[out + i] * work[v + i]
+                for i in range(n):
+                    work[v + i] = grad[out + i] * s1[own + i]
+                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
+                for i in range(n):
+                    work[u + i] *= work[v + i]  # the gradient of g
+                for i in range(n):
+                    sums[dmean + own + i] += work[u + i]
+                for i in range(n):
+                    sums[dstd + own + i] += work[u + i] * eps[out + i]
+                for i in range(n):
+                    work[v + i] *= work[g + i]
+                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
+                for i in range(n):
+                    sums[ds2 + own + i] += work[v + i] * x[at + i]
+                if k == 0:
+                    for i in range(n):
+                        grad_x[at + i] = work[v + i] * s2[own + i]
+                else:
+                    for i in range(n):
+                        grad_x[at + i] += work[v + i] * s2[own + i]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def layer32(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
+    """Rows of y = s1 H((mean + std eps) H(s2 x)) for K blocks, float32: addresses of x (R, n), scales (K, n), eps and y (R, K, n)."""
+    p = _float32_at
+    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def layer64(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
+    """`layer32` for float64."""
+    p = _float64_at
+    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def layer_gradient32(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
+    """Gradients of `layer32` by chunks of rows: grad_x (R, n), sums (C, 4, K, n) of the others; work (C, 3, n)."""
+    p = _float32_at
+    _layer_gradient(
+        *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
+        *(n, blocks, total, chunk, first, chunks),
+    )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def layer_gradient64(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
+    """`layer_gradient32` for float64."""
+    p = _float64_at
+    _layer_gradient(
+        *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
+        *(n, blocks, total, chunk, first, chunks),
+    )

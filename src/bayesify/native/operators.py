@@ -1,0 +1,118 @@
+"""The native operators, registered with PyTorch: tracing, autograd, vmap and `torch.compile` know them."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from bayesify.native.switch import give_up, native_is_used
+from bayesify.native.threads import over_rows
+
+__all__ = ["LEAST_SIZE", "THREAD", "is_transformed", "load_kernels", "native_fwht", "transforms_natively"]
+
+_LIBRARY = torch.library.Library("bayesify", "DEF")
+_LIBRARY.define("fwht(Tensor x) -> Tensor")
+_fwht: Any = torch.ops.bayesify.fwht.default
+
+LEAST_SIZE = 16  # of a row, a vector register
+_DENSE_SIZE, _DENSE_WORK = 128, 2**18  # where a product with the dense matrix takes less time than a call
+THREAD = 2**17  # elements per thread, below which starting a thread takes longer
+
+
+@cache
+def load_kernels() -> ModuleType | None:
+    """The compiled kernels: importing numba takes half a second, compiling two more, once per machine."""
+    try:
+        from bayesify.native import hadamard_kernels  # imports numba
+    except ImportError as error:
+        give_up(error)
+        return None
+    return hadamard_kernels
+
+
+def transforms_natively(x: Tensor) -> bool:
+    """Whether `native_fwht` is faster for x than products with Hadamard matrices, and available."""
+    if not native_is_used() or x.device.type != "cpu" or x.shape[-1] < LEAST_SIZE:
+        return False
+    if torch.compiler.is_compiling():  # sizes of batches are symbols; exported programs must run without bayesify
+        return x.shape[-1] >= _DENSE_SIZE and not torch.compiler.is_exporting() and not is_transformed()
+    return (x.shape[-1] > _DENSE_SIZE or x.numel() * x.shape[-1] >= _DENSE_WORK) and load_kernels() is not None
+
+
+def native_fwht(x: Tensor) -> Tensor:
+    """Fast Walsh-Hadamard transform over the last dimension, unnormalized: `bayesify.functional.fwht` without its checks.
+
+    Half precision is computed in float32. Under autocast the result has the lower precision.
+
+    Args:
+        x: (..., n) on the CPU, floating point, n a power of two of at least 16.
+
+    Returns:
+        (..., n).
+    """
+    if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype("cpu"))
+    return _Transform.apply(x) if is_transformed() else _fwht(x)
+
+
+def _transform(x: Tensor) -> Tensor:
+    kernels = load_kernels()
+    assert kernels is not None
+    wide = (x if x.dtype == torch.float64 else x.float()).contiguous()
+    y = torch.empty_like(wide)
+    n = wide.shape[-1]
+    kernel = kernels.fwht64 if wide.dtype == torch.float64 else kernels.fwht32
+    run = partial(kernel, wide.data_ptr(), y.data_ptr(), n)
+    over_rows(run, wide.numel() // n, THREAD // n)
+    return y.to(x.dtype)
+
+
+def _empty(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_LIBRARY.impl("fwht", _transform, "CPU")
+torch.library.register_fake("bayesify::fwht", _empty, lib=_LIBRARY)
+torch.library.register_autograd("bayesify::fwht", lambda ctx, grad: _fwht(grad), lib=_LIBRARY)
+torch.library.register_vmap("bayesify::fwht", lambda info, in_dims, x: (_fwht(x.movedim(in_dims[0], 0)), 0), lib=_LIBRARY)
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` or forward-mode differentiation is active: registered gradients support neither."""
+    return cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+# The compiler calls it while it traces, inside of the traced transforms: `torch.compiler.assume_constant_result` without importing
+# the compiler.
+cast(Any, is_transformed)._dynamo_marked_constant = True
+
+
+class _Transform(torch.autograd.Function):
+    """The operator for transforms of `torch.func`; its registered gradient takes less time per call."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return _fwht(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return native_fwht(grad)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return native_fwht(tangent)
+
+    @staticmethod
+    def vmap(  # pyright: ignore[reportIncompatibleMethodOverride]
+        info: Any, in_dims: tuple[int], x: Tensor
+    ) -> tuple[Tensor, int]:
+        return native_fwht(x.movedim(in_dims[0], 0)), 0

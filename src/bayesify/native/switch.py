@@ -1,0 +1,59 @@
+"""Whether the native operators are used."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from bayesify.errors import MissingDependencyError, warn
+
+__all__ = ["give_up", "native_is_used", "use_native"]
+
+
+def _is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("numba") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+_is_used = os.environ.get("BAYESIFY_NATIVE", "1") != "0" and _is_installed()
+
+
+def native_is_used() -> bool:
+    """Return whether native operators are used where they are faster.
+
+    Example:
+        >>> use_native(False)
+        >>> native_is_used()
+        False
+    """
+    return _is_used
+
+
+def use_native(use: bool = True) -> None:
+    """Turn the native operators on or off for this process. They are on if numba is installed and `BAYESIFY_NATIVE` is not 0.
+
+    Compiled functions (`torch.compile`) keep the operators that they were compiled with.
+
+    Args:
+        use: whether to use them.
+
+    Raises:
+        MissingDependencyError: numba is not installed.
+
+    Example:
+        >>> use_native(False)
+        >>> fwht(torch.tensor([1.0, 2.0]))
+        tensor([ 3., -1.])
+    """
+    global _is_used  # noqa: PLW0603 - a setting of the process
+    if use and not _is_installed():
+        raise MissingDependencyError("use_native(True)", "numba", extra="fast")
+    _is_used = use
+
+
+def give_up(error: ImportError) -> None:
+    """Turn the operators off because numba cannot be imported."""
+    warn(f"numba is installed but cannot be imported, so the native operators are off: {error}")
+    use_native(False)

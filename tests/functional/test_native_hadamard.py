@@ -1,0 +1,284 @@
+"""The compiled fast transform: its values are those of the dense product, and it is used where PyTorch's operators work."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from scipy import linalg
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from bayesify import WHVI, bayesify, errors
+from bayesify.functional import fwht
+from bayesify.native import hadamard_layer, layers, native_fwht, native_is_used, operators, runs_fused, switch, use_native
+
+F64 = torch.float64
+numba = pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
+
+
+@pytest.fixture(autouse=True)
+def _native(monkeypatch):
+    monkeypatch.setattr(switch, "_is_used", True)
+
+
+@pytest.fixture
+def native_calls(monkeypatch):
+    """The shapes that the kernel transformed."""
+    calls, run = [], operators.over_rows
+    monkeypatch.setattr(operators, "over_rows", lambda kernel, rows, least: calls.append(rows) or run(kernel, rows, least))
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize("bits", range(4, 13))
+def test_against_the_dense_product(bits, dtype):
+    x = torch.randn(2, 3, 2**bits, dtype=F64)
+    dense = x @ torch.from_numpy(linalg.hadamard(2**bits)).double()
+    difference = (native_fwht(x.to(dtype)).double() - dense).abs().max()
+    assert difference < 2 * bits * torch.finfo(dtype).eps * dense.abs().max()
+
+
+@pytest.mark.parametrize("bits", range(13, 21))
+def test_large_sizes(bits):
+    # entry (i, j) is the parity of i and j's common bits
+    n = 2**bits
+    x = torch.randn(1, n, dtype=F64)
+    y = native_fwht(x)
+    torch.testing.assert_close(native_fwht(y), n * x, rtol=1e-12, atol=1e-10 * n**0.5)
+    j = torch.arange(n)
+    for i in (0, 1, 3, 1234, n - 1):
+        parity = torch.zeros(n, dtype=torch.int64)
+        for bit in range(bits):
+            parity ^= (j >> bit) & (i >> bit) & 1
+        torch.testing.assert_close(y[0, i], (x[0] * (1 - 2 * parity)).sum(), rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype):
+    x = torch.randn(4, 512).to(dtype)
+    y = native_fwht(x)
+    assert y.dtype == dtype
+    assert torch.equal(y, (x.double() @ torch.from_numpy(linalg.hadamard(512)).double()).float().to(dtype))
+
+
+def test_the_same_values_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(operators, "THREAD", 1)
+    x = torch.randn(7, 1024)
+    one, threads = native_fwht(x), torch.get_num_threads()
+    for count in (2, 3, 8):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        assert torch.equal(native_fwht(x), one)
+    monkeypatch.undo()
+    assert torch.get_num_threads() == threads
+
+
+def test_calls_from_several_threads():
+    x, results = torch.randn(64, 4096), {}
+    expected = native_fwht(x)
+    workers = [threading.Thread(target=lambda i=i: results.setdefault(i, native_fwht(x))) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert all(torch.equal(results[i], expected) for i in range(4))
+
+
+def test_the_input_is_left_alone_and_layouts_do_not_matter():
+    x = torch.randn(512, 6, dtype=F64).T
+    before = x.clone()
+    torch.testing.assert_close(native_fwht(x), x @ torch.from_numpy(linalg.hadamard(512)).double())
+    assert torch.equal(x, before)
+    assert native_fwht(torch.zeros(0, 3, 256)).shape == (0, 3, 256)
+    unaligned = torch.randn(2 * 256 + 1)[1:].view(2, 256)
+    torch.testing.assert_close(native_fwht(unaligned), native_fwht(unaligned.clone()), rtol=0, atol=0)
+
+
+def test_gradients_of_first_and_second_order(native_calls):
+    x = torch.randn(2, 256, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: fwht(v).square(), x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda v: fwht(v, normalize=True) ** 3, x, fast_mode=True)
+    assert native_calls
+
+
+def test_opcheck():
+    torch.library.opcheck(torch.ops.bayesify.fwht.default, (torch.randn(3, 32, requires_grad=True),))
+    torch.library.opcheck(torch.ops.bayesify.fwht.default, (torch.randn(64, 3).T,))
+
+
+def test_forward_mode_derivatives(native_calls):
+    x, t = torch.randn(2, 2, 512, dtype=F64)
+    _, tangent = torch.func.jvp(fwht, (x,), (t,))
+    torch.testing.assert_close(tangent, fwht(t))
+    with torch.autograd.forward_ad.dual_level():
+        y = fwht(torch.autograd.forward_ad.make_dual(x, t))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, fwht(t))
+    hessian = torch.func.hessian(lambda v: (fwht(v) ** 3).sum())(torch.ones(256, dtype=F64))
+    h = torch.from_numpy(linalg.hadamard(256)).double()
+    torch.testing.assert_close(hessian, 6 * h @ torch.diag(h.sum(0)) @ h)
+    assert native_calls
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_vmap_and_per_example_gradients(dim, native_calls):
+    x = torch.randn(3, 4, 256, dtype=F64).movedim(0, dim)
+    expected = x.movedim(dim, 0) @ torch.from_numpy(linalg.hadamard(256)).double()
+    torch.testing.assert_close(torch.vmap(fwht, in_dims=dim)(x), expected)
+    gradients = torch.vmap(torch.func.grad(lambda v: fwht(v).square().sum()))(x.movedim(dim, 0))
+    torch.testing.assert_close(gradients, 2 * 256 * x.movedim(dim, 0))
+    assert native_calls
+
+
+def test_compiled_functions_call_the_operator_and_are_not_recompiled_for_another_batch(native_calls):
+    x = torch.randn(5, 256, dtype=F64, requires_grad=True)
+    compiled = torch.compile(fwht, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled(x).square().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * 256 * x.detach())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled(torch.randn(9, 256, dtype=F64, requires_grad=True))
+    assert native_calls == [5, 5, 9]
+
+
+def test_compiled_per_example_gradients():
+    gradients = torch.vmap(torch.func.grad(lambda v: fwht(v).square().sum()))
+    x = torch.randn(3, 256, dtype=F64)
+    torch.testing.assert_close(torch.compile(gradients, backend="aot_eager", fullgraph=True)(x), 2 * 256 * x)
+
+
+def test_exported_programs_have_no_operator_of_bayesify():
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return fwht(x)
+
+    program = torch.export.export(Net(), (torch.randn(3, 512),))
+    assert "bayesify" not in str(program.graph)
+
+
+def test_traced_graphs_have_the_operator():
+    x = torch.randn(3, 512)
+    graph = make_fx(lambda v: fwht(v), tracing_mode="fake", _allow_non_fake_inputs=True)(x)  # noqa: PLW0108 - arguments are counted
+    assert "bayesify.fwht" in graph.code
+    torch.testing.assert_close(graph(x), fwht(x))
+
+
+def test_autocast_lowers_the_precision_of_the_result():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fwht(torch.randn(3, 512)).dtype == torch.bfloat16
+        assert fwht(torch.randn(3, 512, dtype=F64)).dtype == F64
+
+
+def test_the_switch(native_calls):
+    x = torch.randn(2, 512)
+    use_native(False)
+    products = fwht(x)
+    assert not native_calls
+    assert not native_is_used()
+    use_native()
+    torch.testing.assert_close(fwht(x), products, rtol=1e-5, atol=1e-4)
+    assert native_calls == [2]
+
+
+def test_missing_and_broken_numba(monkeypatch):
+    monkeypatch.setattr(switch.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(errors.MissingDependencyError, match=r'use_native\(True\) requires numba; .*"bayesify\[fast\]"'):
+        use_native(True)
+    with pytest.warns(errors.BayesifyWarning, match="numba is installed but cannot be imported, so the native operators are off"):
+        switch.give_up(ImportError("no such version"))
+    assert not native_is_used()
+
+
+def _numba_is_loaded(code, **environment):
+    program = f"import sys, torch, bayesify; {code}; print('numba' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path), **environment},
+        check=True,
+    )
+    return result.stdout.strip() == "True"
+
+
+def test_numba_is_imported_at_the_first_large_transform():
+    large = "bayesify.functional.fwht(torch.zeros(4, 512))"
+    assert not _numba_is_loaded("bayesify.functional.fwht(torch.zeros(4, 8))")
+    assert _numba_is_loaded(large)
+    assert not _numba_is_loaded(large, BAYESIFY_NATIVE="0")
+
+
+# --- the fused layer
+
+
+def _arguments(rows, blocks, n, dtype=F64):
+    scales = [torch.randn(blocks, n, dtype=dtype, requires_grad=True) for _ in range(4)]
+    return [torch.randn(rows, n, dtype=dtype, requires_grad=True), *scales, torch.randn(rows, blocks, n, dtype=dtype)]
+
+
+def _dense(x, s1, s2, mean, std, eps):
+    """Weights of every row and block as dense matrices."""
+    h = torch.from_numpy(linalg.hadamard(x.shape[-1])).to(x.dtype)
+    weights = s1[..., None] * (h @ torch.diag_embed(mean + std * eps) @ h) * s2[..., None, :]  # (R, K, n, n)
+    return torch.einsum("rkij,rj->rki", weights, x)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("rows", "blocks", "n"), [(1, 1, 16), (70, 1, 64), (33, 3, 32), (5, 2, 512)])
+def test_the_layer_and_its_gradients_against_dense_weights(rows, blocks, n, dtype, tolerance):
+    arguments = _arguments(rows, blocks, n)
+    narrow = [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in arguments]
+    assert runs_fused(*narrow)
+    y, dense = hadamard_layer(*narrow), _dense(*arguments)
+    upstream = torch.randn_like(dense)
+    pairs = zip(
+        (y, *torch.autograd.grad(y, narrow[:5], upstream.to(dtype))),
+        (dense, *torch.autograd.grad(dense, arguments[:5], upstream)),
+        strict=True,
+    )
+    for native, expected in pairs:
+        assert native.dtype == dtype
+        assert (native.double() - expected).abs().max() < tolerance * expected.abs().max()
+
+
+def test_second_derivatives_of_the_layer():
+    *leaves, eps = _arguments(3, 2, 16)
+    assert torch.autograd.gradcheck(lambda *a: hadamard_layer(*a, eps), leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *a: hadamard_layer(*a, eps).square(), leaves, fast_mode=True)
+    frozen = [leaf.detach().requires_grad_(i == 3) for i, leaf in enumerate(leaves)]
+    assert torch.autograd.gradgradcheck(lambda mean: hadamard_layer(*frozen[:3], mean, frozen[4], eps).square(), frozen[3])
+
+
+def test_gradients_of_the_layer_are_the_same_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(layers, "THREAD", 1)
+    arguments = _arguments(200, 1, 64, torch.float32)
+    upstream = torch.randn(200, 1, 64)
+    one = torch.autograd.grad(hadamard_layer(*arguments), arguments[:5], upstream)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for a, b in zip(one, torch.autograd.grad(hadamard_layer(*arguments), arguments[:5], upstream), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 64), (50, 30), (30, 150)])
+def test_whvi_computes_the_same_with_and_without_the_fused_layer(inputs, outputs):
+    bnn, x = bayesify(torch.nn.Linear(inputs, outputs), WHVI()).double(), torch.randn(6, inputs, dtype=F64)
+    results = []
+    for native in (True, False):
+        use_native(native)
+        torch.manual_seed(1)
+        y = bnn(x, samples=2).outputs
+        results.append((y, *torch.autograd.grad(y.square().sum(), list(bnn.parameters())), torch.rand(3)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_layer_is_not_fused_where_something_traces_or_transforms():
+    arguments = [t.detach() for t in _arguments(2, 1, 16)]
+    assert runs_fused(*arguments)
+    assert not runs_fused(arguments[0].float(), *arguments[1:])
+    assert not runs_fused(*(t.half() for t in arguments))
+    assert not runs_fused(*(t.to("meta") for t in arguments))
+    assert not runs_fused(*(t[..., :8] for t in arguments))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not runs_fused(*arguments)
+    assert not torch.vmap(lambda x: x + runs_fused(x, *arguments[1:]))(torch.zeros(3, 2, 16, dtype=F64)).any()
+    graph = make_fx(lambda x: x + runs_fused(x, *arguments[1:]))(arguments[0])
+    assert torch.equal(graph(arguments[0]), arguments[0])
