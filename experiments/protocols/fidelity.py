@@ -16,13 +16,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bayesify import Categorical, Gaussian, LinearWarmup, bayesify, fit, predict
+from bayesify import Bayesian, Categorical, Gaussian, LinearWarmup, bayesify, fit, predict
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.errors import ConfigurationError, DivergenceError
 from bayesify.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -33,10 +33,10 @@ from experiments.protocols.shared.configuration import check_fields, list_of, ma
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Fidelity"]
+__all__ = ["NOISE", "REFERENCE", "Fidelity", "Settings", "make_net", "make_task", "schedule_of"]
 
-_REFERENCE = "HMC"
-_NOISE = 0.1  # standard deviation of the targets in regression
+REFERENCE = "HMC"
+NOISE = 0.1  # standard deviation of the targets in regression
 _INPUTS, _WIDEST = 31, 1.5  # of the regression: test inputs, in [-1.5, 1.5]
 _EDGES = torch.linspace(-3, 3, 31, dtype=torch.float64)  # of the bins of the target
 _GRID = 15  # points per side of the classification's test inputs
@@ -72,8 +72,8 @@ class Settings:
             check_integer(name, getattr(self, name))
         check_positive("learning_rate", self.learning_rate)
         names = [method_name(method) for method in list_of("methods", self.methods, Mapping)]
-        if _REFERENCE not in names or len(set(names)) < len(names):
-            raise ConfigurationError(f"methods must have different names, one of them {_REFERENCE!r}, got {names}")
+        if REFERENCE not in names or len(set(names)) < len(names):
+            raise ConfigurationError(f"methods must have different names, one of them {REFERENCE!r}, got {names}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,29 +90,33 @@ class Task:
 class Fidelity(Protocol):
     """One job per method; a unit is a seed."""
 
-    name = "fidelity"
+    name: ClassVar[str] = "fidelity"
+    settings_type: ClassVar[type[Settings]] = Settings
 
     def jobs(self, table: Table) -> list[Job]:
-        check_fields("setting", table.settings, Settings)
-        settings = Settings(**table.settings)
+        settings = self.settings_of(table)
         common = {name: value for name, value in dataclasses.asdict(settings).items() if name not in ("methods", "seeds")}
         units = tuple(map(str, range(settings.seeds)))
         jobs = []
         for method in settings.methods:
             own = {**common, **{name: value for name, value in method.items() if name not in ("name", "method")}}
-            check_fields("setting", {**own, "seeds": 1, "methods": []}, Settings)
+            check_fields("setting", {**own, "seeds": 1, "methods": []}, self.settings_type)
             make_methods(method["method"])
-            cost = 300.0 if method["name"] == _REFERENCE else 20.0
+            cost = 300.0 if method["name"] == REFERENCE else 20.0
             jobs.append(
                 Job(plain(method["name"]), {**own, "method": method["name"], "posterior": method["method"]}, units, cost=cost)
             )
         return jobs
 
+    def settings_of(self, table: Table) -> Any:
+        check_fields("setting", table.settings, self.settings_type)
+        return self.settings_type(**table.settings)
+
     def run(self, job: Job, units: Sequence[str], context: Context) -> Mapping[str, Unit]:
         failures = []
         for index, unit in enumerate(units):
             try:
-                context.save({unit: _run(job.settings, int(unit))})
+                context.save({unit: self.run_seed(job.settings, int(unit))})
             except DivergenceError as error:
                 failures.append(f"seed {unit}: {error}")
             context.progress((index + 1) / len(units))
@@ -120,33 +124,64 @@ class Fidelity(Protocol):
             raise UnitError("; ".join(failures))
         return {}
 
+    def run_seed(self, settings: Mapping[str, Any], seed: int) -> Unit:
+        """Train a method and predict the test inputs."""
+        task = make_task(settings["data"], settings["rows"], seed)
+        torch.manual_seed(seed)
+        bnn = bayesify(make_net(settings, task), make_methods(settings["posterior"]))
+        likelihood = Gaussian(std=NOISE) if settings["data"] == "gap" else Categorical()
+        fit(
+            bnn,
+            (task.x, task.y),
+            likelihood,
+            epochs=settings["epochs"],
+            batch_size=settings["rows"],
+            learning_rate=settings["learning_rate"],
+            scheduler=schedule_of(bnn, settings["epochs"]),
+            beta=LinearWarmup(beta=1.0, fraction=0.3),
+            seed=seed,
+            accelerator="cpu",
+            progress=False,
+        )
+        bnn.double()
+        inputs, samples = task.test.double(), settings["samples"]
+        predictive = predict(bnn, inputs, likelihood, samples=samples, seed=seed, coherent=True, progress=False)
+        unit: Unit = {"probabilities": _rounded(_probabilities(predictive))}
+        if isinstance(predictive, GaussianPredictive):
+            unit |= {"mean": _rounded(predictive.mean.flatten()), "epistemic": _rounded(predictive.epistemic.flatten())}
+        for _, layer in bnn.random_layers():
+            if isinstance(found := getattr(layer.posterior, "diagnostics", None), Tensor) and found.numel():
+                unit |= {"R-hat": _rounded(found[0]), "ESS": _rounded(found[1])}
+        return unit
+
     def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
-        settings = Settings(**table.settings)
-        regions = list(_task(settings.data, settings.rows, 0).regions)
+        settings = self.settings_of(table)
+        regions = list(make_task(settings.data, settings.rows, 0).regions)
         scores = _compare(settings, jobs, results, regions)
         ratio, agreement = settings.data == "gap", settings.data == "moons"
         head = ["method", *(f"total variation, {region}" for region in regions)]
-        head += [f"epistemic std / {_REFERENCE}'s, {region}" for region in regions] if ratio else []
+        head += [f"epistemic std / {REFERENCE}'s, {region}" for region in regions] if ratio else []
         head += [f"agreement, {region}" for region in regions] if agreement else []
         names = sorted(scores, key=lambda name: scores[name][f"variation, {regions[0]}"].mean)
         columns = [f"variation, {region}" for region in regions]
         columns += [f"{'ratio' if ratio else 'agreement'}, {region}" for region in regions]
         rows = [[name, *(str(scores[name][column]) for column in columns)] for name in names]
-        return "\n\n".join([_checked_chains(results.get(_REFERENCE, {})), markdown(head, rows)])
+        return "\n\n".join([_checked_chains(results.get(REFERENCE, {})), markdown(head, rows)])
 
     def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
-        settings = Settings(**table.settings)
-        if settings.data != "gap" or "0" not in results.get(_REFERENCE, {}):
+        settings = self.settings_of(table)
+        if settings.data != "gap" or "0" not in results.get(REFERENCE, {}):
             return None
         return _bands(settings, jobs, results)
 
 
-def _task(data: str, rows: int, seed: int) -> Task:
+def make_task(data: str, rows: int, seed: int) -> Task:
+    """Data of a seed: a sine wave with a gap between its inputs, or two moons."""
     generator = torch.Generator().manual_seed(seed)
     if data == "gap":
         side = torch.arange(rows) % 2 * 2.0 - 1  # inputs are in [-1, -0.3] and [0.3, 1]
         x = side * (0.3 + 0.7 * torch.rand(rows, generator=generator))
-        y = torch.sin(4 * x) + _NOISE * torch.randn(rows, generator=generator)
+        y = torch.sin(4 * x) + NOISE * torch.randn(rows, generator=generator)
         test = torch.linspace(-_WIDEST, _WIDEST, _INPUTS)
         inside = (test.abs() >= 0.3) & (test.abs() <= 1)
         regions = {"near the data": inside, "in the gap": test.abs() < 0.3, "beyond": test.abs() > 1}
@@ -163,37 +198,15 @@ def _task(data: str, rows: int, seed: int) -> Task:
     return Task(x, y, test, {"near the data": near, "away": ~near})
 
 
-def _run(settings: Mapping[str, Any], seed: int) -> Unit:
-    """Train a method and predict the test inputs."""
-    task = _task(settings["data"], settings["rows"], seed)
-    is_regression = settings["data"] == "gap"
-    torch.manual_seed(seed)
-    outputs = 1 if is_regression else 2
-    net = nn.Sequential(nn.Linear(task.x.shape[1], settings["hidden"]), nn.Tanh(), nn.Linear(settings["hidden"], outputs))
-    bnn = bayesify(net, make_methods(settings["posterior"]))
-    likelihood = Gaussian(std=_NOISE) if is_regression else Categorical()
-    fit(
-        bnn,
-        (task.x, task.y),
-        likelihood,
-        epochs=settings["epochs"],
-        batch_size=settings["rows"],
-        learning_rate=settings["learning_rate"],
-        scheduler=None if bnn.collects else partial(CosineAnnealingLR, T_max=settings["epochs"]),
-        beta=LinearWarmup(beta=1.0, fraction=0.3),
-        seed=seed,
-        accelerator="cpu",
-        progress=False,
-    )
-    bnn.double()
-    predictive = predict(bnn, task.test.double(), likelihood, samples=settings["samples"], seed=seed, coherent=True, progress=False)
-    unit: Unit = {"probabilities": _rounded(_probabilities(predictive))}
-    if isinstance(predictive, GaussianPredictive):
-        unit |= {"mean": _rounded(predictive.mean.flatten()), "epistemic": _rounded(predictive.epistemic.flatten())}
-    for _, layer in bnn.random_layers():
-        if isinstance(found := getattr(layer.posterior, "diagnostics", None), Tensor) and found.numel():
-            unit |= {"R-hat": _rounded(found[0]), "ESS": _rounded(found[1])}
-    return unit
+def make_net(settings: Mapping[str, Any], task: Task) -> nn.Module:
+    """The network of both tasks, with PyTorch's initial weights."""
+    outputs = 1 if settings["data"] == "gap" else 2
+    return nn.Sequential(nn.Linear(task.x.shape[1], settings["hidden"]), nn.Tanh(), nn.Linear(settings["hidden"], outputs))
+
+
+def schedule_of(bnn: Bayesian, epochs: int) -> partial[CosineAnnealingLR] | None:
+    """Cosine decay to 0; none where draws are collected along the way."""
+    return None if bnn.collects else partial(CosineAnnealingLR, T_max=epochs)
 
 
 def _probabilities(predictive: Predictive) -> Tensor:
@@ -213,14 +226,14 @@ def _rounded(values: Tensor) -> Any:
 def _compare(settings: Settings, jobs: Sequence[Job], results: ByJob, regions: Sequence[str]) -> dict[str, dict[str, Estimate]]:
     """Return the scores of every method against the reference of the same seed, over seeds."""
     scores: dict[str, dict[str, Estimate]] = {}
-    reference = results.get(_REFERENCE, {})
+    reference = results.get(REFERENCE, {})
     for method, job in zip(settings.methods, jobs, strict=True):
         units = {seed: unit for seed, unit in results.get(job.key, {}).items() if seed in reference}
-        if method["name"] == _REFERENCE or not units:
+        if method["name"] == REFERENCE or not units:
             continue
         columns: dict[str, list[float]] = {}
         for seed, unit in units.items():
-            task = _task(settings.data, settings.rows, int(seed))
+            task = make_task(settings.data, settings.rows, int(seed))
             for region in regions:
                 for name, values in _scores(unit, reference[seed], task.regions[region]).items():
                     columns.setdefault(f"{name}, {region}", []).append(values)
@@ -243,10 +256,10 @@ def _scores(unit: Unit, reference: Unit, mask: Tensor) -> dict[str, float]:
 def _checked_chains(reference: Mapping[str, Unit]) -> str:
     """A sentence on the convergence of the reference."""
     if not reference:
-        return f"{_REFERENCE} has not run; there is nothing to compare with."
+        return f"{REFERENCE} has not run; there is nothing to compare with."
     r_hat, size = (pick(unit[name] for unit in reference.values()) for pick, name in ((max, "R-hat"), (min, "ESS")))
     return (
-        f"Reference: {_REFERENCE}, whose chains have an R-hat of at most {r_hat:.2f} and an effective sample size of at least "
+        f"Reference: {REFERENCE}, whose chains have an R-hat of at most {r_hat:.2f} and an effective sample size of at least "
         f"{size:.0f} for the network's outputs. Means and standard errors over {len(reference)} data sets; the best first."
     )
 
@@ -259,7 +272,7 @@ def _bands(settings: Settings, jobs: Sequence[Job], results: ByJob) -> Figure:
 
     shown = [(method["name"], results[job.key]["0"]) for method, job in zip(settings.methods, jobs, strict=True)
              if "0" in results.get(job.key, {})]  # fmt: skip
-    reference, task = results[_REFERENCE]["0"], _task(settings.data, settings.rows, 0)
+    reference, task = results[REFERENCE]["0"], make_task(settings.data, settings.rows, 0)
     columns = min(6, len(shown))
     rows = math.ceil(len(shown) / columns)
     figure = Figure(figsize=(1.9 * columns, 1.6 * rows), layout="constrained")

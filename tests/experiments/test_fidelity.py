@@ -43,10 +43,10 @@ def test_scores():
 
 
 def test_data_sets():
-    gap = fidelity._task("gap", 200, 0)
+    gap = fidelity.make_task("gap", 200, 0)
     assert ((gap.x.abs() >= 0.3) & (gap.x.abs() <= 1)).all()
     assert float((gap.y - torch.sin(4 * gap.x)).std()) == pytest.approx(0.1, rel=0.2)
-    moons = fidelity._task("moons", 400, 0)
+    moons = fidelity.make_task("moons", 400, 0)
     assert moons.y.bincount().tolist() == [200, 200]
     turned = -moons.x[moons.y == 1]  # the second moon is the first, turned
     assert torch.allclose(turned.mean(0), moons.x[moons.y == 0].mean(0), atol=0.15)
