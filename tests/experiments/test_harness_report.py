@@ -1,7 +1,7 @@
 """Numbers in reports against numpy, reports from results alone, and the committed reports against the committed results."""
 
-import io
 import dataclasses
+import io
 import math
 import time
 
