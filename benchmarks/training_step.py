@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify import (
+    DVI,
     ECMP,
     ELRG,
     EMP,
@@ -62,6 +63,7 @@ METHODS: dict[str, Method] = {
     "DropConnect": DropConnect(),
     "WHVI": WHVI(),
     "TensorFactorized": TensorFactorized(),
+    "DVI, diagonal": DVI(covariance="diagonal"),
     "ELRG": ELRG(),
     "VMG": VMG(),
     "MNF": MNF(),
@@ -87,6 +89,7 @@ METHODS: dict[str, Method] = {
     "MeanField, shared noise": MeanField(noise="shared"),
     "MeanField, Flipout": MeanField(noise="flipout"),
 }
+CHAINS_ONLY = ("DVI, diagonal",)  # linear layers and ReLUs
 SLOW = ("VOGN", "NoisyKFAC", "SLANG")  # gradients or factors of single examples: minutes per step of a large network
 
 
@@ -134,7 +137,7 @@ def steps(workload: Workload, methods: Mapping[str, Method]) -> dict[str, Callab
 
 def _only_contractions(net: nn.Module, method: Method) -> Method | dict[str, Method]:
     """Keep normalization layers deterministic, as in the papers' tables, unless the method chooses its layers itself."""
-    if type(method).assign is not Method.assign or isinstance(method, RepulsiveEnsemble):
+    if type(method).assign is not Method.assign or isinstance(method, RepulsiveEnsemble | DVI):
         return method
     return {name: method for name, layer in net.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
 
@@ -154,7 +157,8 @@ def main() -> None:
     for name in args.nets:
         torch.manual_seed(0)
         workload = WORKLOADS[name]
-        labels = [label for label in args.methods if not (name == "ResNet18" and label in SLOW)]
+        left_out = (SLOW if name == "ResNet18" else ()) + (() if name.startswith("MLP") else CHAINS_ONLY)
+        labels = [label for label in args.methods if label not in left_out]
         candidates = steps(workload, {label: METHODS[label] for label in labels})
         # a step of the smallest network takes 0.1 ms: time a hundred at once
         repeats = 100 if workload.batch < 64 and len(workload.shape) == 1 else 1
