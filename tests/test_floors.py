@@ -14,7 +14,7 @@ import bayesify
 
 SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
-    ("functional", "checksums", "errors", "environment", "files", "formatting", "progress", "schema"),
+    ("functional", "checksums", "errors", "environment", "files", "formatting", "jobs", "progress", "schema"),
     ("core",),
     (
         "methods",
