@@ -18,10 +18,11 @@ import experiments.protocols  # noqa: F401 # fills the registry
 from bayesify.cli.terminal import print_table, say
 from bayesify.errors import ClusterError, ConfigurationError, MissingDependencyError
 from bayesify.formatting import duration
-from bayesify.jobs import LOCAL, cluster_of
+from bayesify.jobs import LOCAL, RayCluster, cluster_of
 from experiments.harness.config import ROOT, UsageError, read_table, table_names
+from experiments.harness.engine import Failure
 from experiments.harness.experiment import Experiment, find_experiments
-from experiments.harness.plan import Filters, plan, unit_names
+from experiments.harness.plan import Filters, Task, plan, unit_names
 from experiments.harness.quotes import DOCUMENTS, quote
 from experiments.harness.report import write_report
 from experiments.harness.runner import run_tasks
@@ -78,22 +79,10 @@ def run(
     if quick:  # a smoke run that reused results would test nothing
         for experiment in experiments:
             shutil.rmtree(experiment.table.folder, ignore_errors=True)
-    cluster = cluster_of(on)
-    if cluster is not None:
-        if workers > 1:
-            raise UsageError(f"--workers {workers} is for --on local; Ray runs as many tasks as the cluster has cores (--num-cpus)")
-        cluster = dataclasses.replace(cluster, num_cpus=num_cpus, num_gpus=num_gpus, max_retries=max_retries)
+    cluster = _cluster(on, workers, num_cpus, num_gpus, max_retries)
     filters = Filters(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()), again)
     tasks = plan(experiments, filters, data_dir)
-    try:
-        failures = run_tasks(tasks, workers=workers, data_dir=data_dir, cluster=cluster)
-    except ClusterError as error:
-        raise UsageError(f"{error}. What has finished is saved; the same command continues with what is missing") from error
-    except MissingDependencyError as error:
-        raise UsageError(str(error)) from error
-    except KeyboardInterrupt:
-        say("interrupted; the same command continues with what is missing", style="yellow")
-        raise typer.Exit(130) from None
+    failures = _run(tasks, workers, data_dir, cluster)
     for experiment in experiments:
         experiment.reload()
         _report(experiment)
@@ -105,6 +94,29 @@ def run(
         say(f"FAILED {failure.task.name}: {failure.error}", style="bold red")
     if failures:
         raise typer.Exit(1)
+
+
+def _cluster(on: str, workers: int, num_cpus: int, num_gpus: float, max_retries: int) -> RayCluster | None:
+    """The cluster that the options describe; None for this machine."""
+    cluster = cluster_of(on)
+    if cluster is None:
+        return None
+    if workers > 1:
+        raise UsageError(f"--workers {workers} is for --on local; Ray runs as many tasks as the cluster has cores (--num-cpus)")
+    return dataclasses.replace(cluster, num_cpus=num_cpus, num_gpus=num_gpus, max_retries=max_retries)
+
+
+def _run(tasks: Sequence[Task], workers: int, data_dir: Path | None, cluster: RayCluster | None) -> list[Failure]:
+    """Run tasks; what stops all of them becomes a message."""
+    try:
+        return run_tasks(tasks, workers=workers, data_dir=data_dir, cluster=cluster)
+    except ClusterError as error:
+        raise UsageError(f"{error}. What has finished is saved; the same command continues with what is missing") from error
+    except MissingDependencyError as error:
+        raise UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        say("interrupted; the same command continues with what is missing", style="yellow")
+        raise typer.Exit(130) from None
 
 
 @app.command()

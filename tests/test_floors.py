@@ -48,6 +48,7 @@ OPTIONAL = (
         "mpmath",
         "optuna",
         "pooch",
+        "ray",
         "pytest",
     ),
 )

@@ -27,7 +27,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS = ("train", "metrics", "tables", "data", "plots", "excel", "report", "transformers", "laplace", "mcmc", "cli")
+EXTRAS = ("train", "metrics", "tables", "data", "plots", "excel", "report", "transformers", "laplace", "mcmc", "ray", "cli")
 """Extras of users."""
 
 TWO_LINES = """
@@ -52,6 +52,7 @@ IMPORTS = {
     "transformers": "from bayesify.integrations.transformers import BayesianTrainer\nimport bayesify.integrations.pretrained",
     "laplace": "import laplace, bayesify; bayesify.Laplace()",
     "mcmc": "import pyro, bayesify; bayesify.HMC()",
+    "ray": "import ray; from bayesify.jobs import RayCluster",
     "cli": "from bayesify.cli.app import app",
 }
 """What each extra is for, as a program that must run."""

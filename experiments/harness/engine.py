@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ class Engine(ABC):
     """Runs tasks in other processes, and saves their units as soon as they finish."""
 
     @abstractmethod
-    def run(self, tasks: Sequence[Task]) -> Iterator[Started | Progress | Ended | None]:
+    def run(self, tasks: Sequence[Task]) -> Generator[Started | Progress | Ended | None]:
         """Run tasks, the first ones first; a failure does not stop the others. Closing the iterator stops all at once.
 
         Yields:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ class Processes(Engine):
     def __init__(self, workers: int = 1, data_dir: Path | None = None) -> None:
         self.workers, self.data_dir = workers, data_dir
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Started | Progress | Ended | None]:
+    def run(self, tasks: Sequence[Task]) -> Generator[Started | Progress | Ended | None]:
         waiting, pool = list(tasks), list[_Worker]()
         workers = min(self.workers, len(waiting))
         threads = max(1, torch.get_num_threads() // max(workers, 1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from bayesify.jobs import Channel, Event, RayCluster, run_jobs
@@ -92,14 +93,11 @@ class RayTasks(Engine):
         folder = data_dir or os.environ.get("BAYESIFY_DATA")
         self.cluster, self.data_dir = cluster, Path(folder).absolute() if folder else None
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Started | Progress | Ended | None]:
+    def run(self, tasks: Sequence[Task]) -> Generator[Started | Progress | Ended | None]:
         running = [_Running(task) for task in tasks]
-        events = run_jobs(_work, [self._assignment(task) for task in tasks], self.cluster)
-        try:
+        with closing(run_jobs(_work, [self._assignment(task) for task in tasks], self.cluster)) as events:
             for event in events:
                 yield None if event is None else self._handle(event, running[event.job])
-        finally:
-            events.close()
 
     def _assignment(self, task: Task) -> _Assignment:
         recorder = Recorder(task.table, task.job, task.protocol, task.checksums, {})

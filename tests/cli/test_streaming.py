@@ -18,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 def _table(rows, seed=0):
     generator = np.random.default_rng(seed)
-    table = pd.DataFrame({"a": generator.normal(size=rows), "b": generator.choice(["x", "y"], rows), "id": np.arange(rows) + 10 * seed})
+    table = pd.DataFrame(
+        {"a": generator.normal(size=rows), "b": generator.choice(["x", "y"], rows), "id": np.arange(rows) + 10 * seed}
+    )
     table.loc[table.index % 7 == 3, "a"] = np.nan
     return table
 
@@ -98,8 +100,9 @@ def test_memory_is_bounded(model, tmp_path):
     growth = []
     for rows in (50_000, 400_000):
         _table(rows).to_parquet(tmp_path / "in" / "big.parquet")
+        command = "predict", model / "regression", tmp_path / "in", "--out", tmp_path / f"{rows}"
         result = subprocess.run(
-            [sys.executable, "-c", script, "predict", str(model / "regression"), str(tmp_path / "in"), "--out", str(tmp_path / f"{rows}")],
+            [sys.executable, "-c", script, *map(str, command)],
             capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         growth.append(int(result.stdout.split("GROWTH")[1]))

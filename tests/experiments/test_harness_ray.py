@@ -132,7 +132,11 @@ def test_a_lost_head_is_one_message_and_loses_nothing_finished(tmp_path, client)
     with ray_cluster(2, client_port=port) as cluster:
         address = f"ray://127.0.0.1:{port}" if client else "ray"
         code = "import toy_protocol; from experiments.__main__ import main; main()"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "RAY_ADDRESS": cluster.address}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "RAY_ADDRESS": cluster.address,
+        }
         process = subprocess.Popen(
             [sys.executable, "-c", code, "run", "paper/toys", "--on", address, "--root", str(tmp_path)],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

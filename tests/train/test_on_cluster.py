@@ -1,6 +1,7 @@
 """`fit_many`, ensembles and estimators on a Ray cluster: equal to this machine, also where processes die."""
 
 import copy
+import dataclasses
 import os
 import signal
 import sys
@@ -48,8 +49,6 @@ def _equal(first, second):
 
 
 def _with(cluster, **changes):
-    import dataclasses
-
     return dataclasses.replace(cluster, **changes)
 
 
@@ -93,8 +92,8 @@ def test_a_killed_process_changes_nothing(cluster, tmp_path):
     fit_many(there, **ARGUMENTS, scheduler=scheduler, on=_with(cluster, jobs=2), checkpoint=tmp_path / "run.ckpt")
     assert scheduler.marker.exists()
     assert all(_equal(a, b) for a, b in zip(here, there, strict=True))
+    scheduler.marker.unlink()
     with pytest.warns(RuntimeWarning, match="its process died 1 times"):
-        scheduler.marker.unlink()
         histories = fit_many(_trainings(1), **ARGUMENTS, scheduler=scheduler, on=_with(cluster, max_retries=0))
     assert "its process died" in histories[0].failure
 
@@ -128,11 +127,10 @@ def test_estimators_and_cross_validation(cluster):
 
 
 def test_errors(cluster):
+    x, (training,) = torch.full((8, 1), torch.nan), _trainings(1)
     with pytest.raises(DataError, match="NaN"):
-        x = torch.full((8, 1), torch.nan)
-        fit_many([Training(bnn=t.bnn, data=(x, x), likelihood=t.likelihood) for t in _trainings(1)], **ARGUMENTS, on=cluster)
+        fit_many([dataclasses.replace(training, data=(x, x))], **ARGUMENTS, on=cluster)
     with pytest.raises(ConfigurationError, match="which has no accumulate; leave it out"):
-        (training,) = _trainings(1)
         fit(training.bnn, training.data, training.likelihood, **ARGUMENTS, accumulate=2, on=cluster)
 
 

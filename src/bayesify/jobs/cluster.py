@@ -10,10 +10,10 @@ import platform
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from bayesify.errors import ClusterError, ConfigurationError, MissingDependencyError, warn
+from bayesify.errors import ClusterError, MissingDependencyError, warn
 from bayesify.jobs.where import RayCluster
 from bayesify.jobs.worker import Channel, Mailbox, Outcome, check_versions, run_job, versions
 
@@ -78,9 +78,7 @@ def _fitting(resources: dict[str, float], cluster: RayCluster) -> int:
     return int(min(count, resources.get("GPU", 0) // cluster.num_gpus) if cluster.num_gpus else count)
 
 
-def run_jobs(
-    function: Callable[[Any, Channel], Any], arguments: Sequence[Any], cluster: RayCluster
-) -> Iterator[Event | None]:
+def run_jobs(function: Callable[[Any, Channel], Any], arguments: Sequence[Any], cluster: RayCluster) -> Generator[Event | None]:
     """Run `function(argument, channel)` for every argument in the processes of a cluster, in this order as far as resources allow.
 
     A job whose process or machine dies is started again, up to `max_retries` times, with what it had sent in `channel.sent`. The
@@ -142,9 +140,7 @@ def _check_machines(ray: Any, cluster: RayCluster) -> None:
 
     expected, nodes = versions(), [node for node in ray.nodes() if node["Alive"]]
     if not any(_fitting(node["Resources"], cluster) for node in nodes):
-        warn(
-            f"no machine of the cluster has num_cpus={cluster.num_cpus} and num_gpus={cluster.num_gpus:g} now; jobs wait for one"
-        )
+        warn(f"no machine of the cluster has num_cpus={cluster.num_cpus} and num_gpus={cluster.num_gpus:g} now; jobs wait for one")
     here = platform.node()
     others = [node for node in nodes if node["NodeManagerHostname"] != here]
     strategy = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]

@@ -109,7 +109,9 @@ def check_versions(expected: Mapping[str, str], found: Mapping[str, str], place:
     differing = [name for name, version in expected.items() if found[name] != version]
     if differing:
         here, there = (", ".join(f"{name} {facts[name] or 'unknown'}" for name in differing) for facts in (expected, found))
-        raise ConfigurationError(f"version mismatch: this process has {here}, the machine {place} of the cluster {there}; install the same")
+        raise ConfigurationError(
+            f"version mismatch: this process has {here}, the machine {place} of the cluster {there}; install the same"
+        )
 
 
 def _portable(error: Exception) -> Exception:

@@ -28,8 +28,8 @@ from bayesify.train.data_loading import Batches, InMemoryBatches
 from bayesify.train.fabric import choose_device
 from bayesify.train.history import History
 from bayesify.train.many.ensemble import merge_members, split_members
-from bayesify.train.many.on_cluster import train_on_cluster
 from bayesify.train.many.loop import train_alone, train_together
+from bayesify.train.many.on_cluster import train_on_cluster
 from bayesify.train.many.stack_checkpoint import part_of
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData, load_model_data

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +64,14 @@ def train_on_cluster(
     Raises:
         ClusterError: the cluster cannot be reached or is lost; the models of finished jobs are trained.
     """
-    with connected(cluster) as ray:
+    with ExitStack() as exits:
+        ray = exits.enter_context(connected(cluster))
         count = min(len(trainings), cluster.jobs or slots(ray, cluster))
         bounds = [round(k * len(trainings) / count) for k in range(count + 1)]
-        parts = [_Part(a, trainings[a:b], train, settings, checkpoint) for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts = [_Part(a, trainings[a:b], train, settings, checkpoint) for a, b in itertools.pairwise(bounds)]
         histories, shares = {}, [0.0] * count
-        for event in run_jobs(_train, parts, cluster):
+        events = exits.enter_context(closing(run_jobs(_train, parts, cluster)))
+        for event in events:
             if event is None or event.kind in ("start", "message"):
                 continue
             part = parts[event.job]
