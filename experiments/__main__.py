@@ -5,6 +5,7 @@ python -m experiments run uci/standard --dataset boston --splits 0-4
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ import typer
 
 import experiments.protocols  # noqa: F401 # fills the registry
 from bayesify.cli.terminal import print_table, say
+from bayesify.errors import ClusterError, ConfigurationError, MissingDependencyError
 from bayesify.formatting import duration
+from bayesify.jobs import LOCAL, RayCluster, cluster_of
 from experiments.harness.config import ROOT, UsageError, read_table, table_names
+from experiments.harness.engine import Failure
 from experiments.harness.experiment import Experiment, find_experiments
-from experiments.harness.plan import Filters, plan, unit_names
+from experiments.harness.plan import Filters, Task, plan, unit_names
 from experiments.harness.quotes import DOCUMENTS, quote
 from experiments.harness.report import write_report
 from experiments.harness.runner import run_tasks
@@ -60,7 +64,11 @@ def run(
     units: Annotated[list[str] | None, typer.Option("--splits", "--seeds", help="Only these, such as 0-4,7.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Also units that have results; replace these.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run with tiny settings and a results folder of its own.")] = False,
-    workers: Annotated[int, typer.Option(help="Processes that share the cores.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that share the cores of this machine.", min=1)] = 1,
+    on: Annotated[str, typer.Option(help="local, ray (RAY_ADDRESS, or the cluster of this machine) or ray://HOST:PORT.")] = LOCAL,
+    num_cpus: Annotated[int, typer.Option(help="Cores per task on Ray, also its threads.", min=1)] = 1,
+    num_gpus: Annotated[float, typer.Option(help="GPUs per task on Ray.", min=0)] = 0,
+    max_retries: Annotated[int, typer.Option(help="New starts of a task whose process or machine on Ray died.", min=0)] = 3,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data.", show_default="$BAYESIFY_DATA")] = None,
     root: Root = ROOT,
 ) -> None:
@@ -71,13 +79,10 @@ def run(
     if quick:  # a smoke run that reused results would test nothing
         for experiment in experiments:
             shutil.rmtree(experiment.table.folder, ignore_errors=True)
+    cluster = _cluster(on, workers, num_cpus, num_gpus, max_retries)
     filters = Filters(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()), again)
     tasks = plan(experiments, filters, data_dir)
-    try:
-        failures = run_tasks(tasks, workers=workers, data_dir=data_dir)
-    except KeyboardInterrupt:
-        say("interrupted; the same command continues with what is missing", style="yellow")
-        raise typer.Exit(130) from None
+    failures = _run(tasks, workers, data_dir, cluster)
     for experiment in experiments:
         experiment.reload()
         _report(experiment)
@@ -89,6 +94,29 @@ def run(
         say(f"FAILED {failure.task.name}: {failure.error}", style="bold red")
     if failures:
         raise typer.Exit(1)
+
+
+def _cluster(on: str, workers: int, num_cpus: int, num_gpus: float, max_retries: int) -> RayCluster | None:
+    """The cluster that the options describe; None for this machine."""
+    cluster = cluster_of(on)
+    if cluster is None:
+        return None
+    if workers > 1:
+        raise UsageError(f"--workers {workers} is for --on local; Ray runs as many tasks as the cluster has cores (--num-cpus)")
+    return dataclasses.replace(cluster, num_cpus=num_cpus, num_gpus=num_gpus, max_retries=max_retries)
+
+
+def _run(tasks: Sequence[Task], workers: int, data_dir: Path | None, cluster: RayCluster | None) -> list[Failure]:
+    """Run tasks; what stops all of them becomes a message."""
+    try:
+        return run_tasks(tasks, workers=workers, data_dir=data_dir, cluster=cluster)
+    except ClusterError as error:
+        raise UsageError(f"{error}. What has finished is saved; the same command continues with what is missing") from error
+    except MissingDependencyError as error:
+        raise UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        say("interrupted; the same command continues with what is missing", style="yellow")
+        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -113,7 +141,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line: exit code 1 where a job failed, 2 where the command or a configuration is wrong, 130 on Ctrl-C."""
     try:
         app(arguments)
-    except UsageError as error:
+    except ConfigurationError as error:
         say(f"experiments: {error}", style="red")
         sys.exit(2)
     sys.exit(0)

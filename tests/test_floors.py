@@ -15,7 +15,7 @@ import bayesify
 
 SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
-    ("functional", "native", "checksums", "errors", "environment", "files", "formatting", "progress", "schema"),
+    ("functional", "native", "checksums", "errors", "environment", "files", "formatting", "jobs", "progress", "schema"),
     ("core",),
     (
         "methods",
@@ -51,6 +51,7 @@ OPTIONAL = (
         "llvmlite",
         "optuna",
         "pooch",
+        "ray",
         "pytest",
     ),
 )

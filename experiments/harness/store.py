@@ -99,10 +99,16 @@ class Recorder:
         results = read(self.table, self.job.key)
         return results if results is not None and results.fits(self.job, self.protocol, self.data) else None
 
+    def ready(self) -> dict[str, Unit]:
+        """Saved units of the job as it is now, of the same settings."""
+        existing = self.existing()
+        return {} if existing is None else {unit: existing.units[unit] for unit in self.job.units if unit in existing.units}
+
     def save(self, units: Mapping[str, Unit]) -> None:
         """Add units to the file. Units of other settings are dropped.
 
         Raises:
+            UsageError: the file cannot be written, such as on a full disk; it stays as it was.
             DataError: results that are not finite and ready for JSON, or of units that the job does not have.
         """
         for name, unit in units.items():
@@ -145,5 +151,11 @@ def _check(name: str, unit: object) -> None:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}; make room, and the same command continues with what is missing"
+        ) from error

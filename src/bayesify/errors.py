@@ -14,6 +14,7 @@ __all__ = [
     "BayesifyError",
     "BayesifyWarning",
     "CheckpointError",
+    "ClusterError",
     "ConfigurationError",
     "ContractError",
     "DataError",
@@ -81,6 +82,10 @@ class MissingDependencyError(BayesifyError, ImportError):
 
     def __init__(self, purpose: str, package: str, *, extra: str) -> None:
         super().__init__(f'{purpose} requires {package}; install it with: pip install "bayesify[{extra}]"')
+
+
+class ClusterError(BayesifyError, ConnectionError):
+    """A cluster cannot be reached, was lost, or has a machine that cannot run jobs."""
 
 
 class PassError(BayesifyError, RuntimeError):

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from experiments.__main__ import main
 from experiments.harness.config import UsageError, read_table
+from experiments.harness.engine import execute
 from experiments.harness.experiment import Experiment, find_experiments
 from experiments.harness.plan import Filters, plan, unit_names
-from experiments.harness.runner import execute, run_tasks
+from experiments.harness.runner import run_tasks
 from experiments.harness.store import read
 from toy_protocol import work_done, write_config
 

@@ -75,7 +75,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(UsageError, match="no space"):
         recorder.save({"1": {"value": 1.0}})
     assert results_path(table, "a").read_bytes() == before
     assert [path.name for path in results_path(table, "a").parent.iterdir()] == ["a.json"]

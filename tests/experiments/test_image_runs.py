@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from experiments.harness.config import read_table
+from experiments.harness.engine import execute
 from experiments.harness.experiment import Experiment, find_experiments
 from experiments.harness.plan import Filters, plan
 from experiments.harness.protocol import Context, Table, UnitError
 from experiments.harness.report import render
-from experiments.harness.runner import execute
 from experiments.harness.store import read
 from experiments.protocols.images import data as data_module
 from experiments.protocols.images import units as units_module

@@ -79,6 +79,9 @@ class Toy(Protocol):
                 raise ValueError("the toy broke")
             if trouble == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if trouble == "die once" and not (died := Path(s["log"]).with_name("died")).exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
             if trouble == "lock":
                 LOCKS.append(multiprocessing.get_context("spawn").Lock())
             if trouble == "skip":

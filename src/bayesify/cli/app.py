@@ -12,10 +12,10 @@ import typer
 from bayesify import __version__
 from bayesify.cli.demo import demo
 from bayesify.cli.explain import explain
-from bayesify.cli.files import check_input, check_level, check_output, check_report, write_table
+from bayesify.cli.files import check_input, check_level, check_output, check_report, is_several, write_table
 from bayesify.cli.fit import fit
-from bayesify.cli.options import Data, Decimal, Encoding, Separator
-from bayesify.cli.terminal import handle_errors, print_line, say
+from bayesify.cli.options import Data, Decimal, Encoding, On, Separator
+from bayesify.cli.terminal import UsageError, handle_errors, print_line, say
 from bayesify.core.checks import check_integer
 from bayesify.files import write_atomically
 
@@ -85,10 +85,14 @@ def evaluate(
 def predict(
     model: Model,
     data: Data,
-    out: Annotated[Path | None, typer.Option(help="A .csv, .tsv or .parquet file.", show_default="CSV on standard output")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A .csv, .tsv or .parquet file; a folder for several files.", show_default="CSV on standard output"),
+    ] = None,
     level: Annotated[float, typer.Option(help="Probability of the intervals or label sets.")] = 0.95,
     samples: Annotated[int | None, typer.Option(help="Draws of the weights.", show_default="as in training")] = None,
     keep: Annotated[list[str] | None, typer.Option(help="Columns of DATA to copy, such as id,name.", show_default=False)] = None,
+    on: On = "local",
     sep: Separator = None,
     encoding: Encoding = None,
     decimal: Decimal = None,
@@ -98,11 +102,19 @@ def predict(
     Columns for regression: mean, std, lower, upper; for classification: prediction, p_<class>, entropy, mutual_information (nats),
     and for a model fitted with --conformal: label_set. The column warning, if a row has one, names values unlike those of training.
     Text has 5 significant digits of std and as many decimals of mean, lower and upper; .parquet has all digits.
+
+    DATA may be a folder of .parquet files or a pattern such as 'in/*.parquet' (in quotes), of any size: --out is then a folder, and
+    gets a file per file. The same command continues an interrupted run.
     """
     check_level(level)
-    check_output(out)
     if samples is not None:
         check_integer("--samples", samples)
+    if is_several(data):
+        _predict_several(model, data, out, level, samples, keep or [], on)
+        return
+    if on != "local":
+        raise UsageError(f"--on {on} is for several files: DATA as a folder of .parquet files or a pattern such as 'in/*.parquet'")
+    check_output(out)
     check_input(data)
 
     from bayesify.cli.predictions import kept_columns, note_differences, prediction_table, rounded
@@ -123,6 +135,18 @@ def predict(
     for position, name in enumerate(kept):
         predictions.insert(position, name, kept[name].to_numpy())
     write_table(predictions, out)
+
+
+def _predict_several(
+    model: Path, data: Path, out: Path | None, level: float, samples: int | None, keep: list[str], on: str
+) -> None:
+    if out is None:
+        raise UsageError("several files need --out, a folder for the files of predictions")
+
+    from bayesify.cli.streaming import Request, input_files, predict_files
+    from bayesify.jobs import cluster_of
+
+    predict_files(Request(model, level, samples, tuple(keep)), input_files(data), out, cluster_of(on))
 
 
 @app.command()

@@ -12,7 +12,7 @@ from bayesify.files import atomic_file, write_atomically
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["check_file", "check_input", "check_level", "check_output", "check_report", "to_csv", "write_table"]
+__all__ = ["check_file", "check_input", "check_level", "check_output", "check_report", "is_several", "to_csv", "write_table"]
 
 _ENDINGS = (".csv", ".tsv", ".parquet")
 
@@ -21,6 +21,11 @@ def check_input(path: Path) -> None:
     """Raise a UsageError if there is no such file, before `read_table` and PyTorch are imported; "-" is standard input."""
     if str(path) != "-" and not path.exists():
         raise UsageError(f"{path} does not exist; give a table such as a .csv or .parquet file")
+
+
+def is_several(path: Path) -> bool:
+    """Whether the argument DATA means several files: a folder, or a pattern that is not itself a file."""
+    return path.is_dir() or (not path.exists() and any(character in str(path) for character in "*?["))
 
 
 def check_output(path: Path | None) -> None:

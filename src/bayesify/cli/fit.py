@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bayesify.cli.files import check_input, to_csv
-from bayesify.cli.options import Data, Decimal, Encoding, Seed, Separator, Task
+from bayesify.cli.options import Data, Decimal, Encoding, On, Seed, Separator, Task
 from bayesify.cli.terminal import UsageError, handle_errors, print_lines, say
 from bayesify.core.checks import check_fraction
 from bayesify.formatting import duration, plural
@@ -58,6 +58,7 @@ def fit(
         float | None,
         typer.Option("--time", help="Seconds for --method auto, models weighted by held-out rows.", min=1, show_default=False),
     ] = None,
+    on: On = "local",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite an existing model.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted run instead of resuming it.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and errors.")] = False,
@@ -87,7 +88,7 @@ def fit(
     check_target(table.y, table.task)
     table, weights = (table, None) if weight is None else take_weights(table, weight)
     settings = [*(settings or []), *(["conformal=true"] if conformal else [])]
-    estimator = make_estimator(table.task, method, settings, seed, epochs, quiet, time_limit)
+    estimator = make_estimator(table.task, method, settings, seed, epochs, quiet, time_limit, on)
     others = [] if compare is None else methods_to_compare(compare, estimator)
     rows = split_training(table, test_fraction, seed, split, group) if test is None else separate_test(table, test)
     if others and len(rows.test_y) == 0:

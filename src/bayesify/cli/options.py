@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Data", "Decimal", "Encoding", "Seed", "Separator", "Task"]
+__all__ = ["Data", "Decimal", "Encoding", "On", "Seed", "Separator", "Task"]
 
 Data = Annotated[
     Path,
@@ -22,6 +22,7 @@ Separator = Annotated[
 ]
 Encoding = Annotated[str | None, typer.Option(help="Encoding of text, such as utf-8.", show_default="detected")]
 Decimal = Annotated[str | None, typer.Option(help="Decimal separator of text: . or ,", show_default="detected")]
+On = Annotated[str, typer.Option("--on", help="local, ray (RAY_ADDRESS, or the cluster of this machine) or ray://HOST:PORT.")]
 Seed = Annotated[int, typer.Option(help="Random seed.", min=0, max=2**32 - 1)]
 
 

@@ -14,7 +14,7 @@ from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianR
 from bayesify.formatting import listing
 from bayesify.predictive import Predictive
 
-__all__ = ["kept_columns", "note_differences", "prediction_table", "rounded"]
+__all__ = ["check_kept", "kept_columns", "note_differences", "prediction_table", "rounded"]
 
 _DIGITS = 5  # significant ones of std
 _PREDICTED = ("prediction", "mean", "std", "lower", "upper", "entropy", "mutual_information", "label_set", "warning")
@@ -69,22 +69,27 @@ def rounded(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def kept_columns(table: pd.DataFrame, keep: Sequence[str]) -> pd.DataFrame:
-    """Select the columns of the input that are copied to the predictions.
+    """Select the columns of the input that are copied to the predictions; arguments and errors are those of `check_kept`."""
+    return table[check_kept(list(table.columns), keep)]
+
+
+def check_kept(columns: Sequence[str], keep: Sequence[str]) -> list[str]:
+    """Return the names of the columns that are copied to the predictions.
 
     Args:
-        table: the input.
+        columns: names of those of the input.
         keep: names, or several of them separated by commas.
 
     Raises:
         UsageError: no such column, or one with the name of a prediction.
     """
-    names = [name for part in keep for name in ([part] if part in table.columns else part.split(","))]
-    if absent := [name for name in names if name not in table.columns]:
-        columns = listing(map(repr, map(str, table.columns)))
-        raise UsageError(f"--keep {absent[0]}: the table has no such column; it has {columns}")
+    names = [name for part in keep for name in ([part] if part in columns else part.split(","))]
+    if absent := [name for name in names if name not in columns]:
+        known = listing(map(repr, map(str, columns)))
+        raise UsageError(f"--keep {absent[0]}: the table has no such column; it has {known}")
     if taken := [name for name in names if name in _PREDICTED or name.startswith("p_")]:
         raise UsageError(f"--keep {taken[0]}: predictions have, or can have, a column of this name; rename it in the table")
-    return table[list(dict.fromkeys(names))]
+    return list(dict.fromkeys(names))
 
 
 def note_differences(estimator: BayesianEstimator, features: pd.DataFrame) -> pd.Series:

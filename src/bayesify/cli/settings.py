@@ -15,7 +15,7 @@ from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup
 
 __all__ = ["convert", "estimator_fields", "method_fields", "parse", "split"]
 
-_NOT_SETTABLE = ("method", "net", "random_state", "progress")  # separate options, or not expressible as text
+_NOT_SETTABLE = ("method", "net", "random_state", "on", "progress")  # separate options, or not expressible as text
 _ITEMS = {int: "integers", str: "labels"}
 _SCHEDULES = {kind.__name__.lower(): kind for kind in (Constant, Cyclical, LinearWarmup)}
 

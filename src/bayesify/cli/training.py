@@ -27,6 +27,7 @@ def make_estimator(
     epochs: int | None,
     quiet: bool,
     time_limit: float | None = None,
+    on: str = "local",
 ) -> BayesianEstimator:
     """Build the estimator that the options describe; a time limit implies "auto" where no method is given.
 
@@ -44,7 +45,7 @@ def make_estimator(
     for name, value in (("epochs", epochs), ("time_limit", time_limit)):
         if value is not None:
             params[name] = value
-    shared = {"random_state": seed, "progress": False if quiet else None, **params}
+    shared = {"random_state": seed, "on": on, "progress": False if quiet else None, **params}
     if unset.is_stacked:
         if fields:
             raise UsageError(f"--set {', '.join(fields)} is of a single method, and --method auto trains several; leave it out")

@@ -222,6 +222,7 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
             "patience": patience,
             "validation_samples": max(1, min(16, self.samples_in_use() // getattr(self.method_in_use(), "members", 1))),
             "accelerator": self.accelerator,
+            "on": self.on,
         }
 
     def _encoded(self, inputs: Tensor) -> list[int]:

@@ -49,8 +49,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Args:
         method, hidden, activation, encoding, net, epochs, batch_size, learning_rate, beta, train_samples, samples,
-            validation_fraction, patience, time_limit, conformal, random_state, accelerator, progress: as for `BayesianRegressor`;
-            the default `beta` of `MeanField` rises to 1, the evidence lower bound.
+            validation_fraction, patience, time_limit, conformal, random_state, accelerator, on, progress: as for
+            `BayesianRegressor`; the default `beta` of `MeanField` rises to 1, the evidence lower bound.
         calibrate: holds out a random 20 % of the rows, at most 2,000, and fits the probabilities to them. "temperature" scales the
             logits by one number (`fit_temperature`), which is `likelihood_.temperature`; "vector" has a factor and an offset per
             class (`VectorScaling`); "isotonic" has a nondecreasing function per class (`IsotonicCalibration`) and "histogram" the

@@ -12,6 +12,7 @@ from bayesify.core.checks import check_choice, check_fraction, check_integer, ch
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.recipes import SINGLE, Recipe, TrainingSettings
+from bayesify.jobs import LOCAL, RayCluster, cluster_of
 from bayesify.methods import DeepEnsemble, RepulsiveEnsemble
 from bayesify.objectives import KLSchedule, LinearWarmup
 
@@ -56,6 +57,7 @@ class EstimatorParameters(BaseEstimator):
         ordered: bool | Sequence[str] = False,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
+        on: str | RayCluster = LOCAL,
         progress: bool | None = None,
     ) -> None:
         self.method = method
@@ -77,6 +79,7 @@ class EstimatorParameters(BaseEstimator):
         self.ordered = ordered
         self.random_state = random_state
         self.accelerator = accelerator
+        self.on = on
         self.progress = progress
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -147,6 +150,7 @@ class EstimatorParameters(BaseEstimator):
         if not isinstance(self.method, Method | str | None):
             raise TypeError(f"method must be a Method such as MeanField(), the name of one, or None, got {self.method!r}")
         self.method_in_use()
+        cluster_of(self.on)
         for name in ("epochs", "batch_size", "patience"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))

@@ -19,6 +19,7 @@ from bayesify.data.target import LARGEST_TARGET
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import REGRESSION, REGRESSION_PORTFOLIO, Recipe
+from bayesify.jobs import LOCAL, RayCluster
 from bayesify.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood, NegativeBinomial, Poisson
 from bayesify.objectives import KLSchedule
 from bayesify.predictive import GaussianPredictive, NumericPredictive
@@ -80,6 +81,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             five more models. `predictive` stays as it is.
         random_state: an integer makes training reproducible. Predictions of a fitted model are always the same in every call.
         accelerator: "cpu", "cuda" or "auto"; small networks train faster on the CPU.
+        on: where models are trained: "local", or "ray", "ray://HOST:PORT" or a `bayesify.jobs.RayCluster` (see `fit_many`): members
+            of an ensemble, folds of `cross_validate`, and models of "auto" are jobs of the cluster. Not saved with the model.
         progress: whether to show a progress bar; None shows it on a terminal.
 
     Attributes:
@@ -128,6 +131,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         conformal: bool | Literal["cross"] = False,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
+        on: str | RayCluster = LOCAL,
         progress: bool | None = None,
     ) -> None:
         super().__init__(
@@ -148,6 +152,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             conformal=conformal,
             random_state=random_state,
             accelerator=accelerator,
+            on=on,
             progress=progress,
         )
         self.likelihood = likelihood

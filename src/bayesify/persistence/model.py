@@ -161,7 +161,7 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
     folds = [_describe(fold, None, None) for fold in estimator.folds_]
     stack = [_describe(model, None, None) for model in estimator.stack_]
     params = estimator.get_params(deep=False)
-    del params["net"]
+    del params["net"], params["on"]
     if not estimator.stack_:
         params["method"] = estimator.method_in_use().to_dict()
         params |= {name: estimator.in_use(name) for name in _BY_METHOD if name in params} | {"samples": estimator.samples_in_use()}

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, DivergenceError
+from bayesify.jobs import LOCAL, RayCluster, cluster_of
 from bayesify.objectives import KLSchedule
 from bayesify.train.arguments import Settings, SingleModelOptions, Training, check_arguments
 from bayesify.train.auxiliary_inputs import AuxiliaryInputs
@@ -61,6 +62,7 @@ def fit(
     devices: int | list[int] = 1,
     strategy: str | Strategy = "auto",
     loggers: Iterable[Logger | Callable[[dict[str, float]], object]] = (),
+    on: str | RayCluster = LOCAL,
     progress: bool | None = None,
 ) -> History:
     r"""Train a Bayesian network and its likelihood, in place, by maximizing the evidence lower bound.
@@ -115,6 +117,8 @@ def fit(
             script.
         strategy: "auto", "ddp" or a Fabric strategy object of these kinds.
         loggers: Fabric loggers, or functions of the epoch's record (a dict of numbers), called after the checkpoint.
+        on: "local", or "ray" or "ray://HOST:PORT" to train on a Ray cluster as `fit_many` does, the members of an ensemble in
+            several jobs.
         progress: whether to show a progress bar; None shows it on a terminal.
 
     Returns:
@@ -150,19 +154,19 @@ def fit(
         loggers=tuple(loggers), progress=progress,
     )  # fmt: skip
     check_arguments(training, settings, accumulate=accumulate, checkpoint_every=checkpoint_every)
-    if isinstance(bnn, Bayesian) and bnn.separate_members:
-        return _fit_members(training, settings, options)
+    is_local = cluster_of(on) is None
+    if not is_local or (isinstance(bnn, Bayesian) and bnn.separate_members):
+        return _fit_many(training, settings, options, on)
     return fit_single_model(training, settings, options)
 
 
-def _fit_members(training: Training, settings: Settings, options: SingleModelOptions) -> History:
-    """Train the members of an ensemble by `fit_many`."""
+def _fit_many(training: Training, settings: Settings, options: SingleModelOptions, on: str | RayCluster) -> History:
+    """Train the members of an ensemble, or a model on a cluster, by `fit_many`."""
     if unsupported := [name for name in _SINGLE_ONLY if getattr(options, name) != getattr(SingleModelOptions, name)]:
-        raise ConfigurationError(
-            f"the members of an ensemble are trained by fit_many, which has no {', '.join(unsupported)}; leave it out"
-        )
+        what = "the members of an ensemble are" if on == LOCAL else f"with on={str(on)!r}, models are"
+        raise ConfigurationError(f"{what} trained by fit_many, which has no {', '.join(unsupported)}; leave it out")
     shared = {name: getattr(options, name) for name in ("accelerator", "checkpoint", "resume", "progress")}
-    (history,) = fit_many([training], **vars(settings), **shared)
+    (history,) = fit_many([training], **vars(settings), **shared, on=on)
     if history.failure is not None:
         raise DivergenceError(history.failure)
     return history

@@ -7,6 +7,7 @@
 - `random_streams`: the random numbers of each model
 - `optimizers`: optimizers of stacked parameters
 - `stack_checkpoint`: files from which an interrupted training continues
+- `on_cluster`: models as jobs of a Ray cluster
 - `ensemble`: one training per member of an ensemble
 """
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from bayesify.core.generators import generators_kept
 from bayesify.core.module_comparison import same_function
 from bayesify.errors import ConfigurationError
+from bayesify.jobs import LOCAL, RayCluster, cluster_of
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, Training, check_arguments
@@ -28,6 +29,7 @@ from bayesify.train.fabric import choose_device
 from bayesify.train.history import History
 from bayesify.train.many.ensemble import merge_members, split_members
 from bayesify.train.many.loop import train_alone, train_together
+from bayesify.train.many.on_cluster import train_on_cluster
 from bayesify.train.many.stack_checkpoint import part_of
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData, load_model_data
@@ -54,6 +56,7 @@ def fit_many(
     compile: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = True,
+    on: str | RayCluster = LOCAL,
     progress: bool | Callable[[float], object] | None = None,
 ) -> list[History]:
     """Train many models, in place, each as `fit` would at its seed, up to rounding.
@@ -82,6 +85,10 @@ def fit_many(
         checkpoint: file for the state of training, from which the same call continues. Further groups of models, and models trained
             one after another, have files of their own, with numbers after the name; that of a group is written every ten seconds.
         resume: False starts afresh and overwrites the files.
+        on: "local", "ray" or "ray://HOST:PORT": train on a Ray cluster, which needs `bayesify[ray]`. Its jobs train consecutive
+            models together, as many as its machines can run at a time or as `RayCluster(jobs=...)` says, and start again, from
+            `checkpoint` in a folder that the machines share, where a process or machine dies. Results are those of "local" up to
+            rounding, and equal to the last bit for one job.
         progress: whether to show a progress bar (None shows it on a terminal), or a function of the completed fraction in [0, 1].
 
     Returns:
@@ -92,6 +99,7 @@ def fit_many(
         TypeError, ConfigurationError, DataError: invalid arguments or data, before training.
         CheckpointError: a checkpoint is damaged or belongs to another run.
         OSError: a checkpoint cannot be written.
+        ClusterError: a cluster cannot be reached, or is lost; the models of finished jobs are trained.
 
     Example:
         >>> from bayesify import bayesify, MeanField
@@ -112,18 +120,30 @@ def fit_many(
     _check(models, settings)
     for model in models:
         model.bnn.forget()
+    cluster = cluster_of(on)
+    path = None if checkpoint is None else Path(checkpoint).absolute()
+    if cluster is not None:
+        shared = {**vars(settings), "accelerator": accelerator, "together": together, "compile": compile, "resume": resume}
+        with _ProgressBar(progress, total=len(models) * epochs) as bar:
+            histories = train_on_cluster(fit_many, models, shared, cluster, path, bar.advance)
+        return _merged(trainings, parts, histories)
     device = choose_device(models[0].bnn, accelerator)
     with generators_kept(device):
         data = [load_model_data(model, batch_size, device) for model in models]
     with _ProgressBar(progress, total=len(models) * epochs) as bar:
-        path = None if checkpoint is None else Path(checkpoint).absolute()
-        histories = iter(_Trainer(models, data, settings, device, together, compile, bar, path, resume).train())
+        histories = _Trainer(models, data, settings, device, together, compile, bar, path, resume).train()
+    return _merged(trainings, parts, histories)
+
+
+def _merged(trainings: Sequence[Training], parts: Sequence[list[Training]], models: Sequence[History]) -> list[History]:
+    """Return one history per training from those of all models; warn of failures."""
+    histories = iter(models)
     results = [
         merge_members(training, part, list(islice(histories, len(part)))) for training, part in zip(trainings, parts, strict=True)
     ]
     for i, result in enumerate(results):
         if result.failure is not None:
-            warnings.warn(f"training {i} failed: {result.failure}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"training {i} failed: {result.failure}", RuntimeWarning, stacklevel=3)
     return results
 
 
