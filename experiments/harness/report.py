@@ -19,6 +19,8 @@ __all__ = ["render", "write_report"]
 
 _FIGURE = "figure.png"
 
+_SHOWN = 12  # missing jobs that a report names
+
 
 def render(experiment: Experiment) -> tuple[str, Figure | None]:
     """The report as Markdown, and the figure.
@@ -101,5 +103,6 @@ def _gaps(experiment: Experiment) -> list[str]:
     stale = experiment.stale
     missing = {job.key: (experiment.missing(job), len(job.units)) for job in experiment.jobs if job.key not in stale}
     lines = [f"{key} ({'all' if len(units) == count else ', '.join(units)})" for key, (units, count) in missing.items() if units]
-    parts = [f"**Missing:** {'; '.join(lines)}."] if lines else []
+    more = f"; and {len(lines) - _SHOWN} more jobs" if len(lines) > _SHOWN else ""
+    parts = [f"**Missing:** {'; '.join(lines[:_SHOWN])}{more}."] if lines else []
     return parts + ([f"**Stale, not shown:** {', '.join(stale)}."] if stale else [])
