@@ -143,7 +143,7 @@ def test_steps_are_a_positive_integer():
 
 def test_table_3_of_whvi_is_configured():
     jobs = Experiment(read_table("whvi/table3")).jobs
-    assert len(jobs) == 21
+    assert len(jobs) == 28
     assert all(len(job.units) == 8 and job.settings["setup"]["steps"] == 50_500 for job in jobs)
     first = next(job for job in jobs if job.key == "boston-WHVI").settings["setup"]["method"]
     assert {pattern: fields["method"] for pattern, fields in first.items()} == {"4": "MeanField", "*": "WHVI"}
