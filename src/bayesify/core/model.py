@@ -252,7 +252,10 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
 
     def kl_of_pass(self, reported: Mapping[nn.Module, Tensor]) -> Tensor:
         """`kl()`, using the values that posteriors reported in a pass; zero while predicting."""
-        device = next((parameter.device for parameter in self.net.parameters()), torch.device("cpu"))
+        device = torch.device("cpu")
+        for parameter in self.net.parameters():  # Dynamo of PyTorch 2.8 cannot trace `next` with a default
+            device = parameter.device
+            break
         if not self.pays_kl:
             return torch.zeros((), device=device)
         with without_autocast(device):

@@ -78,7 +78,7 @@ class Passes:
 
     @contextmanager
     def hold(self, forward_pass: ForwardPass) -> Iterator[None]:
-        """Make calls of the network itself, without its root, belong to this pass, in all threads.
+        """Make calls of the network itself, without its root, belong to this pass; only one thread at a time may call it.
 
         Raises:
             PassError: another pass is running or held.

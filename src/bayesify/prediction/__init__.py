@@ -102,9 +102,9 @@ def predict(
     samples = _round_up(samples, members)
     tensors = [*bnn.parameters(), *bnn.buffers()]
     device = tensors[0].device if tensors else None
-    batches, length = batches_of(inputs, batch_size, dim, device)
-    if seed is None:
-        with turn():  # the generator may be in another thread's prediction
+    with turn():  # the generator, from which loaders draw as well, may be in another thread's prediction
+        batches, length = batches_of(inputs, batch_size, dim, device)
+        if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu"))
 
     needed = samples if tolerance is None else min(samples, _round_up(_FIRST_DRAWS, members))

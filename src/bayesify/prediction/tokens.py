@@ -120,7 +120,8 @@ def score_tokens(
     bnn.check_completed()
     tensors = [*bnn.parameters(), *bnn.buffers()]
     device = tensors[0].device
-    batches, count = batches_of(inputs, batch_size, 0, device)
+    with turn():  # loaders draw from the random generator
+        batches, count = batches_of(inputs, batch_size, 0, device)
     labels = _labels(targets, shift, ignore_index)
     scores = list[tuple[Tensor, ...]]()
     with (
