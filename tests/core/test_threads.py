@@ -151,11 +151,17 @@ def test_a_layer_in_another_thread_does_not_join_the_pass():
     assert bnn.net[0](rows(2)).shape == (2, 8)
 
 
-def test_other_threads_cannot_predict_with_a_held_draw():
+def test_layers_on_their_own_take_turns():
+    layer = network(MeanField()).net[0]
+    outputs = in_threads(lambda i: layer(rows(2)), 200)
+    assert len({float(y[0, 0]) for y in outputs}) == 200
+
+
+def test_a_held_draw_is_that_of_all_threads_and_no_prediction_begins():
     bnn = network(MeanField(), batch_norm=False)
     expected = bnn.function(seed=1)(rows(2))
     with bnn.drawn(seed=1) as net:
-        assert torch.equal(net(rows(2)), expected)
+        assert all(torch.equal(y, expected) for y in in_threads(lambda i: net(rows(2)), 200))
         with ThreadPoolExecutor(1) as pool, pytest.raises(PassError, match="a draw of this network is held"):
             pool.submit(predict, bnn, rows(2), LIKELIHOOD, 2).result(60)
 

@@ -154,7 +154,7 @@ class BayesianLayer(nn.Module):
     is_used: bool | None
 
     def forward(self, input: Tensor) -> Tensor:
-        current = self.passes.current
+        current = self.passes.running
         y = self.passes.call(self, input) if current is None else current.call(self, input)
         return y if self.then is None else self.then(y)
 
@@ -163,7 +163,7 @@ class BayesianLayer(nn.Module):
 
         Elsewhere the posterior mean, or the draw of the current pass if the network computes with it.
         """
-        current, stored = self.passes.current, self._parameters.get(name)
+        current, stored = self.passes.running, self._parameters.get(name)
         if current is not None:
             return stored if current.inside_layer else current.read(self, name)
         return self.passes.read(self, name)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.objects import check_unchanged, states
 from bayesify.core.shards import with_whole_parameters
-from bayesify.core.turns import turn
+from bayesify.core.turns import has_turn, turn
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Passes:
 
     @contextmanager
     def hold(self, forward_pass: ForwardPass) -> Iterator[None]:
-        """Make calls of the network itself, without its root, belong to this pass; only one thread at a time may call it.
+        """Make calls of the network itself, without its root, belong to this pass, in any thread.
 
         Raises:
             PassError: another pass is running or held.
@@ -101,14 +101,22 @@ class Passes:
                 "another pass through this network is running: its layers and hooks cannot call it; use a copy (copy.deepcopy)"
             )
 
+    @property
+    def running(self) -> ForwardPass | None:
+        """The pass that a layer called now belongs to; None if it has to begin one, or join a held draw, when it is its turn."""
+        current = self.current
+        if current is None or current.thread is not None or torch.compiler.is_compiling() or has_turn():
+            return current
+        return None
+
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         """Output of a layer that is called outside a pass of the root: with a held draw, alone, or in a backward pass."""
         with self._turn(x):
-            self.current = self._recomputed() or self.held or ForwardPass()
+            before, self.current = self.current, self._recomputed() or self.held or _alone()
             try:
                 return self.current.call(layer, x)
             finally:
-                self.current = None
+                self.current = before
 
     def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
         """A layer's weight or bias outside a pass: the mean, the held draw, or the draw that a backward pass recomputes."""
@@ -116,11 +124,11 @@ class Passes:
         if forward_pass is None:
             return layer.posterior_mean(name)
         with self._turn(next(layer.parameters())):
-            self.current = forward_pass
+            before, self.current = self.current, forward_pass
             try:
                 return forward_pass.read(layer, name)
             finally:
-                self.current = None
+                self.current = before
 
     def _turn(self, x: Tensor) -> AbstractContextManager[None]:
         """`turn`, except in a backward pass on an accelerator, whose thread is not the caller's, which may have the turn."""
@@ -141,6 +149,13 @@ class Passes:
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(begin)
+
+
+def _alone() -> ForwardPass:
+    """The pass of a layer that is called on its own; others wait until it is over."""
+    forward_pass = ForwardPass()
+    forward_pass.thread = None
+    return forward_pass
 
 
 def _in_backward() -> bool:

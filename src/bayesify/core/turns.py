@@ -15,7 +15,7 @@ import torch
 
 from bayesify.errors import PassError
 
-__all__ = ["TurnError", "turn"]
+__all__ = ["TurnError", "has_turn", "turn"]
 
 _LIMIT = 600.0  # seconds that a thread waits
 
@@ -66,9 +66,12 @@ class _Turns:
         finally:
             self.__exit__()
 
+    def is_mine(self) -> bool:
+        return self._owner is threading.current_thread()
+
     def forked(self) -> None:
         """Make the lock usable in a new process, which has the thread that forked alone."""
-        if self._owner is not threading.current_thread():
+        if not self.is_mine():
             self._lost = self._owner is not None
             self._lock, self._depth, self._owner = threading.RLock(), 0, None
 
@@ -93,3 +96,8 @@ def turn(limit: float | None = None) -> AbstractContextManager[None]:
     if torch.compiler.is_compiling():
         return nullcontext()
     return _turns if limit is None else _turns.taken(limit)
+
+
+def has_turn() -> bool:
+    """Whether this thread is in the context of `turn`."""
+    return _turns.is_mine()
