@@ -18,7 +18,8 @@ import experiments.protocols  # noqa: F401 # fills the registry
 from bayesify.cli.terminal import print_table, say
 from bayesify.errors import ClusterError, ConfigurationError, MissingDependencyError
 from bayesify.formatting import duration
-from bayesify.jobs import LOCAL, RayCluster, cluster_of
+from bayesify.jobs import RayCluster
+from bayesify.jobs.where import LOCAL, cluster_of
 from experiments.harness.config import ROOT, UsageError, read_table, table_names
 from experiments.harness.engine import Failure
 from experiments.harness.experiment import Experiment, find_experiments

@@ -64,6 +64,7 @@ PAGES = {
     "testing": Page("Testing", "The checks that every method passes, for methods outside of the library, too.", ("testing",)),
     "functional": Page("Functional", "Tensor functions without state.", ("functional",)),
     "native": Page("Native operators", "Operators in machine code, an optional speedup on the CPU.", ("native",)),
+    "jobs": Page("Clusters", "The argument `on`: training and prediction as jobs of a Ray cluster.", ("jobs",)),
     "errors": Page("Errors", "All errors derive from `BayesifyError`, and from the built-in type that they refine.", ("errors",)),
 }
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from bayesify import DeepEnsemble, MeanField, bayesify
 from bayesify.errors import ConfigurationError, DataError
-from bayesify.jobs import RayCluster, cluster_of
+from bayesify.jobs import RayCluster
+from bayesify.jobs.where import cluster_of
 from bayesify.likelihoods import Gaussian
 from bayesify.train import Training, fit, fit_many
 

@@ -144,7 +144,7 @@ def _predict_several(
         raise UsageError("several files need --out, a folder for the files of predictions")
 
     from bayesify.cli.streaming import Request, input_files, predict_files
-    from bayesify.jobs import cluster_of
+    from bayesify.jobs.where import cluster_of
 
     predict_files(Request(model, level, samples, tuple(keep)), input_files(data), out, cluster_of(on))
 

@@ -12,7 +12,8 @@ from bayesify.core.checks import check_choice, check_fraction, check_integer, ch
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.recipes import SINGLE, Recipe, TrainingSettings
-from bayesify.jobs import LOCAL, RayCluster, cluster_of
+from bayesify.jobs import RayCluster
+from bayesify.jobs.where import LOCAL, cluster_of
 from bayesify.methods import DeepEnsemble, RepulsiveEnsemble
 from bayesify.objectives import KLSchedule, LinearWarmup
 

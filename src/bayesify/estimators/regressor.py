@@ -19,7 +19,8 @@ from bayesify.data.target import LARGEST_TARGET
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.recipes import REGRESSION, REGRESSION_PORTFOLIO, Recipe
-from bayesify.jobs import LOCAL, RayCluster
+from bayesify.jobs import RayCluster
+from bayesify.jobs.where import LOCAL
 from bayesify.likelihoods import Gaussian, GaussianMixture, HeteroscedasticGaussian, Likelihood, NegativeBinomial, Poisson
 from bayesify.objectives import KLSchedule
 from bayesify.predictive import GaussianPredictive, NumericPredictive

@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, DivergenceError
-from bayesify.jobs import LOCAL, RayCluster, cluster_of
+from bayesify.jobs import RayCluster
+from bayesify.jobs.where import LOCAL, cluster_of
 from bayesify.objectives import KLSchedule
 from bayesify.train.arguments import Settings, SingleModelOptions, Training, check_arguments
 from bayesify.train.auxiliary_inputs import AuxiliaryInputs

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 from bayesify.core.generators import generators_kept
 from bayesify.core.module_comparison import same_function
 from bayesify.errors import ConfigurationError
-from bayesify.jobs import LOCAL, RayCluster, cluster_of
+from bayesify.jobs import RayCluster
+from bayesify.jobs.where import LOCAL, cluster_of
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, Training, check_arguments
