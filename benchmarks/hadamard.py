@@ -4,11 +4,13 @@
 
 Per size: `fwht` against the product with the dense Hadamard matrix and against a copy of its input, a lower bound; forward and
 backward against two forward transforms; a WHVI layer D -> D, forward and backward with all gradients, against nn.Linear and against
-the paper's form with four transforms. Ratios are medians over interleaved rounds. Writes results/hadamard.json.
+the paper's form with four transforms. "native" rows use the operators of `bayesify[fast]`, the others do not. Short calls are
+repeated. Ratios are medians over interleaved rounds, of processor time with one thread. Writes results/hadamard.json.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -16,9 +18,23 @@ from torch import Tensor, nn
 
 from bayesify import WHVI, bayesify
 from bayesify.functional import fwht, hadamard_matrix
-from benchmarks.measure import interleave, parser, print_timings, write
+from bayesify.native import native_is_used, use_native
+from benchmarks.measure import interleave, parser, print_timings, repeat, write
 
+_NATIVE = native_is_used()
+_REPEATED = 2**20  # elements per timing: a call takes microseconds, the first more, because its code and data left the cache
 _DENSE_LIMIT = 8192  # a larger matrix takes more than a gigabyte
+
+
+def _both(name: str, run: Callable[[], object]) -> dict[str, Callable[[], object]]:
+    """A candidate without the native operators and, if they are installed, with them."""
+
+    def natively() -> None:
+        use_native()
+        run()
+        use_native(False)
+
+    return {name: run, f"{name}, native": natively} if _NATIVE else {name: run}
 
 
 def transforms(n: int, batch: int) -> dict[str, Callable[[], object]]:
@@ -31,7 +47,7 @@ def transforms(n: int, batch: int) -> dict[str, Callable[[], object]]:
         h = hadamard_matrix(n)
         candidates["dense"] = lambda: x @ h
     return candidates | {
-        "fwht": lambda: fwht(x),
+        **_both("fwht", lambda: fwht(x)),
         "copy": x.clone,
         "two fwht": lambda: (fwht(x), fwht(upstream)),
         "fwht and backward": lambda: torch.autograd.grad(fwht(leaf), leaf, upstream),
@@ -61,7 +77,7 @@ def layers(n: int, batch: int) -> dict[str, Callable[[], object]]:
 
     return {
         "nn.Linear": forward_backward(linear, list(linear.parameters()), x, upstream),
-        "WHVI": forward_backward(site, list(site.parameters()), x, upstream),
+        **_both("WHVI", forward_backward(site, list(site.parameters()), x, upstream)),
         "four transforms": forward_backward(four, [s1, s2, mean, log_std], x, upstream),
     }
 
@@ -73,14 +89,19 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
+    if _NATIVE:
+        use_native(False)
+    clock = time.thread_time if arguments.threads == 1 else time.perf_counter
     results: dict[str, object] = {}
     for n in arguments.sizes:
         parts = {"transform": transforms(n, arguments.batch)}
         if n <= _DENSE_LIMIT:
             parts["layer"] = layers(n, arguments.batch)
         for part, candidates in parts.items():
-            results[f"{part} {n}"] = timings = interleave(candidates, arguments.rounds, warmup=3)
-            print_timings(f"{part} {n}", timings)
+            repeats = max(5, _REPEATED // (arguments.batch * n))
+            repeated = {name: repeat(run, repeats) for name, run in candidates.items()}
+            results[f"{part} {n}"] = timings = interleave(repeated, arguments.rounds, warmup=3, clock=clock)
+            print_timings(f"{part} {n}", timings, repeats)
     if not arguments.dry:
         settings = {name: value for name, value in vars(arguments).items() if name != "dry"}
         write("hadamard", {"settings": settings, "results": results})

@@ -15,6 +15,7 @@ from benchmarks.measure import read
 
 __all__ = ["PAGE", "fill_tables"]
 
+FOUR = "four transforms"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
@@ -99,11 +100,14 @@ def _hadamard() -> str:
         if kind != "transform":
             continue
         layer = parts.get(f"layer {size}")
-        dense = f"{transform['fwht']['ratio']:.3f}" if "dense" in transform else ""
-        copies = transform["fwht"]["milliseconds"] / transform["copy"]["milliseconds"]
-        of_layer = [f"{layer[name]['ratio']:.2f}" for name in ("WHVI", "four transforms")] if layer else ["", ""]
-        rows.append([size, dense, f"{copies:.1f}", *of_layer])
-    head = ["D", "`fwht` / dense product", "`fwht` / copy", "WHVI layer / `nn.Linear`", "the paper's form / `nn.Linear`"]
+        names = [name for name in ("fwht", "fwht, native") if name in transform]
+        dense = [f"{transform[name]['ratio']:.3f}" if "dense" in transform else "" for name in names]
+        copies = [f"{transform[name]['milliseconds'] / transform['copy']['milliseconds']:.1f}" for name in names]
+        of_layer = [f"{layer[name]['ratio']:.2f}" if layer else "" for name in (*(n.replace("fwht", "WHVI") for n in names), FOUR)]
+        rows.append([size, *dense, *copies, *of_layer])
+    forms = ["", ", native"][: (len(rows[0]) - 2) // 3]
+    head = ["D", *(f"`fwht`{form} / {other}" for other in ("dense product", "copy") for form in forms)]
+    head += [*(f"WHVI layer{form} / `nn.Linear`" for form in forms), "the paper's form / `nn.Linear`"]
     return f"{_table(head, rows)}\n\n{results['settings']['batch']} rows. {_environment(results)}"
 
 

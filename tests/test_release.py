@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import bayesify
+from bayesify.errors import ISSUES
 
 yaml = pytest.importorskip("yaml")
 
@@ -26,6 +27,16 @@ def test_versions_agree():
     assert citation["version"] == bayesify.__version__
     assert citation["license"] == "Apache-2.0"
     assert f"version = {{{bayesify.__version__}}}" in (ROOT / "docs" / "citing.md").read_text()
+
+
+def test_addresses_of_the_project(release):
+    urls = release.PROJECT["urls"]
+    assert urls["Issues"] == ISSUES
+    assert set(urls) == {"Homepage", "Documentation", "Issues", "Changelog"}
+    for url in urls.values():
+        assert url.startswith(urls["Homepage"])
+        path = url.partition("/main/")[2]
+        assert (ROOT / path).exists(), path
 
 
 def test_every_extra_has_lowest_versions_and_a_check(release):

@@ -63,7 +63,8 @@ def _page(name: str, kind: type[Method]) -> str:
     _, _, text = inspect.cleandoc(module.__doc__ or "").partition("\n") if module else ("", "", "")
     sections = [
         f"# {name}\n\n{first_sentence(kind.__doc__)}",
-        f"**What is random:** {kind.family.lower()}. **Paper:** {_linked(kind.paper) or 'none, the baseline'}.",
+        f"**What is random:** {kind.family.lower()}. **Paper:** {_linked(kind.paper) or 'none, the baseline'}.\n\n"
+        f"**When to use it:** {kind.advice}",
         text.strip(),
         f"## Options\n\n::: bayesify.{name}\n    options:\n      heading_level: 3\n      inherited_members: false",
         "## Settings on tables\n\nDefault fields of this method in `BayesianRegressor` and `BayesianClassifier`; of two values, "

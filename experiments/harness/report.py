@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["render", "write_report"]
 
 _FIGURE = "figure.png"
+_SHOWN = 12  # of the missing jobs
 
 
 def render(experiment: Experiment) -> tuple[str, Figure | None]:
@@ -101,5 +102,6 @@ def _gaps(experiment: Experiment) -> list[str]:
     stale = experiment.stale
     missing = {job.key: (experiment.missing(job), len(job.units)) for job in experiment.jobs if job.key not in stale}
     lines = [f"{key} ({'all' if len(units) == count else ', '.join(units)})" for key, (units, count) in missing.items() if units]
-    parts = [f"**Missing:** {'; '.join(lines)}."] if lines else []
+    more = f"; and {len(lines) - _SHOWN} of {len(experiment.jobs)} jobs more" if len(lines) > _SHOWN else ""
+    parts = [f"**Missing:** {'; '.join(lines[:_SHOWN])}{more}."] if lines else []
     return parts + ([f"**Stale, not shown:** {', '.join(stale)}."] if stale else [])

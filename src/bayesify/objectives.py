@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bayesify.core.checks import check_integer, check_positive
-from bayesify.errors import ConfigurationError, DataError, warn
+from bayesify.core.values import may_look_at
+from bayesify.errors import ConfigurationError, DataError, DivergenceError, warn
 
 if TYPE_CHECKING:
     from bayesify.core.outputs import Draws
@@ -40,9 +41,10 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
     Raises:
         ConfigurationError: `n` is not a positive finite number; a weight is negative, NaN or infinite.
         DataError: `log_prob` is not (S, B), or not of floating point.
+        DivergenceError: on the CPU, the KL is NaN or infinite, or `log_prob` has NaN.
 
-    NaN and infinity in `log_prob` pass through, because looking for them would wait for the GPU in every step; `fit` looks once per
-    epoch. A negative log likelihood in place of `log_prob` cannot be told from a density.
+    On a GPU these values pass through, because looking for them would wait for it in every step; `fit` looks once per epoch, and
+    names the layers. A negative log likelihood in place of `log_prob` cannot be told from a density.
 
     Source: Kingma, Salimans & Welling (2015), equations (1) to (3), divided by the size N of the data set.
 
@@ -51,6 +53,28 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
         >>> elbo(draws, log_prob=torch.full((2, 3), -1.0), n=10)
         tensor(-4.)
     """
+    _check_divergence(draws, log_prob)
+    return lower_bound(draws, log_prob, n, beta, local_beta)
+
+
+def _check_divergence(draws: Draws, log_prob: Tensor) -> None:
+    """Raise a `DivergenceError` for values on the CPU from which no gradient can be computed."""
+    if draws.kl.device.type != "cpu" or not may_look_at(draws.kl.detach(), log_prob.detach()):
+        return
+    if not draws.kl.isfinite():
+        raise DivergenceError(
+            f"the KL is {float(draws.kl.detach()):g}: a mean or standard deviation of a posterior is too large, or NaN; lower the "
+            "learning rate, or clip gradients"
+        )
+    if log_prob.isnan().any():
+        raise DivergenceError(
+            f"log_prob has NaN in {int(log_prob.isnan().sum())} of {log_prob.numel()} values: inputs or targets have NaN, or "
+            "training diverged; lower the learning rate, or clip gradients"
+        )
+
+
+def lower_bound(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor, local_beta: float | Tensor | None) -> Tensor:
+    """`elbo`, without a look at values."""
     if not torch.compiler.is_compiling():  # n and the weights are numbers outside the graph
         _check_numbers(n, beta, local_beta, log_prob)
     outputs = draws.outputs

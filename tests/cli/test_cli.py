@@ -67,6 +67,10 @@ def test_methods_lists_the_registry():
         assert kind.family in text
         assert kind.family != "Other"
         assert kind.paper in text
+        assert kind.advice in text
+        assert kind.advice.endswith(".")
+        assert kind.cost in text
+        assert kind.cost
         assert kind.paper or name == "Deterministic"
 
 

@@ -8,16 +8,29 @@ from _pytest.mark import ParameterSet
 from contract_methods import METHODS, ROOTS, identify
 
 from bayesify import (
+    DVI,
     ECMP,
+    ELRG,
     EMP,
+    HMC,
+    IVON,
+    SGHMC,
+    SGLD,
+    SLANG,
+    SNGP,
+    SWA,
     SWAG,
     VIFO,
+    VOGN,
     VSD,
     WHVI,
     DeepEnsemble,
     Deterministic,
     MCDropout,
     MeanField,
+    NoisyAdam,
+    Radial,
+    RepulsiveEnsemble,
     VariationalDropout,
 )
 from bayesify.core.method import Method
@@ -36,6 +49,46 @@ _FOR_ALL = (
     "weight_of_the_local_kl",
 )
 
+# Which checks exist for which methods; `test_cells_that_do_not_exist` tests the others.
+_ENSEMBLES = DeepEnsemble | RepulsiveEnsemble
+_OF_ONE_MODEL = ("stored_features", "hooks_in_prediction", "functions_of_changed_nets")
+_OF_WEIGHTS = (
+    "graph_network",
+    "moved_batch",
+    "coupled_rows",
+    "mixture_of_experts",
+    "batch_normalization_in_training",
+    "positions",
+    "compiled_positions",
+    "mask_as_large_as_the_batch",
+    "slow_passes_are_announced",
+    "read_weights",
+    "subclassed_layer",
+    "registered_layer",
+    "unused_layer",
+    "frozen_layer",
+    "tied_embedding",
+    "nested_inputs",
+    "batch_in_dimension_one",
+    "noise_switched_on_late",
+    "checkpointed_layers",
+)
+_OF_EMBEDDINGS = (
+    MeanField | ELRG | Radial | IVON | VOGN | NoisyAdam | SLANG | EMP | ECMP | Deterministic | SWA | SWAG | HMC | SGLD | SGHMC
+)
+
+
+def _exists(method: Method, name: str) -> bool:
+    if name == "members_in_training":
+        return isinstance(method, _ENSEMBLES)
+    if name in _OF_ONE_MODEL and isinstance(method, _ENSEMBLES):
+        return False
+    if name in _OF_WEIGHTS and isinstance(method, VIFO | SNGP | DVI | _ENSEMBLES):
+        return False
+    if name in ("functions", "weight_of_the_local_kl") and isinstance(method, DVI):  # their networks are no chains of ReLUs
+        return False
+    return name != "tied_embedding" or isinstance(method, _OF_EMBEDDINGS)
+
 
 def _methods() -> Iterator[tuple[Method, bool]]:
     """All settings; the first of every method is a quick test (of EMP and ECMP, the first whose components differ)."""
@@ -51,6 +104,8 @@ def _cases() -> Iterator[ParameterSet]:
     for method, first in _methods():
         for check in NET_CHECKS:
             name = check.__name__.removeprefix("check_")
+            if not _exists(method, name):
+                continue
             quick = first and (type(method) in _EVERYWHERE or name in _FOR_ALL)
             yield pytest.param(method, check, marks=() if quick else pytest.mark.slow, id=f"{identify(method)}-{name}")
 
@@ -62,3 +117,12 @@ def test_method_on_net(method: Method, check: Callable[[Method], None]) -> None:
         check(method)
     except NotApplicable as reason:
         pytest.skip(str(reason))
+
+
+def test_cells_that_do_not_exist() -> None:
+    """Each says why, so that a method which comes to support a layer gets its cell."""
+    for method, first in _methods():
+        for check in NET_CHECKS if first else ():
+            if not _exists(method, check.__name__.removeprefix("check_")):
+                with pytest.raises(NotApplicable):
+                    check(method)

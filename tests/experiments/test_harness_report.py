@@ -1,6 +1,7 @@
 """Numbers in reports against numpy, reports from results alone, and the committed reports against the committed results."""
 
 import io
+import dataclasses
 import math
 import time
 
@@ -75,6 +76,8 @@ def test_a_report_says_what_it_is_and_what_is_missing(tmp_path):
     assert "- commit: abc\n" in text
     assert "2 units in " in text
     assert "**Missing:** a (1, 3); b (all)." in text
+    many = dataclasses.replace(table, settings={**table.settings, "datasets": ["a", "b", *map(str, range(20))]})
+    assert "; 9 (all); and 10 of 22 jobs more." in render(Experiment(many))[0]
     assert "\n\na: 3.0\n\n## How it was made\n" in text
 
     Recorder(table, second, Toy(), {}, {**ORIGIN, "commit": "def", "dirty": True}).save({str(u): {"value": 1.0} for u in range(4)})

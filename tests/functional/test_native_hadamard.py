@@ -179,7 +179,7 @@ def test_the_switch(native_calls):
 
 
 def test_missing_and_broken_numba(monkeypatch):
-    monkeypatch.setattr(switch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(switch, "_is_installed", lambda: False)
     with pytest.raises(errors.MissingDependencyError, match=r'use_native\(True\) requires numba; .*"bayesify\[fast\]"'):
         use_native(True)
     with pytest.warns(errors.BayesifyWarning, match="numba is installed but cannot be imported, so the native operators are off"):

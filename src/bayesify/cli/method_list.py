@@ -26,14 +26,23 @@ FAMILIES = (
 
 
 def print_methods() -> None:
-    """Print all methods by family, with their fields and papers, then the parameters of training."""
+    """Print all methods by family, with advice, cost and paper, then their fields and the parameters of training."""
     families = dict.fromkeys(sorted((kind.family for kind in Method.registry.values()), key=_position))
     for family in families:
         print_line(family, style="bold")
         methods = sorted((name, kind) for name, kind in Method.registry.items() if kind.family == family)
-        rows = [[name, first_sentence(kind.__doc__), table_settings(name), kind.paper] for name, kind in methods]
-        print_table(["method", "description", "fields and defaults", "paper"], rows, left=4)
+        rows = [[name, kind.advice or first_sentence(kind.__doc__), kind.cost or "-", kind.paper or "-"] for name, kind in methods]
+        print_table(["method", "when to use it", "cost", "paper"], rows, left=4)
         print_line()
+    print_line(
+        "Cost: time of a training step of LeNet-5 and of AlexNet, as ratios to the plain network's on a CPU, and passes of the "
+        "network per prediction with S draws or M members."
+    )
+    print_line()
+    print_line("Fields that --set can change, and their defaults:", style="bold")
+    fields_of = [[name, table_settings(name)] for name, kind in sorted(Method.registry.items())]
+    print_table(["method", "fields and defaults"], fields_of, left=2)
+    print_line()
     kind = ESTIMATORS["regression"]
     params = kind().get_params(deep=False)
     fields = {task: estimator_fields(estimator) for task, estimator in ESTIMATORS.items()}

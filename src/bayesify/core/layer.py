@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.passes import Passes
+from bayesify.core.values import spread_errors
 from bayesify.functional import local_reparameterization
 
 __all__ = ["BayesianLayer", "Posterior"]
@@ -284,6 +285,7 @@ class BayesianLayer(nn.Module):
         """Load a checkpoint; one of the plain network has no posterior, and the posterior starts from its weights."""
         if f"{prefix}weight" in state_dict and not any(key.startswith(f"{prefix}posterior.") for key in state_dict):
             self._load_plain(state_dict, prefix, missing_keys, error_msgs)
+        error_msgs.extend(spread_errors(state_dict, f"{prefix}posterior."))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     def _load_plain(self, state_dict: dict[str, Any], prefix: str, missing_keys: list[str], error_msgs: list[str]) -> None:

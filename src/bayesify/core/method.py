@@ -30,6 +30,9 @@ class Method:
         keeps_weight: its layers compute with their own weight, unchanged, which may therefore be frozen or tied.
         family: what is random, for lists of methods.
         paper: its source, for lists of methods.
+        advice: one sentence on when to use it, for lists of methods.
+        cost: time of a training step of LeNet-5 and of AlexNet, as ratios to the plain network's, and passes per prediction with
+            S draws or M members, for lists of methods.
     """
 
     registry: ClassVar[dict[str, type[Method]]] = {}
@@ -43,6 +46,8 @@ class Method:
     keeps_weight: ClassVar[bool] = False
     family: ClassVar[str] = "Other"
     paper: ClassVar[str] = ""
+    advice: ClassVar[str] = ""
+    cost: ClassVar[str] = ""
 
     @property
     def is_random(self) -> bool:

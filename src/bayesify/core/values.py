@@ -1,11 +1,15 @@
-"""Whether code may look at the values of tensors."""
+"""Whether code may look at the values of tensors, and what values of variances may be."""
 
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["may_look_at"]
+__all__ = ["may_look_at", "spread_errors"]
+
+_LARGEST_LOG_STD = math.log(1e15)  # as for hyperparameters; single precision holds its square
 
 
 def may_look_at(*tensors: Tensor) -> bool:
@@ -15,3 +19,16 @@ def may_look_at(*tensors: Tensor) -> bool:
     if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
         return False
     return all(type(x) in (Tensor, nn.Parameter) and not x.is_meta for x in tensors)
+
+
+def spread_errors(state: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """What is wrong with the logarithms of spreads in a checkpoint: with larger ones, variances and the KL would be infinite."""
+    for name, x in state.items():
+        if not name.startswith(prefix) or not name.endswith(("log_std", "log_alpha")) or not isinstance(x, Tensor) or x.is_meta:
+            continue
+        largest = float(x.max()) if x.numel() else 0.0
+        if not largest <= _LARGEST_LOG_STD:
+            yield (
+                f"{name} has a value of {largest:g}, but the logarithm of a spread must be at most {_LARGEST_LOG_STD:.1f}; the "
+                "checkpoint is damaged, or its training diverged."
+            )

@@ -59,6 +59,8 @@ class BLoB(Method):
 
     family: ClassVar[str] = "Adapters of language models"
     paper: ClassVar[str] = "Wang et al. 2024, arXiv 2406.11675"
+    advice: ClassVar[str] = "Language models tuned with LoRA: uncertain adapters."
+    cost: ClassVar[str] = "not measured on these; S passes"
 
     where: str = "*lora_[Aa]*"
     prior_std: float = 0.2

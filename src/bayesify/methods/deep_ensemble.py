@@ -47,6 +47,8 @@ class DeepEnsemble(Method):
 
     family: ClassVar[str] = "Ensembles"
     paper: ClassVar[str] = "Lakshminarayanan, Pritzel & Blundell 2017, arXiv 1612.01474"
+    advice: ClassVar[str] = "The default of the estimators: the most reliable where several networks are affordable."
+    cost: ClassVar[str] = "M times the base method; M passes"
 
     is_whole: ClassVar[bool] = True
 

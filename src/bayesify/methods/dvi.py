@@ -61,6 +61,8 @@ class DVI(Method):
 
     family: ClassVar[str] = "Weights"
     paper: ClassVar[str] = "Wu et al. 2019, arXiv 1810.03958"
+    advice: ClassVar[str] = "Networks of linear layers and ReLUs on tables, trained and predicted without sampling noise."
+    cost: ClassVar[str] = "not measured on these; one pass"
 
     has_root: ClassVar[bool] = True
 

@@ -50,6 +50,10 @@ class ELRG(Method):
 
     family: ClassVar[str] = "Weights"
     paper: ClassVar[str] = "Tomczak, Swaroop & Turner 2020, NeurIPS"
+    advice: ClassVar[str] = (
+        "Where weights of a layer are correlated and MeanField is too coarse; more parameters for little gain on small tables."
+    )
+    cost: ClassVar[str] = "4.0, 4.5; S passes"
 
     rank: int = 2
     diagonal: Literal["weight", "layer"] = "weight"

@@ -63,6 +63,8 @@ class HMC(Method):
 
     family: ClassVar[str] = "Sampling"
     paper: ClassVar[str] = "Hoffman & Gelman 2014, arXiv 1111.4246"
+    advice: ClassVar[str] = "The reference for small networks and tables; check that its chains mixed."
+    cost: ClassVar[str] = "thousands of passes over all data; S passes"
 
     prior_std: float = 1.0
     draws: int = 100

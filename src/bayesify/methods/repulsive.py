@@ -73,6 +73,8 @@ class RepulsiveEnsemble(Method):
 
     family: ClassVar[str] = "Ensembles"
     paper: ClassVar[str] = "D'Angelo & Fortuin 2021, arXiv 2106.11642"
+    advice: ClassVar[str] = "An ensemble whose members should differ also where the data do not say so; stop training early."
+    cost: ClassVar[str] = "5.3, 5.5 for five members; M passes"
 
     is_whole: ClassVar[bool] = True
 

@@ -57,6 +57,8 @@ class ScalaBL(Method):
 
     family: ClassVar[str] = "Adapters of language models"
     paper: ClassVar[str] = "Samplawski et al. 2025, arXiv 2506.21408"
+    advice: ClassVar[str] = "Language models tuned with LoRA, with a handful of random numbers per adapter."
+    cost: ClassVar[str] = "not measured on these; S passes"
 
     where: str = "*lora_[Aa]*"
     prior_mean: float = 0.0

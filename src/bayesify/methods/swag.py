@@ -70,6 +70,8 @@ class SWA(Method):
 
     family: ClassVar[str] = "Along training"
     paper: ClassVar[str] = "Izmailov et al. 2018, arXiv 1803.05407"
+    advice: ClassVar[str] = "A better point estimate after training at a constant learning rate."
+    cost: ClassVar[str] = "about that of SWAG; one pass"
 
     prior_std: float | None = None
     start: float = 0.5
@@ -115,6 +117,10 @@ class SWAG(SWA):
     """
 
     paper: ClassVar[str] = "Maddox et al. 2019, arXiv 1902.02476"
+    advice: ClassVar[str] = (
+        "A posterior from ordinary training, also of large networks; in DeepEnsemble(base=SWAG()) it is MultiSWAG."
+    )
+    cost: ClassVar[str] = "1.1, 1.0; S passes"
 
     rank: int = 20
 

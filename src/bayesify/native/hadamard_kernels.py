@@ -179,52 +179,57 @@ def _layer(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
 
 
 @njit(nogil=True, error_model="numpy")
+def _multiply(target, t, a, i, b, j, n):
+    for o in range(n):
+        target[t + o] = a[i + o] * b[j + o]
+
+
+@njit(nogil=True, error_model="numpy")
+def _add_product(target, t, a, i, b, j, n):
+    for o in range(n):
+        target[t + o] += a[i + o] * b[j + o]
+
+
+@njit(nogil=True, error_model="numpy")
+def _add(target, t, a, i, n):
+    for o in range(n):
+        target[t + o] += a[i + o]
+
+
+@njit(nogil=True, error_model="numpy")
 def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
     """Gradients of chunks of rows. Sums over the rows of a chunk are kept apart, so that threads do not change their order."""
     for c in range(first, first + chunks):
         ds1 = c * 4 * blocks * n  # four sums per chunk: s1, s2, mean, std
-        ds2, dmean, dstd = ds1 + blocks * n, ds1 + 2 * blocks * n, ds1 + 3 * blocks * n
         for i in range(ds1, ds1 + 4 * blocks * n):
             sums[i] = 0
         u, v, g = 3 * c * n, (3 * c + 1) * n, (3 * c + 2) * n  # of `work`
         for row in range(c * chunk, min((c + 1) * chunk, total)):
+            for i in range(n):
+                grad_x[row * n + i] = 0
             for k in range(blocks):
-                out, own, at = (row * blocks + k) * n, k * n, row * n
-                for i in range(n):
-                    work[u + i] = s2[own + i] * x[at + i]
+                out, own, at, ds = (row * blocks + k) * n, k * n, row * n, ds1 + k * n
+                _multiply(work, u, s2, own, x, at, n)
                 _rows(work, work, n, 3 * c, 3 * c + 1)
                 for i in range(n):
                     work[g + i] = mean[own + i] + std[own + i] * eps[out + i]
-                for i in range(n):
-                    work[v + i] = work[g + i] * work[u + i]
+                _multiply(work, v, work, g, work, u, n)
                 _rows(work, work, n, 3 * c + 1, 3 * c + 2)
-                for i in range(n):
-                    sums[ds1 + own + i] += grad[out + i] * work[v + i]
-                for i in range(n):
-                    work[v + i] = grad[out + i] * s1[own + i]
+                _add_product(sums, ds, grad, out, work, v, n)
+                _multiply(work, v, grad, out, s1, own, n)
                 _rows(work, work, n, 3 * c + 1, 3 * c + 2)
-                for i in range(n):
-                    work[u + i] *= work[v + i]  # the gradient of g
-                for i in range(n):
-                    sums[dmean + own + i] += work[u + i]
-                for i in range(n):
-                    sums[dstd + own + i] += work[u + i] * eps[out + i]
-                for i in range(n):
-                    work[v + i] *= work[g + i]
+                _multiply(work, u, work, u, work, v, n)  # the gradient of g
+                _add(sums, ds + 2 * blocks * n, work, u, n)
+                _add_product(sums, ds + 3 * blocks * n, work, u, eps, out, n)
+                _multiply(work, v, work, v, work, g, n)
                 _rows(work, work, n, 3 * c + 1, 3 * c + 2)
-                for i in range(n):
-                    sums[ds2 + own + i] += work[v + i] * x[at + i]
-                if k == 0:
-                    for i in range(n):
-                        grad_x[at + i] = work[v + i] * s2[own + i]
-                else:
-                    for i in range(n):
-                        grad_x[at + i] += work[v + i] * s2[own + i]
+                _add_product(sums, ds + blocks * n, work, v, x, at, n)
+                _add_product(grad_x, at, work, v, s2, own, n)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def layer32(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
-    """Rows of y = s1 H((mean + std eps) H(s2 x)) for K blocks, float32: addresses of x (R, n), scales (K, n), eps and y (R, K, n)."""
+    """Rows of y = s1 H((mean + std eps) H(s2 x)), float32: addresses of x (R, n), scales (K, n), eps and y (R, K, n)."""
     p = _float32_at
     _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import cache
 
 from bayesify.errors import MissingDependencyError, warn
 
 __all__ = ["give_up", "native_is_used", "use_native"]
 
 
+@cache
 def _is_installed() -> bool:
     try:
         return importlib.util.find_spec("numba") is not None

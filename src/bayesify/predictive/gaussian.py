@@ -63,6 +63,12 @@ class GaussianPredictive(NumericPredictive):
             raise DataError(f"means {tuple(means.shape)} must have components={self.components} for every draw")
         if may_look_at(stds) and not (stds > 0).all():
             raise DataError(f"stds must be above 0 and not NaN, got {stds.min().item()} as the smallest")
+        bound = math.sqrt(torch.finfo(means.dtype).max)
+        if means.numel() and may_look_at(means, stds) and not (means.abs().max() < bound and stds.max() < bound):
+            raise DataError(
+                f"means and stds must not be NaN, and below {bound:.1e} in magnitude, so that {means.dtype} holds the variance; "
+                "training diverged, or targets need another unit"
+            )
         object.__setattr__(self, "means", means)
         object.__setattr__(self, "stds", stds)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.outputs import Draws
-from bayesify.objectives import elbo
+from bayesify.objectives import lower_bound
 from bayesify.train.batch import Batch, apply, call
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Objective(nn.Module):
             draws = draws._replace(local_kl=draws.local_kl * batch.weights)
             if draws.observation is not None:
                 draws.observation.weights = batch.weights
-        loss = -elbo(draws, target, n, beta, local_beta)
+        loss = -lower_bound(draws, target, n, beta, local_beta)
         inputs = batch.auxiliary if self.auxiliary is None else self.auxiliary(batch.inputs)
         if inputs is not None:
             loss = loss + self.bnn.auxiliary_beta * apply(self.bnn.regularizer, inputs).mean()

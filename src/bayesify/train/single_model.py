@@ -150,7 +150,12 @@ class _Loop:
         betas: list[float] = []
         for number, (batch, group, is_last) in enumerate(_grouped(self.data.train, epoch, self.options.accumulate)):
             betas.append(self.training.beta_at(self._progress(epoch, number)))
-            terms.append(self._step(batch, betas[-1], group, is_last))
+            try:
+                terms.append(self._step(batch, betas[-1], group, is_last))
+            except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+                raise self._divergence_error(
+                    f"in batch {number + 1} of epoch {epoch}, {error}{_culprits(self.training.bnn)}"
+                ) from error
             sizes.append(batch.size)
             if is_last:
                 self._collect(self._progress(epoch, number + 1))
