@@ -108,11 +108,12 @@ def write_tables(
 
 
 class Grid:
-    """Results by data set and method, in the order of the configuration."""
+    """Results by data set and method, in the order of the configuration, without data sets that have none."""
 
     def __init__(self, jobs: Sequence[Job], results: ByJob) -> None:
         self.jobs = {(job.settings["dataset"], job.settings["method"]): job for job in jobs}
-        self.datasets = list(dict.fromkeys(dataset for dataset, _ in self.jobs))
+        present = {dataset for (dataset, _), job in self.jobs.items() if results.get(job.key)}
+        self.datasets = [dataset for dataset in dict.fromkeys(dataset for dataset, _ in self.jobs) if dataset in present]
         self.methods = list(dict.fromkeys(method for _, method in self.jobs))
         self.results = results
 

@@ -47,7 +47,7 @@ def hadamard_layer(x: Tensor, s1: Tensor, s2: Tensor, mean: Tensor, std: Tensor,
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, *arguments: Tensor) -> Tensor:
         ctx.save_for_backward(*arguments)
         dense = [t.contiguous() for t in arguments]
         x, eps = dense[0], dense[-1]
@@ -59,7 +59,7 @@ class _Layer(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         arguments = ctx.saved_tensors
         if torch.is_grad_enabled():  # gradients of the gradient
             used = [t for t in arguments[:5] if t.requires_grad]
