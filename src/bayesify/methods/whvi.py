@@ -15,8 +15,8 @@ has wrong:
 - $S_1$ and $S_2$ have no KL, so their scale and that of g are exchangeable: $\lambda$ only affects the initial W. g is stored in
   units of the prior's standard deviation, which keeps all parameters of the order of one.
 - Blocks that share q(g) also share its draw; otherwise the KL would count once per block.
-- With flows, $q(g)$ is the distribution of the last variable, and $\mathrm{KL} = \mathrm{E}_{q_0}[\log q_0(z_0) -
-  \sum_k\log|\det J_k| - \log p(z_K)]$ has no closed form: it is estimated, without bias.
+- With flows, $q(g)$ is the distribution of the last variable, and the KL has no closed form: it is the mean over $q_0$ of
+  $\log q_0(z_0)$, less $\sum_k\log|\det J_k|$ and $\log p(z_K)$, and is estimated without bias.
 - The distribution of W is not a matrix normal (`hadamard_second_moments`) and is never drawn as one.
 """
 
