@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from bayesify.jobs import RayCluster
 from bayesify.jobs.where import cluster_of
 from bayesify.likelihoods import Gaussian
 from bayesify.train import Training, fit, fit_many
+from bayesify.train.many import on_cluster
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 ARGUMENTS = {"epochs": 3, "batch_size": 16, "accelerator": "cpu", "progress": False}
@@ -97,6 +99,14 @@ def test_a_killed_process_changes_nothing(cluster, tmp_path):
     with pytest.warns(RuntimeWarning, match="its process died 1 times"):
         histories = fit_many(_trainings(1), **ARGUMENTS, scheduler=scheduler, on=_with(cluster, max_retries=0))
     assert "its process died" in histories[0].failure
+
+
+def test_a_machine_without_the_folder_of_the_checkpoint_says_so(tmp_path):
+    settings = {name: value for name, value in ARGUMENTS.items() if name != "progress"}
+    part = on_cluster._Part(0, _trainings(1), fit_many, settings, tmp_path / "elsewhere" / "run.ckpt")
+    with pytest.warns(UserWarning, match="elsewhere is no folder on this machine of the cluster"):
+        (trained,) = on_cluster._train(part, SimpleNamespace(progress=lambda share: None))
+    assert len(trained.history) == 3
 
 
 def test_members_of_an_ensemble(cluster):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesify.errors import ClusterError
+from bayesify.errors import ClusterError, warn
 from bayesify.jobs import Channel, RayCluster, run_jobs
 from bayesify.jobs.cluster import connected, slots
 from bayesify.train.arguments import Training
@@ -97,6 +97,11 @@ def _train(part: _Part, channel: Channel) -> list[_Trained]:
     if checkpoint is not None:
         numbers = f"{part.first}-{part.first + len(part.trainings) - 1}"
         shared = checkpoint.parent.is_dir()
+        if not shared:
+            warn(
+                f"{checkpoint.parent} is no folder on this machine of the cluster, so an interrupted training starts again; give a "
+                "checkpoint in a folder that all machines share"
+            )
         checkpoint = checkpoint.with_name(f"{checkpoint.name}.models{numbers}") if shared else None
     histories = part.train(part.trainings, **part.settings, checkpoint=checkpoint, progress=channel.progress)
     trained = zip(part.trainings, histories, strict=True)
