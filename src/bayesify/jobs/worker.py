@@ -106,9 +106,9 @@ def check_versions(expected: Mapping[str, str], found: Mapping[str, str], place:
     Raises:
         ConfigurationError: it has others.
     """
-    differing = [name for name, version in expected.items() if found[name] != version]
+    differing = [name for name, version in expected.items() if found.get(name) != version]
     if differing:
-        here, there = (", ".join(f"{name} {facts[name] or 'unknown'}" for name in differing) for facts in (expected, found))
+        here, there = (", ".join(f"{name} {facts.get(name) or 'unknown'}" for name in differing) for facts in (expected, found))
         raise ConfigurationError(
             f"version mismatch: this process has {here}, the machine {place} of the cluster {there}; install the same"
         )
