@@ -25,7 +25,7 @@ from bayesify.jobs import RayCluster
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'bayesify[ray]'")
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from ray_servers import ray_cluster
+from ray_servers import kill_machine, ray_cluster
 
 DATASETS = '["a", "b", "c", "d"]'
 
@@ -67,7 +67,7 @@ def test_a_killed_process_and_a_killed_machine_change_nothing(tmp_path, capsys):
 
         def kill():
             _wait(lambda: {"d-1", "c-1"} <= set(work_done(log)))  # one on each machine
-            cluster.remove_node(second, allow_graceful=False)
+            kill_machine(cluster, second)
             (there / "go").touch()
 
         thread = threading.Thread(target=kill, daemon=True)

@@ -12,7 +12,7 @@ from bayesify import MeanField
 from bayesify.environment import environment
 from bayesify.errors import DivergenceError
 from bayesify.metrics import evaluate
-from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, StudentTPredictive
 from bayesify.report import assess, render, write_report
 from bayesify.report.skill import CONSTANT, constant_baseline
 from bayesify.report.uncertain_rows import most_uncertain, related_columns
@@ -37,7 +37,8 @@ def test_an_assessment_is_computed_once_and_rendered(tmp_path):
 
 
 def test_predictions_that_are_not_finite(tmp_path):
-    p = GaussianPredictive(torch.full((1, 3), math.inf), torch.tensor(1.0))
+    one = torch.ones(1, 3)
+    p = StudentTPredictive(math.inf * one, one, 4 * one, 3 * one)
     with pytest.raises(DivergenceError, match="infinite or NaN"):
         write_report(tmp_path / "report.html", predictive=p, y=torch.zeros(3))
     assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,10 @@ _LARGEST_LOG_STD = math.log(1e15)  # as for hyperparameters; single precision ho
 
 
 def may_look_at(*tensors: Tensor) -> bool:
-    """Whether the values of tensors can decide what is done next: not in compiled or vectorized code, nor without storage."""
+    """Whether the values of tensors can decide what is done next: not in traced or vectorized code, nor without storage."""
     if torch.compiler.is_compiling() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None:
+        return False
+    if cast(Any, torch._C)._len_torch_dispatch_stack():  # `make_fx` traces tensors of the usual type
         return False
     if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
         return False
