@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import ELRG, VMG, VSD, WHVI, Gaussian, MeanField, VariationalDropout, bayesify, elbo, predict
+from bayesify import DVI, ELRG, VMG, VSD, WHVI, Gaussian, MeanField, VariationalDropout, bayesify, elbo, predict
 from bayesify.errors import DataError, DivergenceError
 from bayesify.train import fit
 
@@ -55,6 +55,16 @@ def test_the_bound_of_an_infinite_kl(method):
     set_spreads(bnn, 20.0)
     draws = bnn(x)
     assert elbo(draws, torch.zeros(1, 20), n=20).isfinite()
+
+
+@pytest.mark.parametrize("log_std", [50.0, math.nan])
+@pytest.mark.parametrize("method", [ELRG(), DVI(), DVI(covariance="diagonal")], ids=["ELRG", "DVI", "DVI-diagonal"])
+def test_factorizations_in_a_training_loop(method, log_std):
+    """A named error where the factorization of a covariance alone would fail without a hint."""
+    torch.manual_seed(0)
+    bnn = set_spreads(bayesify(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), method), log_std)
+    with pytest.raises(DivergenceError, match="lower the learning rate, or clip gradients"):
+        elbo(bnn(data()[0], samples=2), torch.zeros(2, 20), n=20)
 
 
 def test_log_probabilities_that_are_nan():

@@ -5,6 +5,7 @@ Shapes: S draws, B batch, I inputs, H units of a layer, K outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -20,7 +21,8 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import without_autocast
 from bayesify.core.outputs import Draws, NormalOutputs
-from bayesify.errors import DataError, NothingRandomError
+from bayesify.core.values import may_look_at
+from bayesify.errors import DataError, DivergenceError, NothingRandomError
 from bayesify.functional import at_least_float32, relu_covariance, relu_moments
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class MomentRoot(Folded):
             mean, covariance = self._moments(inputs, kwargs)
             noise = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device)
             with without_autocast(mean.device):
-                factor = torch.linalg.cholesky(covariance)
+                factor = _cholesky(covariance)
                 outputs = mean + (factor @ noise.unsqueeze(-1)).squeeze(-1)
         kl = self.kl_of_pass({})
         dtype = next(self.net.parameters()).dtype
@@ -121,6 +123,21 @@ def _linear(layer: BayesianLayer, inputs: Moments, full: bool) -> Moments:
         return Moments(center, torch.diag_embed(own))
     turned = weight * spread.unsqueeze(1) if spread.dim() == 2 else weight @ spread
     return Moments(center, turned @ weight.mT + torch.diag_embed(own))
+
+
+def _cholesky(covariance: Tensor) -> Tensor:
+    """Factors of the covariances (B, K, K) of the outputs; NaN where there is none, which raises an error on the CPU.
+
+    Looking for NaN on a GPU would wait for it in every step.
+    """
+    factor, info = torch.linalg.cholesky_ex(covariance)
+    failed = info != 0
+    if covariance.device.type == "cpu" and may_look_at(covariance.detach()) and failed.any():
+        raise DivergenceError(
+            f"DVI's covariance of the outputs is infinite, NaN or not positive definite for {int(failed.sum())} of {len(failed)} "
+            "examples: inputs are not finite, or training diverged; lower the learning rate, or clip gradients"
+        )
+    return factor.masked_fill(failed[:, None, None], math.nan)
 
 
 def _wide(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -92,6 +92,7 @@ class Stack:
         self.streams = Streams(len(objectives), device)
         # models that differ in tensors alone share a function and its graph
         self.representatives = [next(i for i, other in enumerate(objectives) if same_function(other, o)) for o in objectives]
+        # by shapes of batches: two per data set, because all batches but the last have one size
         self._steps: dict[Any, tuple[VectorizedFunction, _Step]] = {}
         self._log_probs: dict[Any, VectorizedFunction] = {}
 
