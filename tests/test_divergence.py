@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import DVI, ELRG, VMG, VSD, WHVI, Gaussian, MeanField, VariationalDropout, bayesify, elbo, predict
+from bayesify import DVI, ELRG, VMG, VSD, WHVI, Categorical, Gaussian, MeanField, VariationalDropout, bayesify, elbo, predict
 from bayesify.errors import DataError, DivergenceError
 from bayesify.train import fit
 
@@ -80,6 +80,15 @@ def test_log_probabilities_that_are_nan():
 def test_training(method):
     with pytest.raises(DivergenceError, match=r"of epoch 1.* NaN or infinite: net\.0"):
         fit(set_spreads(network(method), 43.0), data(), LIKELIHOOD, epochs=2, batch_size=10, accelerator="cpu")
+
+
+def test_training_whose_factorization_fails():
+    """With classes, DVI draws outputs; normal targets have a closed form."""
+    torch.manual_seed(0)
+    bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), DVI())
+    message = r"in batch 2 of epoch 1, DVI's covariance of the outputs.*clip gradients\. NaN or infinite: the KL of 0"
+    with pytest.raises(DivergenceError, match=message):
+        fit(bnn, (data()[0], torch.arange(20) % 2), Categorical(), epochs=1, batch_size=10, learning_rate=1e6, accelerator="cpu")
 
 
 def test_predictions_whose_variance_would_be_infinite():

@@ -152,10 +152,9 @@ class _Loop:
             betas.append(self.training.beta_at(self._progress(epoch, number)))
             try:
                 terms.append(self._step(batch, betas[-1], group, is_last))
-            except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
-                raise self._divergence_error(
-                    f"in batch {number + 1} of epoch {epoch}, {error}{_culprits(self.training.bnn)}"
-                ) from error
+            except (torch.linalg.LinAlgError, DivergenceError) as error:  # pyright: ignore[reportPrivateImportUsage]
+                reason = f"in batch {number + 1} of epoch {epoch}, {str(error).rstrip('.')}."
+                raise self._divergence_error(reason + _culprits(self.training.bnn)) from error
             sizes.append(batch.size)
             if is_last:
                 self._collect(self._progress(epoch, number + 1))
