@@ -14,6 +14,7 @@ import sys
 NAMES = (
     "training_step",
     "breakdown",
+    "compiled",
     "prediction",
     "pretrained",
     "peers",

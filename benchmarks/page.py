@@ -69,6 +69,21 @@ def _breakdown() -> str:
     return f"{_table(['', '', *kinds], rows)}\n\nMilliseconds per step. {_environment(results)}"
 
 
+def _compiled() -> str:
+    results = read("compiled")
+    rows = [
+        [
+            _code(name),
+            f"{row['eager']['milliseconds'] / results['settings']['repeats']:.2f}",
+            f"{row['compiled']['ratio']:.2f}",
+            f"{row['seconds_to_compile']:.0f}",
+        ]
+        for name, row in results["results"].items()
+    ]
+    table = _table(["", "eager (ms)", "compiled, of eager", "compiling (s)"], rows)
+    return f"{table}\n\n{_environment(results)}"
+
+
 def _prediction() -> str:
     results = read("prediction")
     return f"{_ratios(results['nets'])}\n\n{results['samples']} draws. {_environment(results)}"
@@ -144,6 +159,7 @@ def _tables() -> str:
 _TABLES: dict[str, Callable[[], str]] = {
     "training step": _training_step,
     "breakdown": _breakdown,
+    "compiled": _compiled,
     "prediction": _prediction,
     "pretrained": _pretrained,
     "peers": _peers,

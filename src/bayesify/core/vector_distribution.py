@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bayesify.functional import at_least_float32, gaussian_kl_sum, planar_flow, planar_identity
+from bayesify.functional import at_least_float32, gaussian_kl_sum, planar_flow, planar_identity, standard_normal
 
 __all__ = ["VectorDistribution"]
 
@@ -50,7 +50,7 @@ class VectorDistribution(nn.Module):
     def draw(self, samples: int, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draw vectors (S, K, D), from eps (S, K, D) if given, and return them with the log-determinants of the flows (S,)."""
         if eps is None:
-            eps = torch.randn(samples, *self.mean.shape, dtype=self.mean.dtype, device=self.mean.device)
+            eps = standard_normal(samples, *self.mean.shape, like=self.mean)
         if self.tril is None:
             z = torch.addcmul(self.mean, self.log_std.exp(), eps)
         else:

@@ -3,6 +3,7 @@
 from bayesify.functional.beta_distribution import incomplete_beta
 from bayesify.functional.bounded import bounded_exp, bounded_gaussian_nll
 from bayesify.functional.chains import effective_sample_size, split_r_hat
+from bayesify.functional.drawing import bernoulli, standard_normal, standard_uniform
 from bayesify.functional.flows import masked_flow, planar_flow, planar_flow_inverse, planar_identity
 from bayesify.functional.hadamard import fwht, hadamard_matrix
 from bayesify.functional.hadamard_weights import (
@@ -56,6 +57,7 @@ __all__ = [
     "Structure",
     "at_least_float32",
     "at_most",
+    "bernoulli",
     "bernoulli_mask",
     "bounded_exp",
     "bounded_gaussian_nll",
@@ -96,6 +98,8 @@ __all__ = [
     "relu_covariance",
     "relu_moments",
     "split_r_hat",
+    "standard_normal",
+    "standard_uniform",
     "structured_noise",
     "vifo_empirical_bayes",
     "vifo_empirical_bayes_all",

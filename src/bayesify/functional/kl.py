@@ -88,7 +88,16 @@ def gaussian_kl_and_spread(
         (tensor(1.), tensor([1., 1.]), tensor([1., 1.]))
     """
     shift = mean - prior_mean if isinstance(prior_mean, Tensor) or prior_mean else mean
+    if torch.compiler.is_compiling():  # which merges the passes itself, and may turn prior_std into an input of the graph
+        std = log_std.exp()
+        variance = std.square()
+        return _gaussian_kl(shift, log_std, variance, prior_std), std, variance
     return _GaussianKL.apply(shift, log_std, prior_std)
+
+
+def _gaussian_kl(shift: Tensor, log_std: Tensor, variance: Tensor, prior_std: float) -> Tensor:
+    squares = variance.sum() + shift.square().sum()
+    return squares / (2 * prior_std**2) - log_std.sum() + shift.numel() * (math.log(prior_std) - 0.5)
 
 
 def low_rank_gaussian_kl(mean: Tensor, log_std: Tensor, factor: Tensor, prior_std: float = 1.0) -> Tensor:
@@ -191,9 +200,7 @@ class _GaussianKL(torch.autograd.Function):
     def forward(shift: Tensor, log_std: Tensor, prior_std: float) -> tuple[Tensor, Tensor, Tensor]:
         std = log_std.exp()
         variance = std.square()
-        squares = variance.sum() + shift.square().sum()
-        kl = squares / (2 * prior_std**2) - log_std.sum() + shift.numel() * (math.log(prior_std) - 0.5)
-        return kl, std, variance
+        return _gaussian_kl(shift, log_std, variance, prior_std), std, variance
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor, Tensor]) -> None:

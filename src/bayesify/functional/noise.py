@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.functional.drawing import bernoulli, standard_normal, standard_uniform
 from bayesify.functional.nodes import signed
 
 __all__ = ["at_most", "bernoulli_mask", "concrete_mask", "local_reparameterization", "normal_like"]
@@ -31,9 +32,8 @@ def normal_like(x: Tensor, draws: int = 1) -> Tensor:
     """
     if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
         b, c, h, w = x.shape
-        return torch.randn(draws * b, h, w, c, dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
-    shape = x.shape if draws == 1 else (draws * x.shape[0], *x.shape[1:])
-    return torch.randn(shape, dtype=x.dtype, device=x.device)
+        return standard_normal(draws * b, h, w, c, like=x).permute(0, 3, 1, 2)
+    return standard_normal(*(x.shape if draws == 1 else (draws * x.shape[0], *x.shape[1:])), like=x)
 
 
 def bernoulli_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
@@ -51,8 +51,7 @@ def bernoulli_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
         >>> bernoulli_mask((2,), 0.0, torch.zeros(1))
         tensor([1., 1.])
     """
-    # On a CPU four times faster than Tensor.bernoulli_.
-    return (torch.rand(shape, device=like.device) >= p).to(like.dtype) / (1 - p)
+    return bernoulli(*shape, p=1 - p, like=like) / (1 - p)
 
 
 def concrete_mask(shape: tuple[int, ...], logit: Tensor, temperature: float) -> Tensor:
@@ -76,7 +75,7 @@ def concrete_mask(shape: tuple[int, ...], logit: Tensor, temperature: float) -> 
         tensor([1., 1., 1.])
     """
     logit = logit.to(torch.promote_types(logit.dtype, torch.float32))
-    u = torch.rand(shape, dtype=logit.dtype, device=logit.device)
+    u = standard_uniform(*shape, like=logit)
     return torch.sigmoid(-(logit + torch.logit(u)) / temperature) / torch.sigmoid(-logit)
 
 

@@ -23,7 +23,7 @@ from bayesify.core.modes import without_autocast
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.values import may_look_at
 from bayesify.errors import DataError, DivergenceError, NothingRandomError
-from bayesify.functional import at_least_float32, relu_covariance, relu_moments
+from bayesify.functional import at_least_float32, relu_covariance, relu_moments, standard_normal
 
 if TYPE_CHECKING:
     from bayesify.methods.dvi import DVIPosterior
@@ -54,7 +54,7 @@ class MomentRoot(Folded):
         check_integer("samples", samples)
         with noise_of_rank(self.net, self.training):
             mean, covariance = self._moments(inputs, kwargs)
-            noise = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device)
+            noise = standard_normal(samples, *mean.shape, like=mean)
             with without_autocast(mean.device):
                 factor = _cholesky(covariance)
                 outputs = mean + (factor @ noise.unsqueeze(-1)).squeeze(-1)

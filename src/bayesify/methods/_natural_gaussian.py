@@ -14,7 +14,7 @@ from bayesify.core.checks import check_choice, check_fraction, check_rate, check
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, gaussian_kl
+from bayesify.functional import at_least_float32, gaussian_kl, standard_normal
 
 __all__ = ["GaussianFields", "Gradients", "NaturalGaussian"]
 
@@ -185,5 +185,5 @@ class NaturalGaussian(NaturalPosterior):
 
 
 def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:
-    noise = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device)
+    noise = standard_normal(samples, *mean.shape, like=mean)
     return torch.addcmul(mean, log_std.exp(), noise)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer, Posterior
-from bayesify.functional import at_least_float32
+from bayesify.functional import at_least_float32, standard_normal
 
 if TYPE_CHECKING:
     from bayesify.methods.emp import EMP
@@ -47,8 +47,8 @@ class PatchPosterior(Posterior):
         std = self.method.component_std
         if not std:
             return weight, bias
-        weight = weight + std * torch.randn(weight.shape, dtype=weight.dtype, device=weight.device)
-        return weight, None if bias is None else bias + std * torch.randn(bias.shape, dtype=bias.dtype, device=bias.device)
+        weight = weight + std * standard_normal(*weight.shape, like=weight)
+        return weight, None if bias is None else bias + std * standard_normal(*bias.shape, like=bias)
 
     def _chosen(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         """Centers of the components that are drawn, (S, *)."""
@@ -129,7 +129,7 @@ class PatchPosterior(Posterior):
 
 def _spread(center: Tensor, layer: BayesianLayer, method: EMP) -> nn.Parameter:
     """K components around a weight or bias; the padding vector of an embedding stays zero."""
-    noise = torch.randn(method.components, *center.shape, dtype=center.dtype, device=center.device)
+    noise = standard_normal(method.components, *center.shape, like=center)
     noise = noise * (method.spread / math.sqrt(layer.fan_in))
     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
         noise[:, layer.padding_idx] = 0

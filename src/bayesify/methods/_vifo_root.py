@@ -27,7 +27,7 @@ from bayesify.core.modes import can_compare, eval_mode, modes_kept
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32
+from bayesify.functional import at_least_float32, standard_normal
 
 if TYPE_CHECKING:
     from bayesify.methods.vifo import VIFO
@@ -89,9 +89,7 @@ class RandomOutputs(Bayesian):
         check_integer("samples", samples)
         with noise_of_rank(self.net, self.training):
             mean, std = self._moments(inputs, kwargs)
-            noise = torch.randn(
-                (samples, *(self._shape_of_one(mean) if coherent else mean.shape)), dtype=mean.dtype, device=mean.device
-            )
+            noise = standard_normal(samples, *(self._shape_of_one(mean) if coherent else mean.shape), like=mean)
             outputs = mean + std.to(mean.dtype) * noise
             return Draws(outputs, self.kl_of_pass({}), self._penalty(mean, std), local_beta=self.local_beta)
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, gaussian_kl_sum
+from bayesify.functional import at_least_float32, gaussian_kl_sum, standard_normal
 from bayesify.methods._adapters import adapters, check_where
 
 __all__ = ["BLoB"]
@@ -91,7 +91,7 @@ class BLoBPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
-        eps = torch.randn(samples, *weight.shape, dtype=weight.dtype, device=weight.device)
+        eps = standard_normal(samples, *weight.shape, like=weight)
         return torch.addcmul(weight, self.g.square(), eps), None if bias is None else bias.expand(samples, *bias.shape)
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, gaussian_kl_sum, vifo_empirical_bayes
+from bayesify.functional import at_least_float32, gaussian_kl_sum, standard_normal, vifo_empirical_bayes
 from bayesify.methods._moment_root import MomentRoot
 
 __all__ = ["DVI"]
@@ -128,5 +128,5 @@ class DVIPosterior(Posterior):
 
 
 def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:
-    noise = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device)
+    noise = standard_normal(samples, *mean.shape, like=mean)
     return torch.addcmul(mean, log_std.exp(), noise)

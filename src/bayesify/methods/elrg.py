@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, local_reparameterization, low_rank_gaussian_kl
+from bayesify.functional import at_least_float32, local_reparameterization, low_rank_gaussian_kl, standard_normal
 
 __all__ = ["ELRG"]
 
@@ -92,7 +92,7 @@ class LowRankPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
-        z = torch.randn(samples, self.method.rank, dtype=weight.dtype, device=weight.device)
+        z = standard_normal(samples, self.method.rank, like=weight)
         drawn = _draw(weight, self.weight_log_std, self.weight_factor, z)
         if bias is None or self.bias_factor is None:
             return drawn, None
@@ -106,7 +106,7 @@ class LowRankPosterior(Posterior):
         weight_variance = torch.exp(2 * self.weight_log_std).expand_as(weight)
         bias_variance = None if bias is None else torch.exp(2 * self._bias_log_std()).expand_as(bias)
         y = local_reparameterization(layer.op(x, weight, bias), layer.op(layer.square(x), weight_variance, bias_variance))
-        z = torch.randn(self.method.rank, x.shape[0], *[1] * (y.dim() - 1), dtype=y.dtype, device=y.device)
+        z = standard_normal(self.method.rank, x.shape[0], *[1] * (y.dim() - 1), like=y)
         for k in range(self.method.rank):
             bias_factor = None if self.bias_factor is None else self.bias_factor[k]
             y = torch.addcmul(y, z[k], layer.op(x, self.weight_factor[k], bias_factor))
@@ -127,5 +127,5 @@ class LowRankPosterior(Posterior):
 
 def _draw(mean: Tensor, log_std: Tensor, factor: Tensor, z: Tensor) -> Tensor:
     """(S, *shape of mean), from z (S, r)."""
-    eps = torch.randn(z.shape[0], *mean.shape, dtype=mean.dtype, device=mean.device)
+    eps = standard_normal(z.shape[0], *mean.shape, like=mean)
     return torch.addcmul(mean, log_std.exp(), eps) + (z @ factor.flatten(1)).unflatten(1, mean.shape)

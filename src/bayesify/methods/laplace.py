@@ -37,6 +37,7 @@ from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import ConfigurationError
+from bayesify.functional import standard_normal
 from bayesify.methods._laplace_torch import STRUCTURES, check_laplace, fit_laplace
 from bayesify.methods._linearized import Linearized
 from bayesify.methods._weight_density import WeightDensity
@@ -159,7 +160,7 @@ class DiagonalPosterior(LaplacePosterior):
     std: Tensor
 
     def deviation(self, layer: BayesianLayer, samples: int) -> Tensor:
-        return self.std * torch.randn(samples, len(self.std), dtype=self.std.dtype, device=self.std.device)
+        return self.std * standard_normal(samples, len(self.std), like=self.std)
 
 
 class FullPosterior(LaplacePosterior):
@@ -172,7 +173,7 @@ class FullPosterior(LaplacePosterior):
         return z @ self.scale.T
 
     def _noise(self, samples: int) -> Tensor:
-        return torch.randn(samples, self.scale.shape[1], dtype=self.scale.dtype, device=self.scale.device)
+        return standard_normal(samples, self.scale.shape[1], like=self.scale)
 
 
 class KroneckerPosterior(LaplacePosterior):

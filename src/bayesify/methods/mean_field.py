@@ -43,6 +43,7 @@ from bayesify.functional import (
     bernoulli_mask,
     gaussian_kl,
     gaussian_kl_and_spread,
+    standard_normal,
     vifo_empirical_bayes,
     vifo_mean,
     vifo_mean_variance,
@@ -242,7 +243,7 @@ class GaussianPosterior(Posterior):
 def _draw(mean: Tensor, std: Tensor, samples: int) -> Tensor:
     """(S, *shape of mean). A single draw is not broadcast: the gradient of a broadcast is a sum."""
     shape = mean.shape if samples == 1 else (samples, *mean.shape)
-    drawn = torch.addcmul(mean, std, torch.randn(shape, dtype=mean.dtype, device=mean.device))
+    drawn = torch.addcmul(mean, std, standard_normal(*shape, like=mean))
     return drawn.unsqueeze(0) if samples == 1 else drawn
 
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization, masked_flow
+from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization, masked_flow, standard_normal
 
 __all__ = ["MNF"]
 
@@ -114,17 +114,17 @@ class FlowPosterior(Posterior):
         """Draw z (S, K), from eps (S, K) if given; return it with eps and the log-determinants (S,), of at least float32."""
         mean, log_std = at_least_float32(self.z_mean), at_least_float32(self.z_log_std)
         if eps is None:
-            eps = torch.randn(samples, mean.shape[0], dtype=mean.dtype, device=mean.device)
+            eps = standard_normal(samples, mean.shape[0], like=mean)
         z, log_det = self.flows(torch.addcmul(mean, log_std.exp(), eps))
         return z, eps, log_det
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         mean = self._scaled(layer.weight, self.draw_z(samples)[0])
-        eps = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device)
+        eps = standard_normal(*mean.shape, like=mean)
         weight = torch.addcmul(mean, self.weight_log_std.exp(), eps)
         if layer.bias is None or self.bias_log_std is None:
             return weight, None
-        eps = torch.randn(samples, *layer.bias.shape, dtype=layer.bias.dtype, device=layer.bias.device)
+        eps = standard_normal(samples, *layer.bias.shape, like=layer.bias)
         return weight, torch.addcmul(layer.bias, self.bias_log_std.exp(), eps)
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:

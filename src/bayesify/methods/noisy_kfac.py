@@ -41,7 +41,7 @@ from bayesify.core.modes import without_autocast
 from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.core.per_example import Record
 from bayesify.errors import DivergenceError
-from bayesify.functional import at_least_float32
+from bayesify.functional import at_least_float32, standard_normal
 
 __all__ = ["NoisyKFAC"]
 
@@ -117,7 +117,7 @@ class KroneckerPosterior(NaturalPosterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         mean, rows, columns = _matrix(layer.weight, layer.bias), _factor(self.row_tril), _factor(self.column_tril)
-        noise = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device)
+        noise = standard_normal(samples, *mean.shape, like=mean)
         with without_autocast(mean.device):
             return _parts(layer, mean + rows @ noise @ columns.mT)
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, radial_kl
+from bayesify.functional import at_least_float32, radial_kl, standard_normal
 
 __all__ = ["Radial"]
 
@@ -83,8 +83,8 @@ class RadialPosterior(Posterior):
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         numel = weight.numel() + (0 if bias is None else bias.numel())
-        eps = torch.randn(samples, numel, dtype=weight.dtype, device=weight.device)
-        distance = torch.randn(samples, 1, dtype=weight.dtype, device=weight.device)  # its sign does not matter
+        eps = standard_normal(samples, numel, like=weight)
+        distance = standard_normal(samples, 1, like=weight)  # its sign does not matter
         noise = eps * (distance / torch.linalg.vector_norm(eps, dim=1, keepdim=True))
         drawn = torch.addcmul(weight, self.weight_log_std.exp(), noise[:, : weight.numel()].reshape(samples, *weight.shape))
         if bias is None or self.bias_log_std is None:

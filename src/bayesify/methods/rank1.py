@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, dropout_kl, gaussian_kl_sum
+from bayesify.functional import at_least_float32, dropout_kl, gaussian_kl_sum, standard_normal
 
 __all__ = ["BatchEnsemble", "Rank1"]
 
@@ -189,7 +189,7 @@ def _spread_evenly(samples: int) -> Tensor:
 
 
 def _noise(mean: Tensor, rows: int) -> Tensor:
-    return torch.randn(rows, mean.shape[1], dtype=mean.dtype, device=mean.device)
+    return standard_normal(rows, mean.shape[1], like=mean)
 
 
 def _factor(mean: Tensor, log_std: Tensor | None, eps: Tensor | None, z: Tensor, rows: int) -> Tensor:

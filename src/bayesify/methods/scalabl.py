@@ -30,7 +30,7 @@ from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, gaussian_kl_sum
+from bayesify.functional import at_least_float32, gaussian_kl_sum, standard_normal
 from bayesify.methods._adapters import adapters, check_where
 
 __all__ = ["ScalaBL"]
@@ -91,7 +91,7 @@ class ScalePosterior(Posterior):
 
     def scales(self, rows: int) -> Tensor:
         """s (rows, r)."""
-        eps = torch.randn(rows, len(self.scale_mean), dtype=self.scale_mean.dtype, device=self.scale_mean.device)
+        eps = standard_normal(rows, len(self.scale_mean), like=self.scale_mean)
         return torch.addcmul(self.scale_mean, self.scale_log_std.exp(), eps)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:

@@ -46,7 +46,7 @@ from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.core.per_example import Record, per_example_gradients
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import DivergenceError
-from bayesify.functional import at_least_float32
+from bayesify.functional import at_least_float32, standard_normal
 
 __all__ = ["SLANG"]
 
@@ -128,7 +128,7 @@ class PrecisionPosterior(NaturalPosterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         mean, diagonal, factor = self._parts(layer)
-        z = torch.randn(samples, len(mean), dtype=mean.dtype, device=mean.device)
+        z = standard_normal(samples, len(mean), like=mean)
         with without_autocast(mean.device):
             scaled = factor / diagonal.sqrt().unsqueeze(1)
             root = _cholesky(scaled.mT @ scaled)

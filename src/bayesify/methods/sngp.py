@@ -48,7 +48,7 @@ from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
 from bayesify.core.modes import eval_mode, without_autocast
 from bayesify.errors import ConfigurationError
-from bayesify.functional import dropout_kl
+from bayesify.functional import dropout_kl, standard_normal
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from bayesify.methods._weight_density import arguments
 
@@ -187,7 +187,7 @@ class RandomFeaturePosterior(CompletedPosterior):
         return self.center if self.is_complete else weight, bias
 
     def drawn(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
-        noise = torch.randn(len(self.root), samples, self.root.shape[1], dtype=self.root.dtype, device=self.root.device)
+        noise = standard_normal(len(self.root), samples, self.root.shape[1], like=self.root)
         weight, bias = self.mean(layer)
         drawn = weight + (noise @ self.root.mT).transpose(0, 1)
         return drawn, None if bias is None else bias.expand(samples, *bias.shape)

@@ -41,6 +41,7 @@ from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import ConfigurationError
+from bayesify.functional import standard_normal
 
 __all__ = ["SWA", "SWAG"]
 
@@ -223,7 +224,7 @@ class GaussianPosterior(MeanPosterior):
         mean = self.center(layer)
         variance = self.squares / self.count.clamp(min=1)
         share = 0.5 if self.rank else 1.0
-        noise = torch.randn(samples, len(mean), dtype=mean.dtype, device=mean.device)
+        noise = standard_normal(samples, len(mean), like=mean)
         weights = torch.addcmul(mean, noise, (share * variance).sqrt())
         if self.rank:
             z = layer.forward_pass.once(self.shared, lambda _: self._columns(samples), like=self.deviations)
@@ -237,4 +238,4 @@ class GaussianPosterior(MeanPosterior):
 
     def _columns(self, samples: int) -> Tensor:
         """z (S, K), drawn once per pass."""
-        return torch.randn(samples, self.rank, dtype=self.deviations.dtype, device=self.deviations.device)
+        return standard_normal(samples, self.rank, like=self.deviations)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization
+from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization, standard_normal
 
 __all__ = ["TensorFactorized"]
 
@@ -98,7 +98,7 @@ class FactorizedPosterior(Posterior):
         return (self.first @ product).reshape(-1, *layer.weight_shape)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
-        eps = torch.randn(samples, *self.core_mean.shape, dtype=self.first.dtype, device=self.first.device)
+        eps = standard_normal(samples, *self.core_mean.shape, like=self.first)
         weight = self._weight(torch.addcmul(self.core_mean, self.core_log_std.exp(), eps), layer)
         return weight, None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
 

@@ -37,7 +37,7 @@ from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, at_most, dropout_kl, log_uniform_kl
+from bayesify.functional import at_least_float32, at_most, dropout_kl, log_uniform_kl, standard_normal
 
 __all__ = ["VariationalDropout"]
 
@@ -142,7 +142,7 @@ class InputNoisePosterior(_GaussianDropoutPosterior):
     def noise(self, rows: int, layer: BayesianLayer) -> Tensor:
         """xi (rows, K)."""
         std = torch.exp(0.5 * self.bounded_log_alpha())
-        return 1 + std * torch.randn(rows, layer.input_channels, dtype=std.dtype, device=std.device)
+        return 1 + std * standard_normal(rows, layer.input_channels, like=std)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
@@ -175,7 +175,7 @@ class WeightNoisePosterior(_GaussianDropoutPosterior):
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         std = self.over_weight(torch.exp(0.5 * self.bounded_log_alpha()), layer) * weight
-        eps = torch.randn(samples, *weight.shape, dtype=weight.dtype, device=weight.device)
+        eps = standard_normal(samples, *weight.shape, like=weight)
         return weight + std * eps, None if bias is None else bias.expand(samples, *bias.shape)
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, gaussian_kl_sum, matrix_normal_kl
+from bayesify.functional import at_least_float32, gaussian_kl_sum, matrix_normal_kl, standard_normal
 
 __all__ = ["VMG"]
 
@@ -111,5 +111,5 @@ def _has_output_rows(layer: BayesianLayer) -> bool:
 
 
 def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:
-    eps = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device)
+    eps = standard_normal(samples, *mean.shape, like=mean)
     return torch.addcmul(mean, log_std.exp(), eps)

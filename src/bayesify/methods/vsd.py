@@ -44,6 +44,7 @@ from bayesify.functional import (
     at_least_float32,
     compact_form,
     dropout_kl,
+    standard_normal,
     structured_noise,
     vsd_hierarchical_kl,
     vsd_kl,
@@ -154,7 +155,7 @@ class StructuredDropoutPosterior(Posterior):
 
         Reports the KL to passes that want it, which shares the reflections.
         """
-        eps = torch.randn(rows, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
+        eps = standard_normal(rows, len(self.log_alpha), like=self.log_alpha)
         with without_autocast(self.log_alpha.device):
             form = compact_form(self.vectors())
             if layer.forward_pass.wants_kl():
@@ -163,7 +164,7 @@ class StructuredDropoutPosterior(Posterior):
 
     def scale(self, samples: int) -> Tensor:
         """z (samples, K)."""
-        eps = torch.randn(samples, len(self.log_alpha), dtype=self.log_alpha.dtype, device=self.log_alpha.device)
+        eps = standard_normal(samples, len(self.log_alpha), like=self.log_alpha)
         return torch.exp(self.log_scale_mean + self.log_scale_log_std.exp() * eps)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:

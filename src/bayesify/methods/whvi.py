@@ -43,6 +43,7 @@ from bayesify.functional import (
     hadamard_product,
     hadamard_projection,
     hadamard_second_moments,
+    standard_normal,
 )
 from bayesify.native import hadamard_layer, runs_fused
 
@@ -265,7 +266,7 @@ class HadamardPosterior(Posterior):
         if not runs_fused(mean, x, self.s1, self.s2, self.g.log_std):
             return None
         x = F.pad(x, (0, self.size - self.columns)) if self.size > self.columns else x
-        eps = torch.randn(x.shape[0], *mean.shape, dtype=mean.dtype, device=mean.device)
+        eps = standard_normal(x.shape[0], *mean.shape, like=mean)
         y = hadamard_layer(x, self.s1 * method.prior_std, self.s2, mean, self.g.log_std.exp(), eps)
         return y.flatten(-2)[..., : self.rows]
 
@@ -304,7 +305,7 @@ class HadamardPosterior(Posterior):
 
 def _draw(mean: Tensor, log_std: Tensor | None, samples: int) -> Tensor:
     assert log_std is not None
-    eps = torch.randn(samples, *mean.shape, dtype=mean.dtype, device=mean.device)
+    eps = standard_normal(samples, *mean.shape, like=mean)
     return torch.addcmul(mean, log_std.exp(), eps)
 
 

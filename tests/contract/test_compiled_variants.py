@@ -1,0 +1,71 @@
+"""Networks with different numbers in their methods, compiled in one process: each computes what it computes without a compiler."""
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+import torch._dynamo.testing
+from contract_methods import METHODS
+from torch import nn
+
+from bayesify import EMP, VSD, WHVI, BLoB, MeanField, ScalaBL, VariationalDropout, bayesify
+
+ONE_OF_EACH = list({type(method): method for method, _ in METHODS if not isinstance(method, BLoB | ScalaBL)}.values())  # need LoRA
+FAST = MeanField, VariationalDropout, VSD, WHVI, EMP
+VARIED = [
+    pytest.param(method, id=type(method).__name__, marks=() if isinstance(method, FAST) else pytest.mark.slow)
+    for method in ONE_OF_EACH
+    if any(isinstance(value, float) for value in vars(method).values())
+]
+
+
+def variants(method):
+    """The method, and two more with every real number changed: the compiler makes changing numbers inputs of a graph."""
+    numbers = {name: value for name, value in vars(method).items() if isinstance(value, float)}
+    return [dataclasses.replace(method, **{name: value * factor for name, value in numbers.items()}) for factor in (1, 0.9, 0.8)]
+
+
+def network(method):
+    torch.manual_seed(0)
+    return bayesify(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), method)
+
+
+def seeded(bnn, x):
+    torch.manual_seed(1)
+    draws = bnn(x, samples=2)
+    loss = draws.outputs.square().mean() + draws.kl + draws.local_kl.mean()
+    loss.backward()
+    return draws.outputs.detach(), draws.kl.detach()
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("method", VARIED)
+def test_other_numbers(method):
+    x = torch.randn(8, 4)
+    for variant in variants(method):
+        bnn = network(variant)
+        expected, gradients = seeded(bnn, x), [p.grad for p in bnn.parameters()]
+        bnn.zero_grad()
+        compiled = torch.compile(bnn, backend="aot_eager")
+        torch.testing.assert_close(seeded(compiled, x), expected)
+        torch.testing.assert_close([p.grad for p in bnn.parameters()], gradients)
+
+
+@pytest.mark.skipif("isolate_recompiles" not in inspect.signature(torch.compile).parameters, reason="needs PyTorch 2.13")
+def test_more_networks_than_the_recompile_limit():
+    """All networks share the code of one class, of which PyTorch compiles 8 versions, unless it counts each `compile` apart."""
+    counter = torch._dynamo.testing.CompileCounter()
+    count = 0
+    for method in ONE_OF_EACH[:14]:
+        compiled = torch.compile(network(method), backend=counter, isolate_recompiles=True)
+        for samples, rows in ((2, 8), (3, 8), (4, 6)):
+            compiled(torch.randn(rows, 4), samples=samples)
+        assert counter.frame_count > count, "it was not compiled"
+        count = counter.frame_count
