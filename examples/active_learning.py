@@ -52,7 +52,7 @@ def batch_bald(p: Tensor, count: int, generator: torch.Generator) -> list[int]:
     """
     samples, _, classes = p.shape
     conditional = entropy(p).mean(0)
-    joint, weight = torch.ones(samples, 1), torch.ones(1)  # p(configuration | function), importance weights
+    joint, weight = p.new_ones(samples, 1), p.new_ones(1)  # p(configuration | function), importance weights
     selected: list[int] = []
     for _ in range(count):
         mean = torch.einsum("sm,snk->nmk", joint, p) / samples

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["concepts.md", "conformal.md", "image-classifier.md", "pretrained-transformers.md", "start.md"]
+PAGES = [
+    "active-learning.md",
+    "bayesian-optimization.md",
+    "concepts.md",
+    "conformal.md",
+    "image-classifier.md",
+    "pretrained-transformers.md",
+    "start.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
