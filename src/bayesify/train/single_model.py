@@ -19,7 +19,7 @@ from bayesify.formatting import listing
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
-from bayesify.train.batch import Batch
+from bayesify.train.batch import Batch, Inputs
 from bayesify.train.checkpoint import TrainingState, run_identity
 from bayesify.train.data_loading import Batches
 from bayesify.train.dataset_size import warn_if_more_examples
@@ -28,6 +28,7 @@ from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_re
 from bayesify.train.model_data import load_model_data
 from bayesify.train.objective import Objective, log_density
 from bayesify.train.process_state import preserved_state, seed_noise
+from bayesify.train.running_statistics import tell_of_misfits
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -57,6 +58,8 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
         if loop.state.best is not None:
             loop.state.module.load_state_dict(loop.state.best)
         complete_posterior(training, loop.data, show)
+        if loop.last is not None and fabric.world_size == 1:
+            tell_of_misfits(training.bnn, loop.last)
     return loop.state.history
 
 
@@ -82,6 +85,7 @@ class _Loop:
         self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
         self.identity = self._identity() if options.checkpoint is not None else {}
         self.done = 0.0  # fraction of training up to which snapshots were taken
+        self.last: Inputs | None = None  # inputs of the last batch
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         training = self.training
@@ -156,6 +160,7 @@ class _Loop:
                 reason = f"in batch {number + 1} of epoch {epoch}, {str(error).rstrip('.')}."
                 raise self._divergence_error(reason + _culprits(self.training.bnn)) from error
             sizes.append(batch.size)
+            self.last = batch.inputs
             if is_last:
                 self._collect(self._progress(epoch, number + 1))
             self.bar.advance()
