@@ -23,6 +23,7 @@ from bayesify.jobs.where import LOCAL, cluster_of
 from experiments.harness.config import ROOT, UsageError, read_table, table_names
 from experiments.harness.engine import Failure
 from experiments.harness.experiment import Experiment, find_experiments
+from experiments.harness.forecast import forecast
 from experiments.harness.plan import Filters, Task, plan, unit_names
 from experiments.harness.quotes import DOCUMENTS, quote
 from experiments.harness.report import write_report
@@ -83,6 +84,9 @@ def run(
     cluster = _cluster(on, workers, num_cpus, num_gpus, max_retries)
     filters = Filters(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()), again)
     tasks = plan(experiments, filters, data_dir)
+    if tasks and cluster is None:
+        expected = forecast(tasks, experiments, workers)
+        say(str(expected), style="bold" if expected.long else "")
     failures = _run(tasks, workers, data_dir, cluster)
     for experiment in experiments:
         experiment.reload()
