@@ -85,7 +85,7 @@ def run(
     filters = Filters(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()), again)
     tasks = plan(experiments, filters, data_dir)
     if tasks and cluster is None:
-        expected = forecast(tasks, experiments, workers)
+        expected = forecast(tasks, experiments, workers, root)
         say(str(expected), style="bold" if expected.long else "")
     failures = _run(tasks, workers, data_dir, cluster)
     for experiment in experiments:

@@ -51,9 +51,9 @@ def test_the_duration_of_a_run_is_told_before_it_starts(tmp_path, capsys):
     log = write_config(tmp_path)
     experiments = find_experiments(["*"], tmp_path)
     tasks = plan(experiments, Filters())
-    assert forecast(tasks, experiments).seconds == 4 * 1 + 4 * 2  # the costs
-    assert forecast(tasks, experiments, workers=2).seconds == 8  # the longest task bounds it
-    assert not forecast(tasks, experiments).measured
+    assert forecast(tasks, experiments, root=tmp_path).seconds == 4 * 1 + 4 * 2  # the costs
+    assert forecast(tasks, experiments, workers=2, root=tmp_path).seconds == 8  # the longest task bounds it
+    assert not forecast(tasks, experiments, root=tmp_path).measured
 
     for task in plan(experiments, Filters(datasets=("b",), units=("0", "1"))):
         execute(task, None, ORIGIN)
@@ -62,11 +62,16 @@ def test_the_duration_of_a_run_is_told_before_it_starts(tmp_path, capsys):
     content["runs"][0]["seconds"] = 4 * 5000.0  # for a cost of 4
     path.write_text(json.dumps(content))
     experiments = find_experiments(["*"], tmp_path)
-    found = forecast(plan(experiments, Filters()), experiments)
+    found = forecast(plan(experiments, Filters()), experiments, root=tmp_path)
     assert (found.jobs, found.units, found.measured, found.long) == (2, 6, True, True)
     assert found.seconds == 5000 * (4 * 1 + 2 * 2)
     assert "2 jobs, 6 units: about 11 h 6 min with 1 worker" in str(found)
     assert "the same command continues" in str(found)
+
+    write_config(tmp_path, name="paper/others")
+    (others,) = find_experiments(["paper/others"], tmp_path)
+    found = forecast(plan([others], Filters()), [others], root=tmp_path)
+    assert (found.seconds, found.measured) == (5000 * (4 * 1 + 4 * 2), False)  # in the proportion of the other table
 
     with pytest.raises(SystemExit):
         main(["run", "paper/toys", "--root", str(tmp_path), "--dataset", "a", "--splits", "0"])
