@@ -63,10 +63,7 @@ def fit(
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted run instead of resuming it.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and errors.")] = False,
 ) -> None:
-    """Train on a table and save the model with a report on held-out rows.
-
-    The same command resumes an interrupted run, except that of --method auto, which starts again.
-    """
+    """Train on a table and save the model with a report on held-out rows. The same command resumes an interrupted run."""
     started = time.perf_counter()
     check_fraction("--test-fraction", test_fraction)
     check_input(data)

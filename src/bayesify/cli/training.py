@@ -106,7 +106,7 @@ def train(
     """Fit with a checkpoint in the model directory, from which an interrupted run is resumed."""
     try:
         with interruptible():
-            estimator.fit(features, y, weights, checkpoint=None if estimator.is_stacked else place / CHECKPOINT)
+            estimator.fit(features, y, weights, checkpoint=place / CHECKPOINT)
     except CheckpointError as error:
         raise UsageError(
             f"the interrupted run in {out} cannot be continued: {error.reason}. Use its settings and data, or add --restart to "

@@ -10,6 +10,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -101,7 +102,8 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
             y: (N,) targets; in regression also (N, D).
             sample_weight: (N,) weights of the rows, at least 0: a row of weight 2 counts like two rows (`bayesify.train.Weighted`).
                 Not with `conformal` or `calibrate`, whose calibration rows count alike.
-            checkpoint: file for the state of training, from which the same call continues (needs an integer `random_state`).
+            checkpoint: file for the state of training, from which the same call continues (needs an integer `random_state`). An
+                ensemble and "auto" have further files, with more after the name.
             loggers: functions of every epoch's record.
 
         Raises:
@@ -110,9 +112,9 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
             DivergenceError: NaN or infinity in training.
         """
         if self.is_stacked:
-            if checkpoint is not None or tuple(loggers):
-                raise ConfigurationError("method='auto' trains several models, without checkpoint and loggers; leave them out")
-            self._fit_stack(X, y, sample_weight)
+            if tuple(loggers):
+                raise ConfigurationError("method='auto' trains several models, without loggers; leave them out")
+            self._fit_stack(X, y, sample_weight, None if checkpoint is None else Path(checkpoint).absolute())
             self._calibrate()
             return self
         training, settings = self._prepare(X, y, sample_weight)
