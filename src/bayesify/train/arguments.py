@@ -75,6 +75,7 @@ class SingleModelOptions:
     resume: bool = True
     accumulate: int = 1
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    compile: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int | list[int] = 1
     strategy: str | Strategy = "auto"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
 from bayesify.formatting import listing
+from bayesify.objectives import KLSchedule
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.batch import Batch, Inputs
 from bayesify.train.checkpoint import TrainingState, run_identity
+from bayesify.train.compilation import check_compilable, compile_steps, compiler_errors_explained
 from bayesify.train.data_loading import Batches
 from bayesify.train.dataset_size import warn_if_more_examples
 from bayesify.train.fabric import broadcast_buffers, log, make_fabric, reduce
@@ -44,6 +47,8 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ConfigurationError("bnn has no parameter with requires_grad=True, there is nothing to train")
+    if options.compile:
+        check_compilable(training.bnn)
     fabric = make_fabric(training.bnn, options.accelerator, options.devices, options.strategy, options.precision)
     show = options.progress if fabric.is_global_zero else False
     with preserved_state(model, fabric.device):
@@ -79,6 +84,8 @@ class _Loop:
         self.fabric, self.parameters, self.bar = fabric, parameters, bar
         self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
         self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
+        if options.compile:
+            compile_steps(self.objective, fabric.device, sizes_vary=self.data.train.sizes_vary)
         optimizer = self._optimizer(parameters)
         scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
         self.model, self.optimizer = fabric.setup(self.objective, optimizer)
@@ -134,7 +141,8 @@ class _Loop:
         start = time.perf_counter()
         seed_noise(self.fabric.device, self.training.seed, "noise", epoch, self.fabric.global_rank)
         self.model.train()
-        record = self._train(epoch)
+        with compiler_errors_explained() if self.options.compile else nullcontext():
+            record = self._train(epoch)
         self._collect(epoch / self.settings.epochs)
         if self.data.validation is not None:
             seed_noise(self.fabric.device, self.training.seed, "validation", self.fabric.global_rank)
@@ -192,7 +200,8 @@ class _Loop:
     def _step(self, batch: Batch, beta: float, group: int, is_last: bool) -> Tensor:
         """Accumulate the gradients of a batch, one of `group`, update the weights after the last; return loss, NLL and KL."""
         with self.fabric.no_backward_sync(self.model, enabled=not is_last):
-            loss, nll, kl = self.model(batch, self.settings.samples, self.data.n, beta, self.training.local_beta)
+            weight = self._kl_weight(beta)
+            loss, nll, kl = self.model(batch, self.settings.samples, self.data.n, weight, self.training.local_beta)
             self.fabric.backward(loss if group == 1 else loss / group)
         if is_last:
             if self.settings.clip_norm is not None:
@@ -200,6 +209,13 @@ class _Loop:
             self.optimizer.step()
             self.optimizer.zero_grad()
         return torch.stack((loss.detach(), nll, kl))  # on the device: reading it would wait for the GPU
+
+    def _kl_weight(self, beta: float) -> float | Tensor:
+        """Return the weight of the KL; as a tensor where it changes, because compiled code has numbers as constants."""
+        if not self.options.compile or not isinstance(self.training.beta, KLSchedule):
+            return beta
+        dtype = torch.promote_types(self.parameters[0].dtype, torch.float32)
+        return torch.full((), beta, dtype=dtype, device=self.fabric.device)
 
     @torch.no_grad()
     def _validate(self, batches: Batches) -> float:
