@@ -6,5 +6,6 @@ from bayesify.train.draws import ensemble_of_draws
 from bayesify.train.fitting import fit
 from bayesify.train.history import History
 from bayesify.train.many import fit_many
+from bayesify.train.row_groups import RowGroups
 
-__all__ = ["History", "Training", "Weighted", "ensemble_of_draws", "fit", "fit_many"]
+__all__ = ["History", "RowGroups", "Training", "Weighted", "ensemble_of_draws", "fit", "fit_many"]

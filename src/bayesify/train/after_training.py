@@ -15,15 +15,15 @@ from bayesify.train.process_state import seed_for
 __all__ = ["check_completable", "complete_posterior"]
 
 
-class _Epochs:
-    """Batches that can be iterated again, every time in the order of another epoch."""
+class _Passes:
+    """Batches of all data that can be iterated again, every time in another order."""
 
     def __init__(self, batches: Batches) -> None:
-        self.batches, self.epoch = batches, 0
+        self.batches, self.number = batches, 0
 
     def __iter__(self) -> Iterator[Any]:
-        self.epoch += 1
-        return (batch.tensors for batch in self.batches.epoch(self.epoch))
+        self.number += 1
+        return (batch.tensors for batch in self.batches.full_pass(self.number))
 
 
 def check_completable(training: Training, processes: int = 1) -> None:
@@ -54,4 +54,4 @@ def complete_posterior(training: Training, data: ModelData, progress: bool | Non
     rows = data.train.examples or data.n
     scale = data.n / rows / training.beta_at(1.0)
     seed = seed_for(training.seed, "after training")
-    training.bnn.complete(_Epochs(data.train), training.likelihood, scale=scale, seed=seed, progress=progress)
+    training.bnn.complete(_Passes(data.train), training.likelihood, scale=scale, seed=seed, progress=progress)

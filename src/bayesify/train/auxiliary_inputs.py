@@ -59,7 +59,7 @@ class UniformInputs(nn.Module):
         super().__init__()
         self.unbatched = bnn.unbatched
         lows, highs = list[Tensor](), list[Tensor]()
-        for batch in train.epoch(0) if train.tensors is None else [train.tensors]:
+        for batch in train.full_pass(0) if train.tensors is None else [train.tensors]:
             leaves = tree_leaves(_batched(batch.inputs, self.unbatched))
             for x in leaves:
                 if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -21,7 +21,7 @@ from bayesify.errors import CheckpointError
 from bayesify.files import atomic_file
 from bayesify.objectives import Constant, KLSchedule
 from bayesify.train.arguments import Settings, Training
-from bayesify.train.data_loading import Batches
+from bayesify.train.data_loading import Batches, RowGroupBatches
 from bayesify.train.history import History
 from bayesify.train.model_data import ModelData
 
@@ -127,12 +127,14 @@ def run_identity(
 
 
 def _data_identity(name: str, batches: Batches | None) -> dict[str, object]:
-    """Return the number of examples and batches and, of data in memory, a checksum."""
+    """Return the number of examples and batches and, of data in memory or in row groups, a checksum."""
     if batches is None:
         return {f"examples of {name}": 0}
     identity: dict[str, object] = {f"examples of {name}": batches.examples, f"batches of {name}": batches.steps}
     if batches.tensors is not None:
         identity[f"checksum of {name}"] = _checksum(batches.tensors.tensors)
+    elif isinstance(batches, RowGroupBatches):
+        identity[f"checksum of {name}"] = batches.data.fingerprint
     return identity
 
 

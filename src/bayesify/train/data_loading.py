@@ -15,14 +15,15 @@ from bayesify.errors import DataError
 from bayesify.train.batch import Batch, Inputs, ToDevice, Weighted, as_batch, check_batch, check_output_shape, select_rows
 from bayesify.train.dataset_size import length_of, loader_examples
 from bayesify.train.process_state import seed_for
+from bayesify.train.row_groups import RowGroups, Windows
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
     from bayesify.likelihoods import Likelihood
 
-__all__ = ["Batches", "Data", "InMemoryBatches", "LoaderBatches", "Order", "make_batches", "seed_loader"]
+__all__ = ["Batches", "Data", "InMemoryBatches", "LoaderBatches", "Order", "RowGroupBatches", "make_batches", "seed_loader"]
 
-Data = tuple[Inputs, Tensor] | Weighted | Dataset[Any] | DataLoader[Any]
+Data = tuple[Inputs, Tensor] | Weighted | Dataset[Any] | DataLoader[Any] | RowGroups
 
 
 class Order(Sampler[list[int]]):
@@ -85,6 +86,10 @@ class Batches(ABC):
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch, on the device; equal epochs have equal batches."""
 
+    def full_pass(self, number: int) -> Iterator[Batch]:
+        """Yield the batches of a pass over all data; equal numbers have equal batches."""
+        return self.epoch(number)
+
 
 class InMemoryBatches(Batches):
     """Batches of tensors, which are moved to the device at once if they take at most a quarter of its free memory."""
@@ -137,6 +142,40 @@ class LoaderBatches(Batches):
         self.checked = True
 
 
+class RowGroupBatches(Batches):
+    """Batches of groups of rows: a window of rows is in memory at a time, and is shuffled."""
+
+    def __init__(
+        self, name: str, data: RowGroups, batch_size: int, seed: int, rank: int, world_size: int, to_device: ToDevice,
+        likelihood: Likelihood,
+    ) -> None:  # fmt: skip
+        self.name, self.data, self.to_device, self.likelihood = name, data, to_device, likelihood
+        self.seed, self.rank = seed, rank
+        self.windows = Windows(name, data, batch_size, rank, world_size)
+        self.examples, self.steps = self.windows.rows, self.windows.count * self.windows.batches
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        for window, rows in enumerate(self.read(epoch)):
+            for index in self.indices(epoch, window):
+                yield self.to_device(select_rows(rows, index, 0, ()))
+
+    def full_pass(self, number: int) -> Iterator[Batch]:
+        parts = self.data.parts
+        return (batch for part in range(parts) for batch in self.epoch(number * parts + part + 1))
+
+    def read(self, epoch: int) -> Iterator[Batch]:
+        """Yield the windows of an epoch, checked."""
+        for window in self.windows.read(epoch):
+            check_batch(self.name, window, self.likelihood, 0)
+            yield window
+
+    def indices(self, epoch: int, window: int) -> tuple[Tensor, ...]:
+        """Return the row numbers of each batch of a window."""
+        sizes = self.windows.sizes(window, epoch)
+        generator = torch.Generator().manual_seed(seed_for(self.seed, "order", epoch, window, self.rank))
+        return torch.randperm(sum(sizes), generator=generator).split(sizes)
+
+
 def seed_loader(loader: DataLoader[Any], seed: int) -> None:
     """Seed the generators of a loader and its sampler, where they have one."""
     for owner in (loader, loader.sampler):
@@ -174,6 +213,13 @@ def make_batches(
             _check_normalization(name, tensors, bnn)
         order = Order(tensors.size, batch_size, seed if shuffle else None, rank, world_size)
         return InMemoryBatches(tensors, order, bnn.batch_dim, bnn.unbatched, to_device)
+    if isinstance(data, RowGroups):
+        if bnn.batch_dim != 0 or bnn.unbatched:
+            raise DataError(f"{name}: row groups need a network whose inputs all have rows in dimension 0; pass a DataLoader")
+        if sum(data.sizes) == 0:
+            raise DataError(f"{name} is empty")
+        check_output_shape(data.example, bnn, likelihood)
+        return RowGroupBatches(name, data, batch_size, seed, rank, world_size, to_device, likelihood)
     if isinstance(data, DataLoader):
         if world_size > 1 and shuffle and not isinstance(data.sampler, DistributedSampler):
             raise DataError(f"{name}: on several devices pass the Dataset, or a DataLoader with a DistributedSampler")
@@ -183,7 +229,8 @@ def make_batches(
         examples = length_of(data)
     else:
         raise TypeError(
-            f"{name} must be a tuple (inputs, y) of tensors, Weighted, a Dataset or a DataLoader, got {type(data).__name__}"
+            f"{name} must be a tuple (inputs, y) of tensors, Weighted, a Dataset, a DataLoader or RowGroups, got "
+            f"{type(data).__name__}"
         )
     if 0 in (examples, length_of(loader)):
         raise DataError(f"{name} is empty")

@@ -83,9 +83,9 @@ def fit(
         data: `(inputs, y)` tensors, also `Weighted`, or a `Dataset` or `DataLoader` of the same. Inputs are one tensor, a tuple
             (positional) or a dict (keyword arguments of the network). Tensors are fastest. A loader keeps its order and batch size.
             An `IterableDataset` keeps its order, has to start again at every iteration, and needs `n`; a schedule of `beta` also
-            needs its `__len__`.
+            needs its `__len__`. `RowGroups` are for data larger than memory: they are shuffled, and divided among processes.
         likelihood: of the targets; its parameters (noise) are trained too.
-        epochs: passes over the data in total; a resumed run trains those that are missing.
+        epochs: passes over the data in total, of `RowGroups` their parts; a resumed run trains those that are missing.
         batch_size: examples per step and device; a single example left over joins the last batch.
         samples: S, posterior draws per example and step.
         n: the number of examples in the whole training set, by which the KL is divided. None for the length of the data set, or of

@@ -25,7 +25,7 @@ from bayesify.jobs.where import LOCAL, cluster_of
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, Training, check_arguments
-from bayesify.train.data_loading import Batches, InMemoryBatches
+from bayesify.train.data_loading import Batches, InMemoryBatches, RowGroupBatches
 from bayesify.train.fabric import choose_device
 from bayesify.train.history import History
 from bayesify.train.many.ensemble import merge_members, split_members
@@ -187,8 +187,11 @@ class _Trainer:
     def _train_group(self, group: list[int]) -> dict[int, History]:
         """Train a group together if requested and possible, otherwise in smaller groups or one after another."""
         models, done = [self.trainings[i] for i in group], self.bar.done
-        small = len(group) > 1 and _is_small(models[0].bnn, self.settings.batch_size * self.settings.samples)
-        if self.together or (self.together is None and small):
+        worthwhile = len(group) > 1 and (
+            isinstance(self.data[group[0]].train, RowGroupBatches)  # which would be read once per model
+            or _is_small(models[0].bnn, self.settings.batch_size * self.settings.samples)
+        )
+        if self.together or (self.together is None and worthwhile):
             data, checkpoint = [self.data[i] for i in group], part_of(self.checkpoint, group)
             common = self.settings, self.device, self.compile, self.bar.advance
             try:
@@ -243,13 +246,15 @@ def _stackable_groups(trainings: Sequence[Training], data: Sequence[ModelData]) 
             *(None if batches is None else _shapes(batches) for batches in (train, validation)),
         )
         bnn = training.bnn
-        stackable = isinstance(train, InMemoryBatches) and isinstance(validation, InMemoryBatches | None)
+        stackable = isinstance(train, InMemoryBatches | RowGroupBatches) and isinstance(validation, InMemoryBatches | None)
         stackable = stackable and bnn.batch_dim == 0 and not bnn.unbatched
         groups.setdefault(repr(key) if stackable else i, []).append(i)
     return [sorted(group, key=lambda i: trainings[i].learning_rate) for group in groups.values()]
 
 
 def _shapes(batches: Batches) -> object:
+    if isinstance(batches, RowGroupBatches):
+        return id(batches.data)  # the models read it together
     data = batches.tensors
     return None if data is None else (len(data.tensors), [(x.shape, x.dtype) for x in tree_leaves(data.tensors)])
 

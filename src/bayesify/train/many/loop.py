@@ -16,7 +16,7 @@ from bayesify.errors import DivergenceError
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
 from bayesify.train.many.optimizers import Optimizers
-from bayesify.train.many.stack import Stack, StackedData
+from bayesify.train.many.stack import Stack, StackedData, stack_data
 from bayesify.train.many.stack_checkpoint import StackCheckpoint
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData
@@ -120,9 +120,9 @@ class Loop:
 
     def __init__(self, trainings: Sequence[Training], data: Sequence[ModelData], settings: Settings, stack: Stack) -> None:
         self.trainings, self.settings, self.stack = trainings, settings, stack
-        self.train = StackedData([d.train for d in data])
+        self.train = stack_data([d.train for d in data])
         validation = [d.validation for d in data if d.validation is not None]
-        self.validation = StackedData(validation) if validation else None
+        self.validation = stack_data(validation) if validation else None
         rates = [training.learning_rate for training in trainings]
         self.optimizers = Optimizers(stack.parameters, rates, settings.optimizer, settings.scheduler, settings.clip_norm)
         self.histories = [History(n=d.n) for d in data]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bayesify.core.module_comparison import same_function
 from bayesify.train.batch import Batch
@@ -21,13 +22,54 @@ from bayesify.train.objective import Objective
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
-    from bayesify.train.data_loading import Batches, InMemoryBatches
+    from bayesify.train.data_loading import Batches, InMemoryBatches, RowGroupBatches
 
-__all__ = ["Stack", "StackedData"]
+__all__ = ["Stack", "StackedData", "stack_data"]
 
 
-class StackedData:
-    """Rows of K data sets of one size; tensors that all models share are stored once."""
+class StackedData(ABC):
+    """Batches of K models, which all have the same sizes.
+
+    Attributes:
+        sizes: rows of each batch of an epoch.
+        structure: of inputs, targets and weights.
+        is_weighted: whether the rows have weights.
+    """
+
+    sizes: list[int]
+    structure: TreeSpec
+    is_weighted: bool
+
+    @abstractmethod
+    def epoch(self, epoch: int) -> Iterator[list[Tensor]]:
+        """Yield the tensors (K, B, ...) of each batch, with rows in the order of each model."""
+
+
+def stack_data(data: Sequence[Batches]) -> StackedData:
+    """Return the batches of K models together."""
+    return _StackedTensors(data) if data[0].tensors is not None else _StackedRowGroups(data)
+
+
+class _StackedRowGroups(StackedData):
+    """Windows of row groups that all models share; each has another order of the rows of a window."""
+
+    def __init__(self, data: Sequence[Batches]) -> None:
+        self.data = [cast("RowGroupBatches", batches) for batches in data]
+        first, example = self.data[0], self.data[0].data.example
+        self.sizes = [size for window in range(first.windows.count) for size in first.windows.sizes(window, 1)]
+        self.structure, self.is_weighted = tree_flatten(example.tensors)[1], example.weights is not None
+
+    def epoch(self, epoch: int) -> Iterator[list[Tensor]]:
+        first = self.data[0]
+        for window, rows in enumerate(first.read(epoch)):
+            leaves = tree_leaves(first.to_device(rows).tensors)
+            for indices in zip(*(batches.indices(epoch, window) for batches in self.data), strict=True):
+                index = torch.stack(indices).to(leaves[0].device)
+                yield [leaf.index_select(0, index.flatten()).unflatten(0, index.shape) for leaf in leaves]
+
+
+class _StackedTensors(StackedData):
+    """Rows of K data sets of one size in memory; tensors that all models share are stored once."""
 
     def __init__(self, data: Sequence[Batches]) -> None:
         in_memory = [cast("InMemoryBatches", batches) for batches in data]
@@ -42,7 +84,6 @@ class StackedData:
             self.leaves.append(torch.cat(tensors) if self.separate[-1] else tensors[0])
 
     def epoch(self, epoch: int) -> Iterator[list[Tensor]]:
-        """Yield the tensors (K, B, ...) of each batch, with rows in the order of each model."""
         rows = []
         for order in self.orders:
             order.epoch = epoch
