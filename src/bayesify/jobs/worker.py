@@ -14,6 +14,7 @@ import torch
 
 from bayesify.environment import machine
 from bayesify.errors import ConfigurationError
+from bayesify.native import native_is_used
 
 __all__ = ["Channel", "Mailbox", "Outcome", "check_versions", "run_job", "versions"]
 
@@ -97,7 +98,8 @@ def run_job(
 def versions() -> dict[str, str]:
     """Return the versions that have to be equal on all machines; the commit is "" without a source checkout."""
     facts = machine()
-    return {name: str(facts[name]) for name in ("python", "torch", "bayesify", "commit")}
+    native = {"native operators": "on" if native_is_used() else "off"}  # which decide the random numbers
+    return {name: str(facts[name]) for name in ("python", "torch", "bayesify", "commit")} | native
 
 
 def check_versions(expected: Mapping[str, str], found: Mapping[str, str], place: str) -> None:

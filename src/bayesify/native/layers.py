@@ -24,7 +24,9 @@ def runs_fused(*tensors: Tensor) -> bool:
         return False
     if any(t.dtype != dtype or t.device.type != "cpu" or type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
         return False
-    if torch.is_autocast_enabled("cpu") or is_transformed() or torch._C._len_torch_dispatch_stack():
+    if torch.is_autocast_enabled("cpu") or is_transformed():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
         return False
     return tensors[0].numel() > 0 and load_kernels() is not None
 

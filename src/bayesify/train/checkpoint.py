@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayesify.errors import CheckpointError
 from bayesify.files import atomic_file
+from bayesify.native import native_is_used
 from bayesify.objectives import Constant, KLSchedule
 from bayesify.train.arguments import Settings, Training
 from bayesify.train.data_loading import Batches, RowGroupBatches
@@ -29,6 +30,7 @@ __all__ = ["TrainingState", "check_identity", "read", "run_identity", "write"]
 
 FORMAT = 1
 _RESTART = "pass resume=False to start afresh and overwrite it"
+_NATIVE = "native random numbers"
 
 
 @dataclasses.dataclass
@@ -112,6 +114,7 @@ def run_identity(
     state: Mapping[str, Tensor],
 ) -> dict[str, object]:
     """Return what a resumed run of a model, of this state, must have in common with the interrupted one."""
+    random_numbers = {_NATIVE: True} if native_is_used() and all(x.device.type == "cpu" for x in state.values()) else {}
     constant = isinstance(training.beta, Constant) or not isinstance(training.beta, KLSchedule)
     return {
         "epochs": "any" if settings.scheduler is None and constant and not training.bnn.collects else settings.epochs,
@@ -123,6 +126,7 @@ def run_identity(
         **_data_identity("data", data.train), "examples of data": data.n,
         **_data_identity("validation", data.validation),
         **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in state.items()},
+        **random_numbers,
     }  # fmt: skip
 
 
@@ -192,6 +196,8 @@ def check_identity(path: Path, saved: Mapping[str, Any], current: Mapping[str, A
     if differences:
         listing = ", ".join(differences[:3]) + (f", and {len(differences) - 3} more" if len(differences) > 3 else "")
         advice = f"use the same settings and data or another path, or {_RESTART}"
+        if saved.get(_NATIVE) != current.get(_NATIVE):
+            advice += "; native random numbers are those of bayesify[fast], unless BAYESIFY_NATIVE=0 or use_native(False)"
         raise CheckpointError(path, f"it belongs to another run ({listing})", advice)
 
 
