@@ -11,7 +11,7 @@ zero if nothing before the normalization is random. It does not depend on the av
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from bayesify.train.batch import call
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
-    from bayesify.train.batch import Inputs
+    from bayesify.train.batch import Batch, Inputs
 
 __all__ = ["MISFIT", "misfits", "tell_of_misfits"]
 
@@ -44,8 +44,8 @@ def misfits(bnn: Bayesian, inputs: Inputs, draws: int = _DRAWS) -> dict[str, flo
         inputs: one batch.
         draws: S.
     """
-    norms = {name: part for name, part in bnn.net.named_modules() if isinstance(part, _NormBase) and part.running_mean is not None}
-    if not norms or not any(layer.posterior.is_random for _, layer in bnn.random_layers()):
+    norms = _norms(bnn)
+    if not norms:
         return {}
     statistics: dict[str, list[Tensor]] = {name: [] for name in norms}
     with eval_mode(bnn), own_noise(bnn.parameters()) as reseed:
@@ -61,11 +61,11 @@ def misfits(bnn: Bayesian, inputs: Inputs, draws: int = _DRAWS) -> dict[str, flo
     return {name: _misfit(torch.stack(found)) for name, found in statistics.items() if len(found) == draws}
 
 
-def tell_of_misfits(bnn: Bayesian, inputs: Inputs) -> None:
-    """Warn, and store for `summary`, if the draws of a trained network need different averages."""
-    if bnn.collects:
-        return  # predictions warn
-    bad = {name: value for name, value in misfits(bnn, inputs).items() if value > MISFIT}
+def tell_of_misfits(bnn: Bayesian, batches: Iterable[Batch]) -> None:
+    """Warn, and store for `summary`, if the draws of a trained network need different averages for the first of some batches."""
+    if bnn.collects or not _norms(bnn):  # predictions of collected posteriors warn; data are read only where needed
+        return
+    bad = {name: value for name, value in misfits(bnn, next(iter(batches)).inputs).items() if value > MISFIT}
     if bad:
         worst = max(bad, key=lambda name: bad[name])
         bnn.tell(
@@ -74,6 +74,13 @@ def tell_of_misfits(bnn: Bayesian, inputs: Inputs) -> None:
             "`bayesify.train.ensemble_of_draws(bnn, inputs)`, which recomputes the statistics for every draw, or make only layers "
             "random that no batch normalization follows"
         )
+
+
+def _norms(bnn: Bayesian) -> dict[str, _NormBase]:
+    """Batch normalizations with running averages, by name, of a network with random layers."""
+    if not any(layer.posterior.is_random for _, layer in bnn.random_layers()):
+        return {}
+    return {name: part for name, part in bnn.net.named_modules() if isinstance(part, _NormBase) and part.running_mean is not None}
 
 
 def _recorder(found: list[Tensor]) -> Callable[[nn.Module, Any], None]:

@@ -21,7 +21,7 @@ from bayesify.objectives import KLSchedule
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
-from bayesify.train.batch import Batch, Inputs
+from bayesify.train.batch import Batch
 from bayesify.train.checkpoint import TrainingState, run_identity
 from bayesify.train.compilation import check_compilable, compile_steps, compiler_errors_explained
 from bayesify.train.data_loading import Batches
@@ -64,7 +64,7 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
             loop.state.module.load_state_dict(loop.state.best)
         complete_posterior(training, loop.data, show)
         if loop.last is not None and fabric.world_size == 1:
-            tell_of_misfits(training.bnn, loop.last)
+            tell_of_misfits(training.bnn, [loop.last])
     return loop.state.history
 
 
@@ -92,7 +92,7 @@ class _Loop:
         self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
         self.identity = self._identity() if options.checkpoint is not None else {}
         self.done = 0.0  # fraction of training up to which snapshots were taken
-        self.last: Inputs | None = None  # inputs of the last batch
+        self.last: Batch | None = None
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         training = self.training
@@ -168,7 +168,7 @@ class _Loop:
                 reason = f"in batch {number + 1} of epoch {epoch}, {str(error).rstrip('.')}."
                 raise self._divergence_error(reason + _culprits(self.training.bnn)) from error
             sizes.append(batch.size)
-            self.last = batch.inputs
+            self.last = batch
             if is_last:
                 self._collect(self._progress(epoch, number + 1))
             self.bar.advance()

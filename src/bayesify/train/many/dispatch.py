@@ -199,7 +199,7 @@ class _Trainer:
                 for model, part, history in zip(models, data, histories, strict=True):
                     if history.failure is None:
                         complete_posterior(model, part)
-                        tell_of_misfits(model.bnn, next(part.train.epoch(0)).inputs)
+                        tell_of_misfits(model.bnn, part.train.epoch(0))
                 return dict(zip(group, histories, strict=True))
             except UntraceableError as error:  # only the progress bar has changed, and the first checkpoint
                 self.bar.done, reason = done, str(error)
