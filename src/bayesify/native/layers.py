@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import LEAST_SIZE, THREAD, is_transformed, load_kernels, native_fwht
-from bayesify.native.switch import native_is_used
+from bayesify.native.operators import LEAST_SIZE, THREAD, is_plain, load_kernels, native_fwht
 from bayesify.native.threads import over_rows
 
 __all__ = ["hadamard_layer", "runs_fused"]
@@ -19,14 +18,7 @@ _CHUNK = 32  # rows whose parameter gradients are summed together
 
 def runs_fused(*tensors: Tensor) -> bool:
     """Whether `hadamard_layer` can be used: plain tensors of one dtype on the CPU that nothing traces or transforms."""
-    dtype, n = tensors[0].dtype, tensors[0].shape[-1]
-    if torch.compiler.is_compiling() or not native_is_used() or dtype not in (torch.float32, torch.float64) or n < LEAST_SIZE:
-        return False
-    if any(t.dtype != dtype or t.device.type != "cpu" or type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
-        return False
-    if torch.is_autocast_enabled("cpu") or is_transformed():
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
+    if tensors[0].shape[-1] < LEAST_SIZE or not is_plain(*tensors) or torch.is_autocast_enabled("cpu"):
         return False
     return tensors[0].numel() > 0 and load_kernels() is not None
 

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from bayesify.native.switch import give_up, native_is_used
 from bayesify.native.threads import over_rows
 
-__all__ = ["LEAST_SIZE", "THREAD", "is_transformed", "load_kernels", "native_fwht", "transforms_natively"]
+__all__ = ["LEAST_SIZE", "THREAD", "is_plain", "is_transformed", "load_kernels", "native_fwht", "transforms_natively"]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
@@ -90,6 +90,16 @@ def is_transformed() -> bool:
 # The compiler calls it while it traces, inside of the traced transforms: `torch.compiler.assume_constant_result` without importing
 # the compiler.
 cast(Any, is_transformed)._dynamo_marked_constant = True
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether kernels can compute with tensors: plain ones of one dtype on the CPU that nothing traces or transforms."""
+    dtype = tensors[0].dtype
+    if torch.compiler.is_compiling() or not native_is_used() or dtype not in (torch.float32, torch.float64):
+        return False
+    if any(t.dtype != dtype or t.device.type != "cpu" or type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
+        return False
+    return not (is_transformed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
 
 
 class _Transform(torch.autograd.Function):
