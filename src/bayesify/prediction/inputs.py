@@ -23,6 +23,11 @@ def batches_of(inputs: Any, batch_size: int | None, dim: int, device: torch.devi
     """Checked batches and their number, None if unknown."""
     if isinstance(inputs, Tensor | tuple | Mapping):
         x = _checked(inputs, dim, "inputs")
+        if sparse := [leaf.layout for leaf in tree_leaves(x) if leaf.layout is not torch.strided]:
+            raise DataError(
+                f"inputs are cut into batches, which a sparse tensor ({sparse[0]}) cannot be; give an iterable of batches: "
+                "predict(bnn, [((x, adjacency),)], ...)"
+            )
         sizes = {leaf.shape[dim] for leaf in tree_leaves(x)}
         if len(sizes) > 1:
             raise DataError(
@@ -63,7 +68,7 @@ def _checked(x: Any, dim: int, name: str) -> Any:
             raise DataError(f"{name} must have at least one row in dimension {dim}, got shape {tuple(leaf.shape)}")
         if leaf.is_meta:
             raise DataError(f"{name} must have values, got a tensor {tuple(leaf.shape)} on the meta device")
-        if leaf.is_floating_point() and not (finite := leaf.isfinite()).all():
+        if leaf.is_floating_point() and not (finite := _values(leaf).isfinite()).all():
             raise DataError(
                 f"{name} must be finite, got {int((~finite).sum())} NaN or infinite values in shape {tuple(leaf.shape)}; impute "
                 "or drop them first"
@@ -93,5 +98,12 @@ def _rows_per_call(x: Any, dim: int, device: torch.device | None) -> int:
     """Rows per call of the network, from the size of these rows and the device."""
     if device is not None and device.type != "cpu":
         return _ROWS_PER_CALL
-    size = sum(leaf.nbytes / leaf.shape[dim] for leaf in tree_leaves(x))
+    size = sum(leaf.numel() * leaf.element_size() / leaf.shape[dim] for leaf in tree_leaves(x))
     return max(64, min(_ROWS_PER_CALL, int(_BYTES_PER_CALL / max(1, size))))
+
+
+def _values(x: Tensor) -> Tensor:
+    """The values that a tensor stores: all, or those of a sparse one."""
+    if x.layout is torch.strided:
+        return x
+    return (x.coalesce() if x.layout is torch.sparse_coo else x).values()
