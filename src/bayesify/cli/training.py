@@ -90,14 +90,18 @@ def prepare_directory(out: Path, overwrite: bool, restart: bool) -> Path:
     until_the_end(locked(directory))
     directory.mkdir(exist_ok=True)
     if restart:
-        for path in checkpoints(directory):
-            path.unlink()
+        _discard(directory)
     return directory
 
 
 def checkpoints(directory: Path) -> list[Path]:
     """Return the files of an interrupted run; an ensemble may have several."""
     return sorted(directory.glob(f"{CHECKPOINT}*"))
+
+
+def _discard(place: Path) -> None:
+    for path in checkpoints(place):
+        path.unlink()
 
 
 def train(
@@ -113,6 +117,7 @@ def train(
             "start afresh"
         ) from error
     except DivergenceError as error:
+        _discard(place)  # it would diverge again, and no run with other settings could continue it
         event, rate = str(error).partition(". ")[0], estimator.in_use("learning_rate")
         raise UsageError(f"training diverged: {event}. Try a lower learning rate: --set learning_rate={rate / 10:g}") from error
     except KeyboardInterrupt:
