@@ -77,6 +77,7 @@ class SingleModelOptions:
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int | list[int] = 1
+    num_nodes: int = 1
     strategy: str | Strategy = "auto"
     loggers: tuple[Logger | Callable[[dict[str, float]], object], ...] = ()
     progress: bool | None = None
