@@ -16,7 +16,7 @@ from bayesify.environment import machine
 from bayesify.errors import ConfigurationError
 from bayesify.native import native_is_used
 
-__all__ = ["Channel", "Mailbox", "Outcome", "check_versions", "run_job", "versions"]
+__all__ = ["Channel", "Mailbox", "Outcome", "check_versions", "portable", "run_job", "versions"]
 
 _SECONDS = 0.2  # between two reports of progress
 
@@ -92,7 +92,7 @@ def run_job(
         torch.set_num_threads(threads)
         return Outcome(function(argument, Channel(job, mailbox)))
     except Exception as error:  # noqa: BLE001 - raised again, or reported, by the process that started the job
-        return Outcome(error=_portable(error), details=traceback.format_exc())
+        return Outcome(error=portable(error), details=traceback.format_exc())
 
 
 def versions() -> dict[str, str]:
@@ -116,7 +116,7 @@ def check_versions(expected: Mapping[str, str], found: Mapping[str, str], place:
         )
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """Return the error, or one of the same text if its type cannot be sent to another process."""
     try:
         return error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(str(error))

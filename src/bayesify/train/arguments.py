@@ -78,6 +78,7 @@ class SingleModelOptions:
     compile: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int | list[int] = 1
+    num_nodes: int = 1
     strategy: str | Strategy = "auto"
     loggers: tuple[Logger | Callable[[dict[str, float]], object], ...] = ()
     progress: bool | None = None

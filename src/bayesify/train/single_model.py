@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
 from bayesify.formatting import listing
+from bayesify.jobs.worker import versions
 from bayesify.objectives import KLSchedule
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
+from bayesify.train.agreement import by_first_process, check_agreement, exists_for_first_process, raised_everywhere
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.batch import Batch
-from bayesify.train.checkpoint import TrainingState, run_identity
+from bayesify.train.checkpoint import TrainingState, checksum, read_of_run, run_identity
 from bayesify.train.compilation import check_compilable, compile_steps, compiler_errors_explained
 from bayesify.train.data_loading import Batches
 from bayesify.train.dataset_size import warn_if_more_examples
@@ -49,7 +52,7 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
         raise ConfigurationError("bnn has no parameter with requires_grad=True, there is nothing to train")
     if options.compile:
         check_compilable(training.bnn)
-    fabric = make_fabric(training.bnn, options.accelerator, options.devices, options.strategy, options.precision)
+    fabric = make_fabric(training.bnn, options)
     show = options.progress if fabric.is_global_zero else False
     with preserved_state(model, fabric.device):
         check_completable(training, fabric.world_size)
@@ -82,15 +85,19 @@ class _Loop:
     ) -> None:
         self.training, self.settings, self.options = training, settings, options
         self.fabric, self.parameters, self.bar = fabric, parameters, bar
-        self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
-        self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
-        if options.compile:
-            compile_steps(self.objective, fabric.device, sizes_vary=self.data.train.sizes_vary)
-        optimizer = self._optimizer(parameters)
-        scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
+        with raised_everywhere(fabric):
+            self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
+            self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
+            if options.compile:
+                compile_steps(self.objective, fabric.device, sizes_vary=self.data.train.sizes_vary)
+            optimizer = self._optimizer(parameters)
+            scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
+            self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
+        several = fabric.world_size > 1
+        self.identity = self._identity() if several or options.checkpoint is not None else {}
+        if several:
+            check_agreement(fabric, self._facts())
         self.model, self.optimizer = fabric.setup(self.objective, optimizer)
-        self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
-        self.identity = self._identity() if options.checkpoint is not None else {}
         self.done = 0.0  # fraction of training up to which snapshots were taken
         self.last: Batch | None = None
 
@@ -105,22 +112,34 @@ class _Loop:
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the interrupted one."""
         state, own = self.state, {"accumulate": self.options.accumulate, "precision": self.options.precision}
-        common = run_identity(
-            self.training, self.settings, self.data, state.optimizer, state.scheduler, self.objective.state_dict()
-        )
-        return common | own | {"processes": self.fabric.world_size}
+        # A run may go on with another number of processes if together they have as large a batch.
+        settings = dataclasses.replace(self.settings, batch_size=self.settings.batch_size * self.fabric.world_size)
+        common = run_identity(self.training, settings, self.data, state.optimizer, state.scheduler, self.objective.state_dict())
+        return common | own
+
+    def _facts(self) -> dict[str, object]:
+        """Return what all processes must have in common."""
+        options, weights = self.options, self.objective.state_dict()
+        return {
+            **versions(), **self.identity, "epochs": self.settings.epochs,
+            "checkpoint": options.checkpoint is not None, "checkpoint_every": options.checkpoint_every, "resume": options.resume,
+            **{f"the checksum of the initial {name.partition('.')[2]}": checksum(x) for name, x in weights.items()},
+        }  # fmt: skip
 
     def resume_or_start(self) -> None:
-        """Resume from the checkpoint, or write the first one."""
+        """Resume from the checkpoint, or write the first one; the first process reads and writes for all."""
         path, epochs = self.options.checkpoint, self.settings.epochs
         if path is None:
             return
-        self.state.resume_or_start(path, self.identity, self.options.resume and path.exists(), self.fabric.is_global_zero)
+        resume = self.options.resume and exists_for_first_process(self.fabric, path)
+        if not resume:
+            by_first_process(self.fabric, lambda: self.state.start(path, self.identity))
+            return
+        self.state.restore(by_first_process(self.fabric, lambda: read_of_run(path, self.identity)))
         done = len(self.state.history)
         if done > epochs:
             raise CheckpointError(path, f"it has {done} epochs, more than epochs={epochs}", "raise epochs, or pass resume=False")
         self.done = done / epochs
-        self.fabric.barrier()
 
     def run_epochs(self) -> None:
         """Train the remaining epochs."""
@@ -238,14 +257,14 @@ class _Loop:
 
     def _report(self, epoch: int, record: dict[str, float]) -> None:
         """Write a checkpoint if one is due, then update the progress bar and call the loggers."""
-        options, is_writer = self.options, self.fabric.is_global_zero
+        options, path = self.options, self.options.checkpoint
         due = epoch % options.checkpoint_every == 0 or epoch == self.settings.epochs or self.state.history.stopped_early
-        if options.checkpoint is not None and is_writer and due:
-            self.state.save(options.checkpoint, self.identity)
+        if path is not None and due:
+            by_first_process(self.fabric, lambda: self.state.save(path, self.identity))
         labels = {"loss": "loss", "kl": "KL", "validation_nll": "validation"}
         values = (f"{labels[name]} {value:.4g}" for name, value in record.items() if name in labels)
         self.bar.text = " · ".join([f"epoch {epoch}", *values])
-        for logger in options.loggers if is_writer else ():
+        for logger in options.loggers if self.fabric.is_global_zero else ():
             log(logger, epoch, record)
 
 
