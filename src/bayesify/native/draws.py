@@ -5,13 +5,12 @@ Element i of a draw is a function of i and of 128 bits from PyTorch's generator 
 
 from __future__ import annotations
 
-from functools import cache, partial
-from types import ModuleType
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from bayesify.native.switch import give_up, native_is_used
+from bayesify.native.switch import load_kernels, native_is_used
 from bayesify.native.threads import over_rows
 
 __all__ = ["draws_natively", "fill_bernoulli", "fill_normal", "fill_uniform"]
@@ -20,19 +19,9 @@ _LEAST = 4096  # elements, below which PyTorch's kernels take less time than a c
 _THREAD = 2**16  # elements per thread, below which starting a thread takes longer
 
 
-@cache
-def _load_kernels() -> ModuleType | None:
-    try:
-        from bayesify.native import draw_kernels  # imports numba
-    except ImportError as error:
-        give_up(error)
-        return None
-    return draw_kernels
-
-
 def draws_natively(n: int, device: torch.device) -> bool:
     """Whether n numbers are drawn by the functions here; it depends on nothing else, so all kinds of code draw equal values."""
-    return n >= _LEAST and device.type == "cpu" and native_is_used() and _load_kernels() is not None
+    return n >= _LEAST and device.type == "cpu" and native_is_used() and load_kernels("draw_kernels") is not None
 
 
 def fill_normal(out: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -52,7 +41,7 @@ def fill_bernoulli(out: Tensor, p: float, generator: torch.Generator | None = No
 
 
 def _fill(out: Tensor, generator: torch.Generator | None, kind: int, limit: int = 0) -> Tensor:
-    kernels = _load_kernels()
+    kernels = load_kernels("draw_kernels")
     assert kernels is not None
     upper, key = torch.empty(2, dtype=torch.int64, device="cpu").random_(generator=generator).tolist()
     n, block = out.numel(), kernels.BLOCK

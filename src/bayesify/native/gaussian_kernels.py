@@ -39,8 +39,8 @@ def _(x):
 
 
 @njit(nogil=True, error_model="numpy", fastmath=_SUMS)
-def _draw(mean, log_std, shift, eps, out, begin, end):
-    squares = logs = log_std[begin] * 0
+def _draw(zero, mean, log_std, shift, eps, out, begin, end):
+    squares = logs = zero
     for i in range(begin, end):
         std = _exp(log_std[i])
         out[i] = mean[i] + std * eps[i]
@@ -50,8 +50,8 @@ def _draw(mean, log_std, shift, eps, out, begin, end):
 
 
 @njit(nogil=True, error_model="numpy", fastmath=_SUMS)
-def _variance(log_std, shift, out, begin, end):
-    squares = logs = log_std[begin] * 0
+def _variance(zero, log_std, shift, out, begin, end):
+    squares = logs = zero
     for i in range(begin, end):
         std = _exp(log_std[i])
         out[i] = std * std
@@ -84,18 +84,18 @@ def _reparameterize(mean, variance, eps, out, least, half, begin, end):
 
 
 @njit(nogil=True, error_model="numpy")
-def _draw_chunks(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks):
+def _draw_chunks(zero, mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks):
     for c in range(first, first + chunks):
         begin, end = c * chunk, min((c + 1) * chunk, n)
-        squares, logs = _draw(mean, log_std, shift, eps, out, begin, end)
+        squares, logs = _draw(zero, mean, log_std, shift, eps, out, begin, end)
         kls[c] = half * squares - logs + constant * (end - begin)
 
 
 @njit(nogil=True, error_model="numpy")
-def _variance_chunks(log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
+def _variance_chunks(zero, log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
     for c in range(first, first + chunks):
         begin, end = c * chunk, min((c + 1) * chunk, n)
-        squares, logs = _variance(log_std, shift, out, begin, end)
+        squares, logs = _variance(zero, log_std, shift, out, begin, end)
         kls[c] = half * squares - logs + constant * (end - begin)
 
 
@@ -125,28 +125,28 @@ def draw32(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first,
         first, chunks: the range of chunks.
     """
     p = float32_at
-    _draw_chunks(p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
+    _draw_chunks(f32(0), p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def draw64(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks):
     """`draw32` for float64."""
     p = float64_at
-    _draw_chunks(p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
+    _draw_chunks(0.0, p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def variance32(log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
     """out = exp(2 log_std), and KLs as in `draw32`."""
     p = float32_at
-    _variance_chunks(p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
+    _variance_chunks(f32(0), p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def variance64(log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
     """`variance32` for float64."""
     p = float64_at
-    _variance_chunks(p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
+    _variance_chunks(0.0, p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify.native.operators import THREAD, is_plain
-from bayesify.native.switch import give_up
+from bayesify.native.switch import load_kernels
 from bayesify.native.threads import over_rows
 
 __all__ = ["draws_and_kl", "local_draw", "runs_in_one_pass", "variances_and_kl", "with_square"]
 
 _CHUNK = 2**13  # elements whose KL is summed in the precision of the weights
-
-
-@cache
-def _load_kernels() -> ModuleType | None:
-    try:
-        from bayesify.native import gaussian_kernels  # imports numba
-    except ImportError as error:
-        give_up(error)
-        return None
-    return gaussian_kernels
 
 
 def runs_in_one_pass(*tensors: Tensor) -> bool:
@@ -37,7 +26,7 @@ def runs_in_one_pass(*tensors: Tensor) -> bool:
     strides = {t.shape: t.stride() for t in tensors}
     if any(t.stride() != strides[t.shape] or not _is_dense(t) for t in tensors):
         return False
-    return all(t.numel() for t in tensors) and _load_kernels() is not None
+    return all(t.numel() for t in tensors) and load_kernels("gaussian_kernels") is not None
 
 
 def _is_dense(t: Tensor) -> bool:
@@ -94,7 +83,7 @@ def _rows(values: Sequence[Any], width: int) -> list[tuple[Any, ...]]:
 
 def _run(name: str, n: int, tensors: Iterable[Tensor | int], *scalars: float, dtype: torch.dtype) -> None:
     """Call a kernel with addresses of tensors of n elements."""
-    kernel = getattr(_load_kernels(), f"{name}{'32' if dtype == torch.float32 else '64'}")
+    kernel = getattr(load_kernels("gaussian_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
     addresses = (t if isinstance(t, int) else t.data_ptr() for t in tensors)
     over_rows(partial(kernel, *addresses, n, _CHUNK, *scalars), _chunks(n), THREAD // _CHUNK)
 

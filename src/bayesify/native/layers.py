@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import LEAST_SIZE, THREAD, is_plain, load_kernels, native_fwht
+from bayesify.native.operators import LEAST_SIZE, THREAD, is_plain, native_fwht
+from bayesify.native.switch import load_kernels
 from bayesify.native.threads import over_rows
 
 __all__ = ["hadamard_layer", "runs_fused"]
@@ -20,7 +21,7 @@ def runs_fused(*tensors: Tensor) -> bool:
     """Whether `hadamard_layer` can be used: plain tensors of one dtype on the CPU that nothing traces or transforms."""
     if tensors[0].shape[-1] < LEAST_SIZE or not is_plain(*tensors) or torch.is_autocast_enabled("cpu"):
         return False
-    return tensors[0].numel() > 0 and load_kernels() is not None
+    return tensors[0].numel() > 0 and load_kernels("hadamard_kernels") is not None
 
 
 def hadamard_layer(x: Tensor, s1: Tensor, s2: Tensor, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ class _Layer(torch.autograd.Function):
         dense = [t.contiguous() for t in arguments]
         x, eps = dense[0], dense[-1]
         y = torch.empty_like(eps)
-        kernels, (rows, blocks, n) = load_kernels(), eps.shape
+        kernels, (rows, blocks, n) = load_kernels("hadamard_kernels"), eps.shape
         assert kernels is not None
         kernel = kernels.layer32 if x.dtype == torch.float32 else kernels.layer64
         over_rows(partial(kernel, *(t.data_ptr() for t in (*dense, y)), n, blocks), rows, THREAD // (blocks * n))
@@ -64,7 +65,7 @@ class _Layer(torch.autograd.Function):
         rows, blocks, n = eps.shape
         chunks = -(-rows // _CHUNK)
         grad_x, sums, work = torch.empty_like(x), x.new_empty(chunks, 4, blocks, n), x.new_empty(chunks, 3, n)
-        kernels = load_kernels()
+        kernels = load_kernels("hadamard_kernels")
         assert kernels is not None
         kernel = kernels.layer_gradient32 if x.dtype == torch.float32 else kernels.layer_gradient64
         run = partial(kernel, *(t.data_ptr() for t in (*dense, grad_x, sums, work)), n, blocks, rows, _CHUNK)
