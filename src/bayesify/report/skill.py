@@ -184,7 +184,8 @@ def _against_constant(model: Tensor, constant: Tensor, regression: bool) -> tupl
     if not gap.is_better:
         return "caution", "The difference from the constant prediction may be due to chance."
     size = 1 - (model.mean() / constant.mean()).item() ** (0.5 if regression else 1.0)
-    return ("good" if size >= 0.1 else "caution"), f"The {_measure(regression)} is {percent(size)} below that of the constant prediction."
+    finding = f"The {_measure(regression)} is {percent(size)} below that of the constant prediction."
+    return ("good" if size >= 0.1 else "caution"), finding
 
 
 def _against_best(model: Tensor, other: Tensor, name: str, alone: tuple[Mark, str], regression: bool) -> tuple[Mark, str]:
