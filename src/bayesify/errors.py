@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 
 __all__ = [
-    "ISSUES",
     "BayesifyError",
     "BayesifyWarning",
     "CheckpointError",
@@ -26,8 +25,6 @@ __all__ = [
     "StaleFunctionError",
     "warn",
 ]
-
-ISSUES = "https://github.com/bayesify/bayesify/issues"
 
 
 class BayesifyError(Exception):
