@@ -6,6 +6,7 @@ python -m experiments run uci/standard --dataset boston --splits 0-4
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,7 @@ def run(
     num_cpus: Annotated[int, typer.Option(help="Cores per task on Ray, also its threads.", min=1)] = 1,
     num_gpus: Annotated[float, typer.Option(help="GPUs per task on Ray.", min=0)] = 0,
     max_retries: Annotated[int, typer.Option(help="New starts of a task whose process or machine on Ray died.", min=0)] = 3,
+    minutes: Annotated[float, typer.Option(help="Stop after this time; finished units stay.", show_default="no limit")] = math.inf,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data.", show_default="$BAYESIFY_DATA")] = None,
     root: Root = ROOT,
 ) -> None:
@@ -87,7 +89,7 @@ def run(
     if tasks and cluster is None:
         expected = forecast(tasks, experiments, workers, root)
         say(str(expected), style="bold" if expected.long else "")
-    failures = _run(tasks, workers, data_dir, cluster)
+    failures = _run(tasks, workers, data_dir, cluster, minutes)
     for experiment in experiments:
         experiment.reload()
         _report(experiment)
@@ -111,10 +113,10 @@ def _cluster(on: str, workers: int, num_cpus: int, num_gpus: float, max_retries:
     return dataclasses.replace(cluster, num_cpus=num_cpus, num_gpus=num_gpus, max_retries=max_retries)
 
 
-def _run(tasks: Sequence[Task], workers: int, data_dir: Path | None, cluster: RayCluster | None) -> list[Failure]:
+def _run(tasks: Sequence[Task], workers: int, data_dir: Path | None, cluster: RayCluster | None, minutes: float) -> list[Failure]:
     """Run tasks; what stops all of them becomes a message."""
     try:
-        return run_tasks(tasks, workers=workers, data_dir=data_dir, cluster=cluster)
+        return run_tasks(tasks, workers=workers, data_dir=data_dir, cluster=cluster, minutes=minutes)
     except ClusterError as error:
         raise UsageError(f"{error}. What has finished is saved; the same command continues with what is missing") from error
     except MissingDependencyError as error:

@@ -193,6 +193,19 @@ def test_a_run_that_is_cut_off_loses_the_running_unit_only(tmp_path, how, code):
     assert Experiment(table).done == 2
 
 
+def test_a_run_stops_after_the_given_minutes_and_goes_on(tmp_path, capsys):
+    log = write_config(tmp_path, extra='trouble = {b-0 = "wait"}\n')
+    code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path), "--minutes", "0.1")
+    assert code == 0
+    assert "stopped after 6.0 s; the same command continues" in errors
+    assert set(work_done(log)) <= {"b-0"}
+    (tmp_path / "go").touch()
+    code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path), "--minutes", "10")
+    assert code == 0
+    assert "stopped" not in errors
+    assert Experiment(read_table("paper/toys", tmp_path)).done == 2
+
+
 def _main(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_:
         main(list(arguments))

@@ -95,7 +95,7 @@ def load_test(setup: Setup, scaling: Scaling, data_dir: Path | None) -> TestPart
 
 def as_gray(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     """The luma (ITU-R BT.601) of color images (N, 3, H, W), resized: (N, 1, *size)."""
-    luma = torch.tensordot(pixels, torch.tensor([0.299, 0.587, 0.114]), ([1], [0])).unsqueeze(1)
+    luma = (pixels * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
     return F.interpolate(luma, size, mode="bilinear", antialias=True).clamp(0, 1)
 
 
