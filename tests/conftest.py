@@ -22,3 +22,9 @@ if getattr(importlib.util.find_spec("datasets"), "origin", None) is None:
 def _seed() -> None:
     torch.manual_seed(0)
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def _replay_of_small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions of the small networks of tests are replayed where those of large ones are."""
+    monkeypatch.setattr("bayesify.core.replay.prefix.WORTH_REPLAY", 0)

@@ -23,7 +23,7 @@ from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, eval_mode
 from bayesify.core.outputs import Draws
 from bayesify.core.recent import Recent
-from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, leaves_stand_ins
+from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 from bayesify.core.restoration import restore
 from bayesify.core.shards import check_whole, reshard, shards_of
 from bayesify.core.turns import TurnError, turn
@@ -239,7 +239,8 @@ class Folded(Bayesian):
             call, believed = self.inputs_of(inputs, kwargs), {} if believed is None else believed
             key = id(self), call.kind
             if key not in believed:
-                believed[key] = not self.training and has_prefix(self.net) and self._replays(call, coherent, reseed)
+                possible = not self.training and is_worth_replay(self.net, call.leaves) and has_prefix(self.net)
+                believed[key] = possible and self._replays(call, coherent, reseed)
             if believed[key]:
                 self._prefix = Prefix(call.batch, self._plan(call, 2).folds)
             try:

@@ -16,7 +16,8 @@ from bayesify.errors import DataError
 __all__ = ["arguments_of", "batches_of", "draws_per_call"]
 
 _ROWS_PER_CALL = 2048
-_BYTES_PER_CALL = 1_600_000  # of inputs on a CPU: features of convolutions then fit its caches
+_BYTES_PER_CALL = 1_600_000  # of inputs on a CPU
+_BYTES_OF_IMAGES = 400_000  # of those of all draws of a call: features of convolutions then fit the caches
 
 
 def batches_of(inputs: Any, batch_size: int | None, dim: int, device: torch.device | None) -> tuple[Iterable[Any], int | None]:
@@ -89,17 +90,19 @@ def draws_per_call(root: Bayesian | None, batch: Any, dim: int, device: torch.de
     """Default number of draws per call of the network."""
     # what precedes a single random layer, often the last, is replayed: the cost of a draw does not depend on the inputs' size
     single = root is not None and sum(layer.posterior.is_random for _, layer in root.random_layers()) == 1
-    per_call = _ROWS_PER_CALL if single else _rows_per_call(batch, dim, device)
+    images = any(leaf.dim() > 3 for leaf in tree_leaves(batch))
+    size = _BYTES_OF_IMAGES if images else _BYTES_PER_CALL
+    per_call = _ROWS_PER_CALL if single else _rows_per_call(batch, dim, device, size)
     rows = tree_leaves(batch)[0].shape[dim]
     return samples if root is not None and root.one_pass else max(1, per_call // rows)
 
 
-def _rows_per_call(x: Any, dim: int, device: torch.device | None) -> int:
-    """Rows per call of the network, from the size of these rows and the device."""
+def _rows_per_call(x: Any, dim: int, device: torch.device | None, most: int = _BYTES_PER_CALL) -> int:
+    """Rows per call of the network, from the size of these rows and the device; on a CPU about `most` bytes."""
     if device is not None and device.type != "cpu":
         return _ROWS_PER_CALL
     size = sum(leaf.numel() * leaf.element_size() / leaf.shape[dim] for leaf in tree_leaves(x))
-    return max(64, min(_ROWS_PER_CALL, int(_BYTES_PER_CALL / max(1, size))))
+    return max(64, min(_ROWS_PER_CALL, int(most / max(1, size))))
 
 
 def _values(x: Tensor) -> Tensor:
