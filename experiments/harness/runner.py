@@ -12,12 +12,18 @@ from experiments.harness.plan import Task
 from experiments.harness.processes import Processes
 from experiments.harness.progress import Display
 from experiments.harness.ray_tasks import RayTasks
+from experiments.harness.tracking import Tracker
 
 __all__ = ["run_tasks"]
 
 
 def run_tasks(
-    tasks: Sequence[Task], *, workers: int = 1, data_dir: Path | None = None, cluster: RayCluster | None = None
+    tasks: Sequence[Task],
+    *,
+    workers: int = 1,
+    data_dir: Path | None = None,
+    cluster: RayCluster | None = None,
+    tracker: Tracker | None = None,
 ) -> list[Failure]:
     """Run tasks, and show their progress.
 
@@ -29,6 +35,7 @@ def run_tasks(
         workers: processes that share the cores of this machine.
         data_dir: folder of the data; None for the default ones.
         cluster: a Ray cluster on which the tasks run instead; dead processes and machines are replaced.
+        tracker: gets the results of every task that has ended.
 
     Raises:
         ClusterError, ConfigurationError: the cluster cannot run the tasks, or is lost.
@@ -49,6 +56,8 @@ def run_tasks(
                 case Ended(task, seconds, failure):
                     display.finish(task, seconds, failure and failure.error)
                     failures += [] if failure is None else [failure]
+                    if tracker is not None:
+                        tracker.add(task, failed=failure is not None)
                 case None:
                     display.tick()
     return failures

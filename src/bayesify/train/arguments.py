@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lightning.fabric.loggers.logger import Logger
     from lightning.fabric.strategies.strategy import Strategy
 
+    from bayesify.tracking import Run
+
 __all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments", "check_kl_weight"]
 
 
@@ -78,7 +80,7 @@ class SingleModelOptions:
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int | list[int] = 1
     strategy: str | Strategy = "auto"
-    loggers: tuple[Logger | Callable[[dict[str, float]], object], ...] = ()
+    loggers: tuple[str | Run | Logger | Callable[[dict[str, float]], object], ...] = ()
     progress: bool | None = None
 
 
