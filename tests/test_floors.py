@@ -15,7 +15,7 @@ import bayesify
 
 SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
-    ("functional", "native", "checksums", "errors", "environment", "files", "formatting", "jobs", "progress", "schema"),
+    ("functional", "native", "checksums", "errors", "environment", "files", "formatting", "jobs", "progress", "schema", "tracking"),
     ("core",),
     (
         "methods",
@@ -52,6 +52,8 @@ OPTIONAL = (
         "optuna",
         "pooch",
         "ray",
+        "mlflow",
+        "tensorboard",
         "pytest",
     ),
 )

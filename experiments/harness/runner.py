@@ -15,6 +15,7 @@ from experiments.harness.plan import Task
 from experiments.harness.processes import Processes
 from experiments.harness.progress import Display
 from experiments.harness.ray_tasks import RayTasks
+from experiments.harness.tracking import Tracker
 
 __all__ = ["run_tasks"]
 
@@ -26,6 +27,7 @@ def run_tasks(
     data_dir: Path | None = None,
     cluster: RayCluster | None = None,
     minutes: float = math.inf,
+    tracker: Tracker | None = None,
 ) -> list[Failure]:
     """Run tasks, and show their progress.
 
@@ -38,6 +40,7 @@ def run_tasks(
         data_dir: folder of the data; None for the default ones.
         cluster: a Ray cluster on which the tasks run instead; dead processes and machines are replaced.
         minutes: after which tasks are stopped, as by Ctrl-C; finished units are saved.
+        tracker: gets the results of every task that has ended.
 
     Raises:
         ClusterError, ConfigurationError: the cluster cannot run the tasks, or is lost.
@@ -59,6 +62,8 @@ def run_tasks(
                 case Ended(task, seconds, failure):
                     display.finish(task, seconds, failure and failure.error)
                     failures += [] if failure is None else [failure]
+                    if tracker is not None:
+                        tracker.add(task, failed=failure is not None)
                 case None:
                     display.tick()
             if time.monotonic() > end:

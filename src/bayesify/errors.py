@@ -23,6 +23,7 @@ __all__ = [
     "NothingRandomError",
     "PassError",
     "StaleFunctionError",
+    "TrackingError",
     "warn",
 ]
 
@@ -83,6 +84,10 @@ class MissingDependencyError(BayesifyError, ImportError):
 
 class ClusterError(BayesifyError, ConnectionError):
     """A cluster cannot be reached, was lost, or has a machine that cannot run jobs."""
+
+
+class TrackingError(BayesifyError, ConnectionError):
+    """A tracking server cannot be reached, or its folder not written."""
 
 
 class PassError(BayesifyError, RuntimeError):

@@ -150,7 +150,5 @@ def test_impossible_combinations():
         BayesianRegressor(method="VSD", time_limit=5).fit(X, y)
     with pytest.raises(ConfigurationError, match="calibrate='temperature' needs a single model"):
         BayesianClassifier(**FAST, calibrate="temperature").fit(X, labels)
-    with pytest.raises(ConfigurationError, match="without loggers"):
-        BayesianRegressor(**FAST).fit(X, y, loggers=[print])
     with pytest.raises(AttributeError, match="partial_fit"):
         BayesianRegressor(**FAST).partial_fit(X, y)

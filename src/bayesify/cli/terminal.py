@@ -108,7 +108,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         ProgressBar.line_seconds = _LINE_SECONDS
-        with contextlib.ExitStack() as resources, _warnings_as_notes():
+        with _warnings_as_notes(), contextlib.ExitStack() as resources:
             token = _resources.set(resources)
             try:
                 with interruptible():

@@ -13,6 +13,7 @@ from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianR
 from bayesify.estimators.conformal import calibration_rows
 from bayesify.estimators.parameters import AUTO
 from bayesify.persistence import CHECKPOINT, check_destination, locked
+from bayesify.tracking import Run
 
 __all__ = ["ESTIMATORS", "caution", "check_calibration", "checkpoints", "make_estimator", "prepare_directory", "train"]
 
@@ -105,12 +106,18 @@ def _discard(place: Path) -> None:
 
 
 def train(
-    estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, place: Path, out: Path, weights: pd.Series | None = None
+    estimator: BayesianEstimator,
+    features: pd.DataFrame,
+    y: pd.Series,
+    place: Path,
+    out: Path,
+    weights: pd.Series | None = None,
+    runs: Sequence[Run] = (),
 ) -> None:
     """Fit with a checkpoint in the model directory, from which an interrupted run is resumed."""
     try:
         with interruptible():
-            estimator.fit(features, y, weights, checkpoint=place / CHECKPOINT)
+            estimator.fit(features, y, weights, checkpoint=place / CHECKPOINT, loggers=runs)
     except CheckpointError as error:
         raise UsageError(
             f"the interrupted run in {out} cannot be continued: {error.reason}. Use its settings and data, or add --restart to "

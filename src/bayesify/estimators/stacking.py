@@ -19,6 +19,7 @@ from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.estimators.together import train_together
 from bayesify.stacking import stacking_weights
 from bayesify.train.checkpoint import check_identity, read, write
+from bayesify.train.loggers import Loggers
 
 try:
     import numpy as np
@@ -85,7 +86,7 @@ class Stacking(EstimatorParameters):
             setattr(self, name, getattr(models[0], name))
 
     def _fit_stack(
-        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None, checkpoint: Path | None = None
+        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None, checkpoint: Path | None, log: Loggers
     ) -> Self:
         started = time.perf_counter()
         table, y, weights = self._rows(X, y, sample_weight)
@@ -112,6 +113,8 @@ class Stacking(EstimatorParameters):
                 warn(f"{name} diverged and is left out: {error}")
             lines[name]["seconds"] = clock.stop(name, time.perf_counter() - begun)
             spent += clock.seconds[name]
+            if name in models:
+                log.log_all(candidate.history_, f"{name}/")
             if not splits:
                 break
         if not models:
@@ -121,6 +124,8 @@ class Stacking(EstimatorParameters):
         shares = self._weights(log_probs, means, held_out)
         for name, share, mean in zip(scores, shares.tolist(), means.tolist(), strict=True):
             lines[name] |= {"weight": share, "log_score": mean}
+        for run in log.runs:
+            run.log({f"leaderboard/{name}/{column}": value for name in models for column, value in lines[name].items()}, 0)
         self.leaderboard_ = pd.DataFrame.from_dict(lines, orient="index").rename_axis("model")
         order: list[int] = shares.argsort(descending=True).tolist()
         chosen = [i for i in order if shares[i] > 0]

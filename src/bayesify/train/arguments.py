@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lightning.fabric.loggers.logger import Logger
     from lightning.fabric.strategies.strategy import Strategy
 
+    from bayesify.tracking import Run
+
 __all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments", "check_kl_weight"]
 
 
@@ -80,7 +82,7 @@ class SingleModelOptions:
     devices: int | list[int] = 1
     num_nodes: int = 1
     strategy: str | Strategy = "auto"
-    loggers: tuple[Logger | Callable[[dict[str, float]], object], ...] = ()
+    loggers: tuple[str | Run | Logger | Callable[[dict[str, float]], object], ...] = ()
     progress: bool | None = None
 
 

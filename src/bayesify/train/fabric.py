@@ -1,8 +1,7 @@
-"""Lightning Fabric: devices, processes, precision, loggers."""
+"""Lightning Fabric: devices, processes, precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -14,9 +13,8 @@ from bayesify.train.arguments import SingleModelOptions
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-    from lightning.fabric.loggers.logger import Logger
 
-__all__ = ["broadcast_buffers", "choose_device", "log", "make_fabric", "reduce"]
+__all__ = ["broadcast_buffers", "choose_device", "make_fabric", "reduce"]
 
 
 def make_fabric(bnn: nn.Module, options: SingleModelOptions) -> Fabric:
@@ -81,13 +79,3 @@ def broadcast_buffers(module: nn.Module, fabric: Fabric) -> None:
     if fabric.world_size > 1:
         for buffer in module.buffers():
             torch.distributed.broadcast(buffer, 0)
-
-
-def log(logger: Logger | Callable[[dict[str, float]], object], epoch: int, record: dict[str, float]) -> None:
-    """Pass the record of an epoch to a Fabric logger or a function."""
-    from lightning.fabric.loggers.logger import Logger
-
-    if isinstance(logger, Logger):
-        logger.log_metrics(record, step=epoch)
-    else:
-        logger({"epoch": epoch, **record})

@@ -21,6 +21,7 @@ from bayesify.train.auxiliary_inputs import AuxiliaryInputs
 from bayesify.train.data_loading import Data
 from bayesify.train.history import History
 from bayesify.train.launch import check_one_process, processes_of
+from bayesify.train.loggers import Loggers, configuration
 from bayesify.train.many.dispatch import fit_many
 from bayesify.train.single_model import fit_single_model
 
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from lightning.fabric.strategies.strategy import Strategy
 
     from bayesify.likelihoods import Likelihood
+    from bayesify.tracking import Run
 
 __all__ = ["fit"]
 
-_SINGLE_ONLY = ("checkpoint_every", "accumulate", "precision", "devices", "num_nodes", "strategy", "loggers")
+_SINGLE_ONLY = ("checkpoint_every", "accumulate", "precision", "devices", "num_nodes", "strategy")
 
 
 def fit(
@@ -65,7 +67,7 @@ def fit(
     devices: int | list[int] | None = None,
     num_nodes: int | None = None,
     strategy: str | Strategy = "auto",
-    loggers: Iterable[Logger | Callable[[dict[str, float]], object]] = (),
+    loggers: Iterable[str | Run | Logger | Callable[[dict[str, float]], object]] = (),
     on: str | RayCluster = LOCAL,
     progress: bool | None = None,
 ) -> History:
@@ -127,7 +129,9 @@ def fit(
             that runs the script. None for the processes that torchrun or SLURM started, otherwise one.
         num_nodes: number of hosts; None for that of torchrun or SLURM, otherwise one. `batch_size` is that of one process.
         strategy: "auto", "ddp" or a Fabric strategy object of these kinds.
-        loggers: Fabric loggers, or functions of the epoch's record (a dict of numbers), called after the checkpoint.
+        loggers: "mlflow:URI" or "tensorboard:FOLDER" (`bayesify.tracking`), which with `checkpoint` continue the run of an
+            interrupted training; Fabric loggers; or functions of the epoch's record (a dict of numbers). All are called after the
+            checkpoint; for ensembles and on a cluster, when training ends.
         on: "local", or "ray" or "ray://HOST:PORT" to train on a Ray cluster as `fit_many` does, the members of an ensemble in
             several jobs.
         progress: whether to show a progress bar; None shows it on a terminal.
@@ -141,6 +145,7 @@ def fit(
         ClusterError: another process failed before training.
         CheckpointError: `checkpoint` is damaged or belongs to another run.
         DivergenceError: NaN or infinity in training; the message has epoch and batch, and the last checkpoint is intact.
+        TrackingError: a server of `loggers` does not answer, before training; later, that is a warning.
         OSError: the checkpoint cannot be written, before training or (the disk is full) later.
 
     Example:
@@ -180,7 +185,10 @@ def _fit_many(training: Training, settings: Settings, options: SingleModelOption
         what = "the members of an ensemble are" if on == LOCAL else f"with on={str(on)!r}, models are"
         raise ConfigurationError(f"{what} trained by fit_many, which has no {', '.join(unsupported)}; leave it out")
     shared = {name: getattr(options, name) for name in ("accelerator", "compile", "checkpoint", "resume", "progress")}
-    (history,) = fit_many([training], **vars(settings), **shared, on=on)
-    if history.failure is not None:
-        raise DivergenceError(history.failure)
+    with Loggers(options.loggers, options.checkpoint, options.resume) as loggers:
+        loggers.start(configuration(training, settings, options))
+        (history,) = fit_many([training], **vars(settings), **shared, on=on)
+        loggers.log_all(history)
+        if history.failure is not None:
+            raise DivergenceError(history.failure)
     return history

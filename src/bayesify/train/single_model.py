@@ -29,8 +29,9 @@ from bayesify.train.checkpoint import TrainingState, checksum, read_of_run, run_
 from bayesify.train.compilation import check_compilable, compile_steps, compiler_errors_explained
 from bayesify.train.data_loading import Batches
 from bayesify.train.dataset_size import warn_if_more_examples
-from bayesify.train.fabric import broadcast_buffers, log, make_fabric, reduce
+from bayesify.train.fabric import broadcast_buffers, make_fabric, reduce
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
+from bayesify.train.loggers import Loggers, configuration
 from bayesify.train.model_data import load_model_data
 from bayesify.train.objective import Objective, log_density
 from bayesify.train.process_state import preserved_state, seed_noise
@@ -57,10 +58,14 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
     with preserved_state(model, fabric.device):
         check_completable(training, fabric.world_size)
         training.bnn.forget()
-        with ProgressBar("training", show) as bar:
-            loop = _Loop(training, settings, options, fabric, parameters, bar)
+        given = options.loggers if fabric.is_global_zero else ()
+        with raised_everywhere(fabric):
+            opened = Loggers(given, options.checkpoint, options.resume)
+        with opened as loggers, ProgressBar("training", show) as bar:
+            loop = _Loop(training, settings, options, fabric, parameters, bar, loggers)
             loop.resume_or_start()
             loop.state.history.n = loop.data.n
+            loggers.start(configuration(training, settings, options), loop.state.history)
             loop.run_epochs()
         training.bnn.passes.optimizer = None  # its state is that of this run
         if loop.state.best is not None:
@@ -82,9 +87,10 @@ class _Loop:
         fabric: Fabric,
         parameters: list[nn.Parameter],
         bar: ProgressBar,
+        loggers: Loggers,
     ) -> None:
         self.training, self.settings, self.options = training, settings, options
-        self.fabric, self.parameters, self.bar = fabric, parameters, bar
+        self.fabric, self.parameters, self.bar, self.loggers = fabric, parameters, bar, loggers
         with raised_everywhere(fabric):
             self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
             self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
@@ -264,8 +270,7 @@ class _Loop:
         labels = {"loss": "loss", "kl": "KL", "validation_nll": "validation"}
         values = (f"{labels[name]} {value:.4g}" for name, value in record.items() if name in labels)
         self.bar.text = " · ".join([f"epoch {epoch}", *values])
-        for logger in options.loggers if self.fabric.is_global_zero else ():
-            log(logger, epoch, record)
+        self.loggers.log(epoch, record)
 
 
 @torch.no_grad()
