@@ -14,6 +14,7 @@ PAGES = [
     "concepts.md",
     "conformal.md",
     "image-classifier.md",
+    "large-data.md",
     "pretrained-transformers.md",
     "start.md",
 ]

@@ -1,6 +1,6 @@
 """The parts of `bayesify fit`: the estimator that the options describe, its directory, and training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -100,13 +100,11 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(directory.glob(f"{CHECKPOINT}*"))
 
 
-def train(
-    estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, place: Path, out: Path, weights: pd.Series | None = None
-) -> None:
+def train(estimator: BayesianEstimator, fit: Callable[[BayesianEstimator, Path | None], object], place: Path, out: Path) -> None:
     """Fit with a checkpoint in the model directory, from which an interrupted run is resumed."""
     try:
         with interruptible():
-            estimator.fit(features, y, weights, checkpoint=None if estimator.is_stacked else place / CHECKPOINT)
+            fit(estimator, None if estimator.is_stacked else place / CHECKPOINT)
     except CheckpointError as error:
         raise UsageError(
             f"the interrupted run in {out} cannot be continued: {error.reason}. Use its settings and data, or add --restart to "
