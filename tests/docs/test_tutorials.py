@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["concepts.md", "conformal.md", "pretrained-transformers.md", "start.md"]
+PAGES = ["concepts.md", "conformal.md", "large-data.md", "pretrained-transformers.md", "start.md"]
 LONG = ["active-learning.md", "bayesian-optimization.md", "image-classifier.md"]  # of searches and of convolutions
 
 

@@ -1,6 +1,9 @@
 """Row groups: every row once per pass over parts and processes, the results of tensors, resuming."""
 
 import copy
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -178,3 +181,40 @@ def test_mistakes():
     short.read = lambda group, start, stop: read(group, start, min(stop, 20))
     with pytest.raises(DataError, match="fewer rows than its sizes say"):
         fit(_net(MeanField()), short, Gaussian(), **SETTINGS)
+
+
+_PROCESSES = """
+import json, os, sys
+import torch
+from bayesify import MeanField, bayesify
+from bayesify.likelihoods import Gaussian
+from bayesify.train import RowGroups, data_loading, fit
+
+class Table(RowGroups):
+    sizes, parts, buffer = [50, 70, 31], 2, 40
+    def read(self, group, start, stop):
+        x = torch.arange(start, stop)[:, None] + float(sum(self.sizes[:group]))
+        yield x / 151, x / 151
+
+seen, epoch = [], data_loading.RowGroupBatches.epoch
+def spy(self, number):
+    for batch in epoch(self, number):
+        seen.extend((151 * batch.y).round().flatten().tolist())
+        yield batch
+data_loading.RowGroupBatches.epoch = spy
+torch.manual_seed(0)
+bnn = bayesify(torch.nn.Linear(1, 1), MeanField())
+history = fit(bnn, Table(), Gaussian(), epochs=4, batch_size=8, devices=2, accelerator="cpu", progress=False)
+weights = [p.tolist() for p in bnn.parameters()]
+with open(sys.argv[1] + os.environ.get("LOCAL_RANK", "0"), "w") as file:
+    json.dump([seen, history.loss, weights], file)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_see_every_row_once_and_stay_equal(tmp_path):
+    (tmp_path / "train.py").write_text(_PROCESSES)
+    subprocess.run([sys.executable, tmp_path / "train.py", f"{tmp_path}/rank"], check=True, timeout=300)
+    (first, *results), (second, *others) = (json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2))
+    assert sorted(first + second) == sorted(2 * list(range(151)))
+    assert results == others

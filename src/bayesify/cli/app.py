@@ -143,10 +143,11 @@ def _predict_several(
     if out is None:
         raise UsageError("several files need --out, a folder for the files of predictions")
 
-    from bayesify.cli.streaming import Request, input_files, predict_files
+    from bayesify.cli.streaming import Request, predict_files
+    from bayesify.data import parquet_files
     from bayesify.jobs.where import cluster_of
 
-    predict_files(Request(model, level, samples, tuple(keep)), input_files(data), out, cluster_of(on))
+    predict_files(Request(model, level, samples, tuple(keep)), parquet_files(data), out, cluster_of(on))
 
 
 @app.command()

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bayesify.cli.files import check_input, to_csv
+from bayesify.cli.files import check_input, is_several, to_csv
 from bayesify.cli.options import Data, Decimal, Encoding, On, Seed, Separator, Task, Track
 from bayesify.cli.terminal import UsageError, handle_errors, print_lines, say, until_the_end
 from bayesify.core.checks import check_fraction
 from bayesify.formatting import duration, plural
 
 if TYPE_CHECKING:
+    from bayesify.cli.sources import Source
     from bayesify.cli.splits import Split
-    from bayesify.cli.tables import TrainingTable
     from bayesify.estimators import BayesianEstimator
     from bayesify.report import Assessment
 
@@ -64,10 +64,14 @@ def fit(
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted run instead of resuming it.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and errors.")] = False,
 ) -> None:
-    """Train on a table and save the model with a report on held-out rows. The same command resumes an interrupted run."""
+    """Train on a table and save the model with a report on held-out rows. The same command resumes an interrupted run.
+
+    DATA may be a folder of .parquet files or a pattern such as 'data/*.parquet' (in quotes), of any size: they are read in parts.
+    """
     started = time.perf_counter()
     check_fraction("--test-fraction", test_fraction)
-    check_input(data)
+    if not is_several(data):
+        check_input(data)
     if test is not None:
         check_input(test)
         if split != "random" or group is not None:
@@ -76,20 +80,23 @@ def fit(
     from bayesify.cli.comparison import baseline_lines, comparison_line, methods_to_compare, train_others
     from bayesify.cli.evaluation import assess_estimator, conformal_facts, print_assessment, report_page, run_facts, train_baselines
     from bayesify.cli.leaderboard import leaderboard, method_name
-    from bayesify.cli.splits import separate_test, split_training, take_weights
-    from bayesify.cli.tables import TextOptions, read_training
+    from bayesify.cli.sources import TestRows, open_source
+    from bayesify.cli.tables import TextOptions
     from bayesify.cli.tracking import add_results, tracked
     from bayesify.cli.training import caution, check_calibration, checkpoints, make_estimator, prepare_directory, train
-    from bayesify.data import check_target
     from bayesify.persistence import save_model
 
-    table = read_training(data, target, task.value, TextOptions(sep, encoding, decimal))
-    check_target(table.y, table.task)
-    table, weights = (table, None) if weight is None else take_weights(table, weight)
+    options = {"--split": split != "random", "--group": group, "--weight": weight, "--sep": sep, "--encoding": encoding}
+    options |= {"--decimal": decimal, "--compare": compare, "--time": time_limit, f"--on {on}": on != "local"}
+    options |= {"--method auto": method is not None and method.lower() == "auto"}
+    source = open_source(
+        data, target, task.value, TestRows(test, test_fraction, split, group, seed), weight, TextOptions(sep, encoding, decimal),
+        [name for name, value in options.items() if value],
+    )  # fmt: skip
+    table, rows = source.table, source.rows
     settings = [*(settings or []), *(["conformal=true"] if conformal else [])]
     estimator = make_estimator(table.task, method, settings, seed, epochs, quiet, time_limit, on)
     others = [] if compare is None else methods_to_compare(compare, estimator)
-    rows = split_training(table, test_fraction, seed, split, group) if test is None else separate_test(table, test)
     if others and len(rows.test_y) == 0:
         raise UsageError(f"--compare {compare} needs rows to compare on; leave out --test-fraction 0, or give --test")
     caution(rows.features)
@@ -98,13 +105,12 @@ def fit(
     resumes = bool(checkpoints(directory))
     runs = [] if track is None else [until_the_end(tracked(track, directory))]
     if not quiet:
-        say(_first_line(table, rows, target))
+        say(_first_line(source, target))
         if resumes:
             say(f"resuming the interrupted run in {out}")
-    own_weights = None if weights is None else weights[rows.features.index]
-    compared = train_others(others, estimator, rows, own_weights, quiet)  # first: interrupted, they cost no trained model
+    compared = train_others(others, estimator, rows, source.weights, quiet)  # first: interrupted, they cost no trained model
     training_started = time.perf_counter()
-    train(estimator, rows.features, rows.y, directory, out, own_weights, runs)
+    train(estimator, source.fit, directory, out, runs)
     seconds = duration(time.perf_counter() - training_started)
 
     saved = {"target": target, "reading": table.later.stored()}
@@ -118,7 +124,7 @@ def fit(
         if others:
             line = comparison_line(assessment, f"{method_name(estimator)} (the model)", seconds)
             comparison = [line, *compared, *baseline_lines(assessment)]
-        data_facts = _facts(table, rows, estimator, data, target)
+        data_facts = _facts(source, estimator, data, target)
         if weight is not None:
             data_facts["weights"] = f"{weight}, of the training rows; test rows and baselines are unweighted"
         conformal_results = conformal_facts(estimator, rows.test_features, rows.test_y)
@@ -135,8 +141,8 @@ def fit(
         report = (
             out / "report.html" if len(rows.test_y) else f"none, as no rows are held out: bayesify evaluate {_quoted(out)} DATA"
         )
-        source = test or data
-        say(f"\nModel: {out}\nReport: {report}\nNext: bayesify predict {_quoted(out)} {_quoted(source)}", wrap=False)
+        to_predict = f"{_quoted(test or data)}{' --out predictions' if source.files and not test else ''}"
+        say(f"\nModel: {out}\nReport: {report}\nNext: bayesify predict {_quoted(out)} {to_predict}", wrap=False)
 
 
 def _test_predictions(estimator: BayesianEstimator, rows: Split, assessment: Assessment, target: str) -> bytes:
@@ -149,24 +155,23 @@ def _test_predictions(estimator: BayesianEstimator, rows: Split, assessment: Ass
     return to_csv(predictions).encode()
 
 
-def _first_line(table: TrainingTable, rows: Split, target: str) -> str:
+def _first_line(source: Source, target: str) -> str:
     """The task, why it was inferred where the target leaves a choice, and the numbers of rows and columns."""
-    reason = ""
+    table, reason = source.table, ""
     if table.reason:
         other, what = ("regression", "numbers") if table.task == "classification" else ("classification", "classes")
         reason = f" ({table.reason}; --task {other} predicts {what})"
-    counts = f"{len(rows.y):,} rows to train on, {len(rows.test_y):,} to test on, {plural(rows.features.shape[1], 'column')}"
-    return f"{table.task} of {target!r}{reason}: {counts}"
+    return f"{table.task} of {target!r}{reason}: {source.size}, {plural(source.rows.features.shape[1], 'column')}"
 
 
-def _facts(table: TrainingTable, rows: Split, estimator: BayesianEstimator, data: Path, target: str) -> dict[str, object]:
+def _facts(source: Source, estimator: BayesianEstimator, data: Path, target: str) -> dict[str, object]:
     """Facts about the data, for the report."""
     columns = {use: [c.name for c in estimator.columns_ if (c.kind != "dropped") is use] for use in (True, False)}
     return {
         "file": str(data),
-        "target": f"{target} ({table.task})",
-        "training rows": f"{len(rows.y):,}",
-        "test rows": rows.source,
+        "target": f"{target} ({source.table.task})",
+        "training rows": f"{len(source.rows.y) if source.files is None else estimator.history_.n:,}",
+        "test rows": source.rows.source,
         "columns used": ", ".join(columns[True]),
         "columns not used": ", ".join(columns[False]) or "none",
     }

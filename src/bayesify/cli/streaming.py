@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from bayesify.progress import ProgressBar
 if TYPE_CHECKING:
     from bayesify.jobs import Channel
 
-__all__ = ["Request", "input_files", "predict_files"]
+__all__ = ["Request", "predict_files"]
 
 _ROWS = 16_384  # in memory at a time
 _RECORD = "predictions.json"
@@ -65,21 +64,6 @@ class _Count:
 
     rows: int = 0
     unusual: int = 0
-
-
-def input_files(data: Path) -> list[Path]:
-    """Return the Parquet files that a pattern such as "in/*.parquet" matches, or that a folder contains, sorted.
-
-    Raises:
-        UsageError: there are none, or others too.
-    """
-    pattern = str(data / "*.parquet") if data.is_dir() else str(data)
-    files = sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
-    if not files:
-        raise UsageError(f"no file matches {pattern}; give a pattern such as 'in/*.parquet' (in quotes) or a folder")
-    if other := [path for path in files if path.suffix.lower() != ".parquet"]:
-        raise UsageError(f"{data} matches {other[0]}; several files must be .parquet")
-    return files
 
 
 def predict_files(request: Request, files: Sequence[Path], out: Path, cluster: RayCluster | None = None) -> None:

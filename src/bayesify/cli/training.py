@@ -1,6 +1,6 @@
 """The parts of `bayesify fit`: the estimator that the options describe, its directory, and training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -107,17 +107,15 @@ def _discard(place: Path) -> None:
 
 def train(
     estimator: BayesianEstimator,
-    features: pd.DataFrame,
-    y: pd.Series,
+    fit: Callable[[BayesianEstimator, Path, Sequence[Run]], object],
     place: Path,
     out: Path,
-    weights: pd.Series | None = None,
     runs: Sequence[Run] = (),
 ) -> None:
     """Fit with a checkpoint in the model directory, from which an interrupted run is resumed."""
     try:
         with interruptible():
-            estimator.fit(features, y, weights, checkpoint=place / CHECKPOINT, loggers=runs)
+            fit(estimator, place / CHECKPOINT, runs)
     except CheckpointError as error:
         raise UsageError(
             f"the interrupted run in {out} cannot be continued: {error.reason}. Use its settings and data, or add --restart to "

@@ -5,7 +5,10 @@ from bayesify.data.columns import conform, describe_columns
 from bayesify.data.encoding import SoftClip, preprocessing
 from bayesify.data.imputation import imputations, unknown_values
 from bayesify.data.interchange import as_table
+from bayesify.data.parquet_files import parquet_files
+from bayesify.data.parquet_table import ParquetTable
 from bayesify.data.reading import read_table
+from bayesify.data.summary import TableSummary
 from bayesify.data.target import (
     check_target,
     drop_missing_target,
@@ -19,7 +22,9 @@ from bayesify.data.unusual import drift, unusual_values
 
 __all__ = [
     "Column",
+    "ParquetTable",
     "SoftClip",
+    "TableSummary",
     "as_table",
     "check_target",
     "conform",
@@ -28,6 +33,7 @@ __all__ = [
     "drop_missing_target",
     "imputations",
     "infer_task",
+    "parquet_files",
     "preprocessing",
     "read_table",
     "read_target",

@@ -13,12 +13,13 @@ try:
 except ImportError as error:
     raise MissingDependencyError("tables", "pandas", extra="tables") from error
 
-__all__ = ["DAY", "EPOCH", "KINDS", "QUANTILES", "Column", "format_value"]
+__all__ = ["CATEGORIES", "DAY", "EPOCH", "KINDS", "QUANTILES", "Column", "format_value"]
 
 KINDS = ("number", "boolean", "datetime", "category")
 DAY = pd.Timedelta(days=1)
 EPOCH = pd.Timestamp(0, tz="UTC")
 QUANTILES = 19  # of a column, at most
+CATEGORIES = 100  # of a column, at most
 _LEAST_GAPS = 10  # missing values from which a model can learn what it means that a value is missing
 
 

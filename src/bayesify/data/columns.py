@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bayesify.data.column import KINDS, QUANTILES, Column, format_value
+from bayesify.data.column import CATEGORIES, KINDS, QUANTILES, Column, format_value
 from bayesify.data.conversion import convert
 from bayesify.data.text_values import date_format, number_format
 from bayesify.errors import DataError
@@ -23,7 +23,6 @@ __all__ = ["check_unique_names", "check_value_types", "conform", "describe_colum
 
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 _ROW_NAME = re.compile(r"(?:.*[_ ])?(?:id|index|row|rowid|row number|nr|no|unnamed: ?\d+)", re.IGNORECASE)
-_MAX_CATEGORIES = 100
 _LEVELS = np.arange(1, QUANTILES + 1) / (QUANTILES + 1)
 
 
@@ -128,7 +127,7 @@ def _describe(name: str, values: pd.Series) -> Column:
         reason = f"nearly all of its {len(present)} values are distinct ({example}, ...), as in an identifier or free text"
         warnings.warn(f"column {name!r} is not used: {reason}", stacklevel=4)
         return Column(name=name, kind="dropped", missing=missing, reason=reason)
-    shares = converted.value_counts(normalize=True).head(_MAX_CATEGORIES).round(6)
+    shares = converted.value_counts(normalize=True).head(CATEGORIES).round(6)
     return Column(
         name=name, kind=kind, categories=tuple(shares.index), missing=missing, rows=len(values), shares=tuple(shares.tolist())
     )

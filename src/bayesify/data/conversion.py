@@ -26,6 +26,11 @@ def convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Serie
     """
     name, kind = column.name, column.kind
     if kind == "category":
+        if isinstance(values.dtype, pd.CategoricalDtype):  # far fewer categories than values
+            texts = np.array([*map(_text, values.cat.categories), np.nan], dtype=object)
+            return pd.Series(texts[values.cat.codes.to_numpy()], index=values.index, name=values.name)
+        if isinstance(values.dtype, pd.StringDtype):
+            return values.astype(object).where(values.notna(), np.nan)
         return values.astype(object).map(_text, na_action="ignore").where(values.notna(), np.nan)
     is_text = bool(column.format) and values.notna().any() and values.dropna().map(lambda x: isinstance(x, str)).all()
     if is_text and kind == "number":
@@ -66,6 +71,8 @@ def _floats(values: pd.Series, kind: str) -> pd.Series:
         return values / DAY
     if pd.api.types.is_datetime64_any_dtype(values):
         return pd.Series(np.nan, values.index)
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "iuf" and kind == "number":
+        return values.astype(float)
     try:
         result = pd.to_numeric(values.astype(object), errors="coerce").astype(float)
     except OverflowError:  # an integer beyond the range of float64

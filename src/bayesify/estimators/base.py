@@ -5,27 +5,26 @@ Shapes: S draws, N rows.
 
 from __future__ import annotations
 
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
 from bayesify.data import as_table, conform, describe_columns, imputations, preprocessing, unknown_values, unusual_values
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import ConformalCalibration
+from bayesify.estimators.from_files import FileTraining
 from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
+from bayesify.estimators.schedule import Schedule
 from bayesify.estimators.stacking import Stacking
 from bayesify.estimators.updating import BayesianUpdating
-from bayesify.methods import DeepEnsemble
 from bayesify.prediction import predict
 from bayesify.train import History, Training, Weighted, fit
 from bayesify.train.loggers import Loggers
@@ -49,19 +48,18 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from sklearn.utils import Tags
 
+    from bayesify.data import Column
     from bayesify.likelihoods import Likelihood
     from bayesify.predictive import Predictive
     from bayesify.tracking import Run
 
 __all__ = ["BayesianEstimator"]
 
-_ROWS_PER_MEMBER = 4  # of the table, for validation by folds
-_EPOCHS = 10  # at least, if `epochs` is None
 _IMPUTATIONS = 16  # values for an unknown one
 _ROWS, _DRAWS = 1024, 20  # per call in prediction; fixed, because the noise depends on the draws per call
 
 
-class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
+class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Schedule, Stacking):
     """Base class of `BayesianRegressor` and `BayesianClassifier`, which document the parameters."""
 
     @abstractmethod
@@ -146,16 +144,8 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
         """Preprocess the data and build the network; return the training, and the settings that several can share."""
         table, y, weights = self._rows(X, y, sample_weight)
         target = self._learn_target(y)
-        self.columns_ = describe_columns(table)
-        self.preprocessing_ = preprocessing(self.columns_)
-        inputs = self._inputs(self.preprocessing_.fit_transform(conform(table, self.columns_, new=False)))
-
-        self.likelihood_, outputs = self._make_likelihood()
-        train, validation = self._split(len(inputs))
-        self.build(inputs.shape[1], outputs, self._encoded(inputs))
-        for module in self.bnn_.modules():
-            if isinstance(module, PiecewiseLinearEncoding):
-                module.fit(inputs)
+        train, validation = self._split(len(target))
+        inputs = self._preprocess(table, describe_columns(table))
 
         def data(rows: Tensor) -> Any:
             return (inputs[rows], target[rows]) if weights is None else Weighted((inputs[rows], target[rows]), weights[rows])
@@ -170,6 +160,18 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
             learning_rate=self.in_use("learning_rate"),
         )
         return training, self._schedule(len(train), validation is not None)
+
+    def _preprocess(self, table: pd.DataFrame, columns: Sequence[Column]) -> Tensor:
+        """Fit the preprocessing, make likelihood and network, and return the inputs of the network."""
+        self.columns_ = tuple(columns)
+        self.preprocessing_ = preprocessing(self.columns_)
+        inputs = self._inputs(self.preprocessing_.fit_transform(conform(table, self.columns_, new=False)))
+        self.likelihood_, outputs = self._make_likelihood()
+        self.build(inputs.shape[1], outputs, self._encoded(inputs))
+        for module in self.bnn_.modules():
+            if isinstance(module, PiecewiseLinearEncoding):
+                module.fit(inputs)
+        return inputs
 
     def _rows(
         self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None
@@ -197,40 +199,6 @@ class BayesianEstimator(BayesianUpdating, ConformalCalibration, Stacking):
         weights = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
         rows = np.flatnonzero(weights)
         return table.iloc[rows], _safe_indexing(indexable(y)[0], rows), torch.from_numpy(weights[rows]).float()
-
-    def _split(self, rows: int) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
-        """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble."""
-        method = self.method_in_use()
-        members = method.members if isinstance(method, DeepEnsemble) else 1
-        if self.validation_fraction is None and members > 1 and method.collects_from is None:
-            return torch.arange(rows), "folds" if rows >= _ROWS_PER_MEMBER * members else None
-        validation_rows = math.ceil(self.in_use("validation_fraction") * rows)
-        if validation_rows >= rows:
-            raise ConfigurationError(f"validation_fraction={self.validation_fraction} leaves no row of {rows} to train on")
-        order = torch.from_numpy(np.random.RandomState(self.seed_).permutation(rows))
-        return order[validation_rows:].sort().values, order[:validation_rows].sort().values if validation_rows else None
-
-    def _schedule(self, rows: int, validated: bool) -> dict[str, Any]:
-        """Return the settings of training that several models can share, for a number of rows."""
-        settings = self.training_settings
-        low, high = settings.batch_sizes
-        batch_size = self.batch_size or min(high, max(low, rows // settings.batches))
-        epochs = self.epochs or max(_EPOCHS, math.ceil(settings.steps / math.ceil(rows / batch_size)))
-        patience, scheduler = self.patience, partial(CosineAnnealingLR, T_max=epochs)
-        if self.method_in_use().collects_from is not None:
-            scheduler = None  # a posterior collected along training has the spread that a constant learning rate makes
-        elif patience is None and settings.patience is not None and validated:
-            patience = max(10, math.ceil(settings.patience * epochs))
-        return {
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "samples": self.train_samples,
-            "scheduler": scheduler,
-            "patience": patience,
-            "validation_samples": max(1, min(16, self.samples_in_use() // getattr(self.method_in_use(), "members", 1))),
-            "accelerator": self.accelerator,
-            "on": self.on,
-        }
 
     def _encoded(self, inputs: Tensor) -> list[int]:
         """The indices of the inputs with a piecewise linear encoding: numbers with four values or more."""

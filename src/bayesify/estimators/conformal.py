@@ -74,7 +74,7 @@ class ConformalCalibration:
         Raises:
             DataError: a class with a single row, with `conformal="cross"`.
         """
-        self.conformal_, self.folds_, self._kept = None, (), None
+        self._keep_for_calibration(None)
         if not (self.conformal or self.calibrate):
             return table, y
         target = self._learn_target(y)  # checks all rows
@@ -90,12 +90,23 @@ class ConformalCalibration:
                 calibrating &= torch.isin(target, target[~calibrating])
             self._kept = table, y, [calibrating.nonzero().squeeze(1).numpy()]
             others = (~calibrating).nonzero().squeeze(1)
+        self._warn_of_few(count, len(table))
+        return table.iloc[others.numpy()], _safe_indexing(y, others.numpy())
+
+    def _warn_of_few(self, count: int, rows: int) -> None:
+        """Warn of fewer calibration rows than intervals of the default level need."""
         if self.conformal and count < least_rows(_LEVEL):
             warn(
-                f"conformal={self.conformal!r} calibrates with {count} of {len(table)} rows, enough for levels up to "
+                f"conformal={self.conformal!r} calibrates with {count} of {rows} rows, enough for levels up to "
                 f"{count / (count + 1):.3g}; level {_LEVEL:g} needs {least_rows(_LEVEL)}"
             )
-        return table.iloc[others.numpy()], _safe_indexing(y, others.numpy())
+
+    def _keep_for_calibration(self, table: pd.DataFrame | None, y: Any = None, rows: int = 0) -> None:
+        """Keep rows that are held out already, of a table with a number of `rows`, for `_calibrate`."""
+        self.conformal_, self.folds_, self._kept = None, (), None
+        if table is not None:
+            self._kept = table, y, [np.arange(len(table))]
+            self._warn_of_few(len(table), rows)
 
     def _calibrate(self) -> None:
         """Compute the scores of the calibration rows, in cross-conformal prediction with models of the folds."""

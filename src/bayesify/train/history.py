@@ -73,7 +73,7 @@ class History:
         return dataclasses.asdict(self)
 
 
-def epoch_record(table: Tensor, sizes: Sequence[int], betas: Sequence[float], learning_rate: float) -> dict[str, float]:
+def epoch_record(table: Tensor, sizes: Sequence[float], betas: Sequence[float], learning_rate: float) -> dict[str, float]:
     """Return the record of an epoch from the loss, NLL and KL of its batches (steps, 3), their sizes and KL weights."""
     means = (torch.tensor(sizes).double() @ table / sum(sizes)).tolist()
     record: dict[str, float] = dict(zip(("loss", "nll", "kl"), means, strict=True))

@@ -201,11 +201,13 @@ class _Loop:
             warn_if_more_examples(self.data.n, sum(sizes))
         broadcast_buffers(self.objective, self.fabric)
         table = reduce(self.fabric, torch.stack(terms), "mean").double().cpu()
+        # Batches of row groups differ by one row between processes, whose records must be equal.
+        weights = reduce(self.fabric, torch.tensor(sizes, device=self.fabric.device).float(), "mean").tolist()
         learning_rate = float(self.state.optimizer.param_groups[0]["lr"])
         finite = bool(torch.stack([p.detach().isfinite().all() for p in self.parameters]).all())
         if failure := divergence(table[:, 0], finite, epoch, learning_rate):
             raise self._divergence_error(failure + _culprits(self.training.bnn))
-        return epoch_record(table, sizes, betas, learning_rate)
+        return epoch_record(table, weights, betas, learning_rate)
 
     def _collect(self, done: float) -> None:
         """Take the snapshots of a posterior collected along training that are due after this fraction."""
