@@ -20,6 +20,7 @@ NAMES = (
     "peers",
     "hadamard",
     "draws",
+    "native_steps",
     "many_models",
     "scaling",
     "tables",

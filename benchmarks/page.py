@@ -140,6 +140,16 @@ def _draws() -> str:
     return f"{_table(['draws', 'PyTorch, normal (ms)', *next(iter(kinds.values()))], rows)}\n\n{_environment(results)}"
 
 
+def _native_steps() -> str:
+    results = read("native_steps")
+    nets = results["nets"]
+    first, *others = next(iter(nets.values()))
+    names = [name for name in others if not name.endswith(", native")]
+    rows = [[f"{first}, ms", *(f"{net[first]['milliseconds']:.2f}" for net in nets.values() for _ in range(2))]]
+    rows += [[_code(n), *(f"{net[f]['ratio']:.2f}" for net in nets.values() for f in (n, f"{n}, native"))] for n in names]
+    return f"{_table(['', *(column for net in nets for column in (net, 'native'))], rows)}\n\n{_environment(results)}"
+
+
 def _ceilings() -> str:
     results = read("scaling")
     rows = [[name, f"{value:g}"] for name, value in results["ceilings"].items()]
@@ -180,6 +190,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "tables": _tables,
     "hadamard": _hadamard,
     "draws": _draws,
+    "native steps": _native_steps,
     "ceilings": _ceilings,
     "compared": _compared,
     "predicted": _predicted,

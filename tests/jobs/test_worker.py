@@ -8,6 +8,7 @@ import torch
 from bayesify.errors import ConfigurationError
 from bayesify.jobs import worker
 from bayesify.jobs.worker import Mailbox, check_versions, run_job, versions
+from bayesify.native import switch
 
 
 def test_other_versions_are_named():
@@ -24,6 +25,15 @@ def test_a_job_with_other_versions_does_no_work():
     outcome = run_job(pytest.fail, None, 0, None, {**versions(), "torch": "1.0"}, 1)
     assert isinstance(outcome.error, ConfigurationError)
     assert "version mismatch: this process has torch 1.0" in str(outcome.error)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_machines_must_draw_the_same_random_numbers(monkeypatch, native):
+    monkeypatch.setattr(switch, "_is_used", native)
+    here = versions()
+    monkeypatch.setattr(switch, "_is_used", not native)
+    with pytest.raises(ConfigurationError, match=f"native operators {'on' if native else 'off'}, the machine"):
+        check_versions(here, versions(), "node-7")
 
 
 def test_errors_of_jobs_reach_the_caller_whatever_their_type(monkeypatch):

@@ -1,7 +1,8 @@
 """Operators in machine code for the CPU, used automatically if `bayesify[fast]` is installed.
 
 The extra installs numba, which compiles the kernels on first use, without a compiler on the machine. Everything works without it:
-results then differ by rounding. `BAYESIFY_NATIVE=0` in the environment, or `use_native(False)`, turns the operators off.
+random numbers for a seed are then PyTorch's, and other results differ by rounding. `BAYESIFY_NATIVE=0` in the environment, or
+`use_native(False)`, turns the operators off.
 
 Kernels run on as many threads as `torch.get_num_threads()`, with results that do not depend on their number.
 """
