@@ -252,6 +252,14 @@ class TestEstimators:
         y = np.array(["a", 1] * 10, dtype=object)
         with pytest.raises(DataError, match="y must have labels of one kind, got 2: text and others"):
             BayesianClassifier(epochs=1).fit(self.X, y)
+        with pytest.raises(DataError, match="y must have labels of one kind, got 2: booleans and others"):
+            BayesianClassifier(epochs=1).fit(self.X, np.array([True, 1] * 10, dtype=object))
+        with pytest.raises(ValueError, match="expects discrete classes on a regression target with continuous values"):
+            BayesianClassifier(epochs=1).fit(self.X, np.array([1.5, 2] * 10, dtype=object))
+
+    def test_numbers_in_an_array_of_objects_are_classes(self):
+        model = BayesianClassifier(method="Deterministic", epochs=1).fit(self.X, np.array([3, 7] * 10, dtype=object))
+        assert model.classes_.tolist() == [3, 7]
 
     def test_targets_whose_squares_overflow(self):
         with pytest.raises(DataError, match=r"y must be between -1e\+150 and 1e\+150, got 1e\+300; rescale it"):

@@ -76,6 +76,14 @@ def test_log_probabilities_that_are_nan():
         elbo(draws, log_prob, n=20)
 
 
+def test_infinite_log_probabilities_have_no_gradient():
+    draws = network()(data()[0])
+    log_prob = LIKELIHOOD.log_prob(1e25 * draws.outputs, data()[1])
+    with pytest.raises(DivergenceError, match=r"log_prob is infinite in .* a posterior are too large"):
+        elbo(draws, log_prob, n=20)
+    assert elbo(draws, log_prob.detach(), n=20) == -math.inf  # a value may be infinite, a loss not
+
+
 @pytest.mark.parametrize("method", [MeanField(), ELRG()], ids=["MeanField", "ELRG"])  # the KL of ELRG has a factorization
 def test_training(method):
     with pytest.raises(DivergenceError, match=r"of epoch 1.* NaN or infinite: net\.0"):

@@ -41,7 +41,7 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
     Raises:
         ConfigurationError: `n` is not a positive finite number; a weight is negative, NaN or infinite.
         DataError: `log_prob` is not (S, B), or not of floating point.
-        DivergenceError: on the CPU, the KL is NaN or infinite, or `log_prob` has NaN.
+        DivergenceError: on the CPU, the KL is NaN or infinite, or `log_prob` has NaN, or in training infinite values.
 
     On a GPU these values pass through, because looking for them would wait for it in every step; `fit` looks once per epoch, and
     names the layers. A negative log likelihood in place of `log_prob` cannot be told from a density.
@@ -64,6 +64,12 @@ def _check_divergence(draws: Draws, log_prob: Tensor) -> None:
     if not draws.kl.isfinite():
         raise DivergenceError(
             f"the KL is {float(draws.kl.detach()):g}: a mean or standard deviation of a posterior is too large, or NaN; lower the "
+            "learning rate, or clip gradients"
+        )
+    if log_prob.requires_grad and log_prob.isinf().any():
+        raise DivergenceError(
+            f"log_prob is infinite in {int(log_prob.isinf().sum())} of {log_prob.numel()} values, whose gradients are NaN: outputs "
+            "or the standard deviation of a posterior are too large, or the likelihood gives a target the probability 0; lower the "
             "learning rate, or clip gradients"
         )
     if log_prob.isnan().any():

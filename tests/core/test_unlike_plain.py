@@ -66,6 +66,11 @@ def _clipped(net: Any, x: Tensor) -> Tensor:
     return net.second(hidden.tanh()) / hidden.abs().max().clamp(min=50)
 
 
+def _branching(net: Any, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(hidden - hidden.mean(0) if x.mean() < 0 else hidden)
+
+
 def _sorted(net: Any, x: Tensor, keys: Tensor) -> Tensor:
     order = keys.argsort(stable=True)
     return net.second(net.first(x[order]).tanh()[order.argsort()])
@@ -80,6 +85,7 @@ def _sorted_by_scores(net: Any, x: Tensor) -> Tensor:
     [
         (_gated, [(_inputs(6),), (_inputs(6, 1),), (_inputs(9, 2),)]),
         (_clipped, [(_inputs(6),), (100 * _inputs(6),)]),  # rows affect each other in the second batch only
+        (_branching, [(_inputs(6).abs(),), (-_inputs(6).abs(),), (_inputs(6).abs(),)]),
         (_sorted, [(_inputs(6), torch.full((6,), 2)), (_inputs(6, 1), torch.tensor([3, 1, 2, 3, 1, 2]))]),
         (_sorted_by_scores, [(_inputs(6),), (_inputs(6, 1),), (_inputs(9, 2),)]),
     ],
@@ -90,6 +96,52 @@ def test_coupling_that_the_first_batch_does_not_show(function, batches) -> None:
     for _ in range(3):
         for inputs in batches:
             _require_right(net, bnn, *inputs)
+
+
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+def test_branches_whose_rows_are_independent_fold() -> None:
+    def padded(net: Any, x: Tensor) -> Tensor:
+        return net.second(net.first(x).tanh() if (x > 0).all() else net.first(x * 2).relu())
+
+    net, bnn = _nets(padded)
+    for x in (_inputs(6).abs(), _inputs(6), _inputs(6, 1).abs(), _inputs(5)):
+        _require_right(net, bnn, x)
+    calls: list[None] = []
+    bnn.net.register_forward_hook(lambda *_: calls.append(None))
+    bnn(_inputs(6), samples=4)
+    assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
+def test_predictions_of_other_branches() -> None:
+    """The branch is decided before the first random layer, whose result is replayed."""
+
+    def centered(net: Any, x: Tensor) -> Tensor:
+        score = net.score(x).tanh()
+        hidden = net.first(x * score)
+        return net.second(hidden - hidden.mean(0) if x.mean() < 0 else hidden)
+
+    torch.manual_seed(5)
+    bnn = bayesify(Net(centered).double(), {"first": MeanField(), "second": MeanField()}).eval()
+    x = torch.cat([_inputs(3).abs(), _inputs(3).abs()])
+    for other in (x, torch.cat([x[:3], -9 * x[3:]])):  # of which a few rows decide as before
+        assert "affect each other" not in str(summary(bnn))
+        predict(bnn, other, Gaussian(std=1.0), samples=6, chunk=3, seed=0)
+    assert "affect each other" in str(summary(bnn))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_coupling_that_begins_beyond_a_bound_on_either_side(sign: int) -> None:
+    def bounded(net: Any, x: Tensor) -> Tensor:
+        """The sum over the batch has the sign of the bias of `first`, and passes its bound only with the other one."""
+        return net.second(x.new_ones(len(x), 6)) * (sign * net.first(1e-3 * x).sum() > -1e3).to(x)
+
+    torch.manual_seed(5)
+    net = Net(bounded).double().eval()
+    nn.init.constant_(net.first.bias, sign)
+    bnn = bayesify(net, {"first": MeanField(), "second": MeanField()})
+    with pytest.warns(BayesifyWarning, match="the rows of a batch affect each other"):
+        bnn(_inputs(5), samples=2)
 
 
 @pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")

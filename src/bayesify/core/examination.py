@@ -25,7 +25,7 @@ from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import as_plain
 from bayesify.core.shards import with_whole_parameters
-from bayesify.core.watch import Watch, WatchedPass, mark_rows, origin_of
+from bayesify.core.watch import Decisions, Watch, WatchedPass, mark_rows, origin_of
 
 __all__ = ["SHAPE_ERRORS", "Candidate", "Examination", "candidates"]
 
@@ -52,21 +52,21 @@ class Candidate:
         return x.narrow(inputs.batch_dim, 0, self.count).clone()
 
 
-def candidates(inputs: Inputs) -> Iterator[Candidate]:
+def candidates(inputs: Inputs, whole: bool = False) -> Iterator[Candidate]:
     """The first rows if they are valid inputs, otherwise the whole batch; then the same without rows for ambiguous tensors."""
     ambiguous = inputs.ambiguous[:_MOST_AMBIGUOUS]
     for size in range(len(ambiguous) + 1):
         for missing in itertools.combinations(ambiguous, size):
             rows = tuple(has and i not in missing for i, has in enumerate(inputs.has_rows))
-            few = min(_ROWS, inputs.batch) if inputs.can_be_cut else inputs.batch
+            few = min(_ROWS, inputs.batch) if inputs.can_be_cut and not whole else inputs.batch
             yield from (Candidate(rows, count) for count in dict.fromkeys((few, inputs.batch)))
 
 
 class Examination:
     """Passes over a few rows with the same two draws of all layers."""
 
-    def __init__(self, net: nn.Module, layers: Collection[BayesianLayer], passes: Passes) -> None:
-        self.net, self.layers, self.passes = net, layers, passes
+    def __init__(self, net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, whole: bool = False) -> None:
+        self.net, self.layers, self.passes, self.whole = net, layers, passes, whole
         self.drawn: dict[BayesianLayer, tuple[Tensor, Tensor | None]] = {}
         self.used: set[BayesianLayer] = set()
         self.called: set[BayesianLayer] = set()
@@ -75,6 +75,7 @@ class Examination:
         self.without_rows: set[BayesianLayer] = set()
         self.differentiates = False
         self.outputs: list[Tensor] = []  # of draw 0, in the last pass of `runs`
+        self.decisions: tuple[bool, ...] = ()  # by values of the inputs, in the last folded pass that was compared
         self.orders_rows = False  # whether it sorts rows of the batch, which happened to keep the draws apart
         self.mixed: list[BayesianLayer] = []  # random layers that are called both with rows and without
 
@@ -143,7 +144,7 @@ class Examination:
     def agreeing(self, inputs: Inputs) -> Candidate | None:
         """The first choice of rows for which a folded pass and a pass per draw agree."""
         refuted: set[tuple[bool, ...]] = set()
-        for candidate in candidates(inputs):
+        for candidate in candidates(inputs, self.whole):
             if candidate.rows not in refuted:
                 agrees = self._agrees(inputs, candidate)
                 if agrees:
@@ -157,9 +158,11 @@ class Examination:
         try:
             first, second = (self._run(candidate.single(inputs), WatchedPass(self._draw_of(s))) for s in (0, 1))
             watch = Watch(2 * candidate.count)
-            folded = self._folded(self.drawn, inputs, candidate, watch)
+            with Decisions() as decisions:
+                folded = self._folded(self.drawn, inputs, candidate, watch)
         except SHAPE_ERRORS:
             return None
+        self.decisions = tuple(decisions.taken)
         self.orders_rows |= watch.orders_rows
         if len(folded) != len(first) or len(first) != len(second) or not all(map(_equal, folded, first, second)):
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
 from bayesify.core.forward_pass import ForwardPass, NewLayerError, RowsError
-from bayesify.core.generators import noise_of_rank, own_noise
+from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
@@ -28,6 +29,8 @@ from bayesify.core.restoration import restore
 from bayesify.core.shards import check_whole, reshard, shards_of
 from bayesify.core.turns import TurnError, turn
 from bayesify.core.unfolding import stack, unfold
+from bayesify.core.watch import Decisions
+from bayesify.errors import PassError
 from bayesify.formatting import listing
 
 __all__ = ["Folded"]
@@ -40,6 +43,15 @@ class _Plan(NamedTuple):
     folds: bool
     layers_without_rows: tuple[int, ...] = ()
     unused_layers: tuple[int, ...] = ()
+    decisions: frozenset[tuple[bool, ...]] = frozenset()
+
+
+class OtherDecisionsError(PassError):
+    """A folded pass took decisions by values of the inputs that no examined pass took."""
+
+    def __init__(self, taken: tuple[bool, ...]) -> None:
+        super().__init__("the network decides by values of its inputs what it computes")
+        self.taken = taken
 
 
 class Folded(Bayesian):
@@ -75,6 +87,11 @@ class Folded(Bayesian):
                 self._training_verdicts.clear()
                 plan = self._plan(call, samples)
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
+            except OtherDecisionsError as error:
+                if self._prefix is not None:  # `predict` repeats the pass without replay
+                    raise
+                plan = self._plan_for_other_decisions(call, samples, error)
+                passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
             except RowsError as error:
                 if not plan.folds or self.fold:
                     raise
@@ -93,7 +110,7 @@ class Folded(Bayesian):
         """The passes for all draws and the outputs (S, B, ...)."""
         if plan.folds and samples > 1:
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch, plan)
-            outputs = self._run(forward_pass, call, samples)
+            outputs = self._run_as_examined(forward_pass, call, samples, plan)
             return [forward_pass], tree_map(lambda y: unfold(y, samples, call.batch), outputs)
         passes: list[ForwardPass] = []
         runs: list[Any] = []
@@ -121,6 +138,24 @@ class Folded(Bayesian):
             training=self.training,
             records=self.is_observed,
         )
+
+    def _run_as_examined(self, forward_pass: ForwardPass, call: Inputs, samples: int, plan: _Plan) -> Any:
+        """`_run`, which must take decisions that an examined pass took: other code may let rows affect each other.
+
+        Raises:
+            OtherDecisionsError: it took others.
+        """
+        replays = self._prefix is not None and self._prefix.passes > 1
+        if not any(plan.decisions) or replays or torch.compiler.is_compiling():
+            return self._run(forward_pass, call, samples)
+        tensors = list(self.parameters())
+        before = generator_states(tensors)
+        with Decisions() as decisions:
+            outputs = self._run(forward_pass, call, samples)
+        if (taken := tuple(decisions.taken)) not in plan.decisions:
+            set_generator_states(tensors, before)  # for equal noise when the pass is repeated
+            raise OtherDecisionsError(taken)
+        return outputs
 
     def _run(self, forward_pass: ForwardPass, call: Inputs, samples: int) -> Any:
         prefix = self._prefix
@@ -150,7 +185,19 @@ class Folded(Bayesian):
         per_row = verdict.independent_rows and not verdict.draws_weights
         folds = verdict.independent_rows and self.fold is not False
         folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
-        return _Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers)
+        return _Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers, verdict.decisions)
+
+    def _plan_for_other_decisions(self, call: Inputs, samples: int, error: OtherDecisionsError) -> _Plan:
+        """A plan for inputs by which the network decides otherwise than for those that were examined."""
+        known = self._verdicts[call.kind].decisions
+        verdict = self._examine(call, whole=True)
+        if verdict is not None and not verdict.independent_rows:
+            self._verdicts[call.kind] = verdict
+        elif verdict is None or error.taken not in verdict.decisions:
+            self._distrust(call, str(error))
+        else:
+            self._verdicts[call.kind] = dataclasses.replace(verdict, decisions=known | verdict.decisions)
+        return self._plan(call, samples)
 
     def _examined(self, call: Inputs) -> Verdict | None:
         """Examine the network; while `torch.compile` traces, with the values of the traced inputs."""
@@ -182,9 +229,9 @@ class Folded(Bayesian):
     # As torch.compiler.assume_constant_result does, which would import the compiler: called with the values of the arguments.
     _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
-    def _examine(self, call: Inputs) -> Verdict | None:
+    def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
         layers = dict(self.random_layers())
-        verdict = examine(self.net, layers.values(), self.passes, call)
+        verdict = examine(self.net, layers.values(), self.passes, call, whole)
         if verdict is None:
             return None
         if verdict.finding:

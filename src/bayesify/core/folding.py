@@ -42,6 +42,7 @@ class Verdict:
         unused_layers: positions of layers that the network did not call.
         draws_weights: whether layers must draw weights instead of noise per row, because the network differentiates them.
         finding: what is wrong in every pass; see `unlike_plain`.
+        decisions: truth values that the network took of its inputs, in the passes that were compared.
     """
 
     independent_rows: bool
@@ -51,9 +52,12 @@ class Verdict:
     unused_layers: tuple[int, ...] = ()
     draws_weights: bool = False
     finding: str = ""
+    decisions: frozenset[tuple[bool, ...]] = frozenset()
 
 
-def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs) -> Verdict | None:
+def examine(
+    net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, whole: bool = False
+) -> Verdict | None:
     """Set `is_used` and `is_read` of a network's random layers, and find out whether the rows of a batch are independent.
 
     Args:
@@ -61,17 +65,18 @@ def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, i
         layers: its random layers.
         passes: their passes.
         inputs: the inputs of the next pass.
+        whole: whether to compare all rows instead of a few.
 
     Returns:
         The verdict, or None if the network fails on these inputs.
     """
-    examination = Examination(net, layers, passes)
+    examination = Examination(net, layers, passes, whole)
     with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net), _quietly():
         reseed(0)
         examination.draw()
         finding = ""
         with eval_mode(net):
-            accepted = next((rows for rows in candidates(inputs) if examination.runs(inputs, rows)), None)
+            accepted = next((rows for rows in candidates(inputs, whole) if examination.runs(inputs, rows)), None)
             if accepted is not None:
                 _check_forgets(net, examination, inputs, accepted)
                 finding = unlike_plain(net, examination, inputs, accepted)
@@ -113,6 +118,7 @@ def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdic
         layers_without_rows=tuple(positions),
         unused_layers=tuple(unused),
         draws_weights=examination.differentiates,
+        decisions=frozenset([examination.decisions]),
     )
 
 

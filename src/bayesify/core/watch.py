@@ -14,7 +14,7 @@ from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.replay.marks import tensors_in
 
-__all__ = ["Watch", "WatchedPass", "keep_results", "mark_rows", "origin_of"]
+__all__ = ["Decisions", "Watch", "WatchedPass", "keep_results", "mark_rows", "origin_of"]
 
 _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on values
     (
@@ -59,6 +59,26 @@ class WatchedPass(ForwardPass):
         if self.watch is not None and value is not None:
             self.watch.values[id(value)] = layer, value
         return value
+
+
+class Decisions(TorchFunctionMode):
+    """Records the truth values that a network takes of tensors, by which it may choose what it computes.
+
+    Attributes:
+        taken: the truth values, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[bool] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if type(result) is bool and getattr(func, "__name__", "") in _BY_VALUE:
+            self.taken.append(result)
+        return result
 
 
 class Watch(TorchFunctionMode):

@@ -5,6 +5,7 @@ Shapes: N rows, K classes.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -169,6 +170,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             raise DataError(f"Input y contains NaN: {missing} of {len(labels)} labels are missing; drop these rows")
         if labels.dtype == object and len(kinds := {isinstance(label, str) for label in labels}) > 1:
             raise DataError(f"y must have labels of one kind, got {len(kinds)}: text and others; convert them: y.astype(str)")
+        if labels.dtype == object and len(kinds := {isinstance(label, bool | np.bool_) for label in labels}) > 1:
+            raise DataError("y must have labels of one kind, got 2: booleans and others; convert them: y.astype(int)")
+        if labels.dtype == object and all(isinstance(label, numbers.Real) for label in labels):
+            labels = np.array(labels.tolist())
         check_classification_targets(labels)
         return labels
 
