@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BayesianRegressor"]
 
-_NOISE = 0.3  # initial, in standard deviations of the targets
 _COMPONENTS = 3  # of the mixture
 _COUNTS = ("poisson", "negative-binomial")
 _NARROWEST, _WIDEST = 1e-3, 10.0  # standard deviations of a component, in standard deviations of the targets
@@ -231,7 +230,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             return likelihood, _COMPONENTS * (1 + 2 * outputs)
         if name == "heteroscedastic":
             return HeteroscedasticGaussian(), 2 * outputs
-        return Gaussian(std=_NOISE if outputs == 1 else [_NOISE] * outputs, learn=True), outputs
+        noise = self.training_settings.noise
+        return Gaussian(std=noise if outputs == 1 else [noise] * outputs, learn=True), outputs
 
     def _mixes(self) -> bool:
         return self.in_use("likelihood") not in _COUNTS
