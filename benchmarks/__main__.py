@@ -23,6 +23,8 @@ NAMES = (
     "scaling",
     "tables",
     "cost_model",
+    "processes",
+    "growth",
     "page",
 )
 
