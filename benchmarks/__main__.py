@@ -25,6 +25,8 @@ NAMES = (
     "scaling",
     "tables",
     "cost_model",
+    "processes",
+    "growth",
     "page",
 )
 

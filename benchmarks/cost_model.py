@@ -109,12 +109,17 @@ def count(net: nn.Module, shape: tuple[int, ...], batch: int) -> Counts:
     return Counts(**totals)
 
 
-def ratio(counts: Counts, extra: Extra, machine: Machine, plain: float) -> float:
-    """Time of a method's step relative to the plain network's, which takes `plain` seconds."""
+def added(counts: Counts, extra: Extra, machine: Machine) -> float:
+    """Seconds that a method adds to a step of the plain network."""
     contractions = extra.contractions * counts.operations / machine.rate
     activations = machine.width * (extra.inputs * counts.inputs + extra.outputs * counts.outputs)
     moved = (activations + 4 * extra.weights * counts.weights) / machine.bandwidth
-    return 1 + (contractions + moved + extra.draws(counts) * machine.draw) / plain
+    return contractions + moved + extra.draws(counts) * machine.draw
+
+
+def ratio(counts: Counts, extra: Extra, machine: Machine, plain: float) -> float:
+    """Time of a method's step relative to the plain network's, which takes `plain` seconds."""
+    return 1 + added(counts, extra, machine) / plain
 
 
 def compared() -> dict[str, dict[str, tuple[float, float]]]:

@@ -171,6 +171,51 @@ def _predicted() -> str:
     return f"{table}\n\nOn {results['on']}, at the fractions of its peak rates in `benchmarks/cost_model.py`."
 
 
+def _processes() -> str:
+    results, measured = read("growth")["compared"], read("processes")
+    numbers = list(next(iter(results["steps"].values())))
+    head = ["predicted / measured, ms", *(f"{n} process{'es' * (n != '1')}" for n in numbers)]
+    steps = [[_code(name), *(f"{row[n][0]:.1f} / {row[n][1]:.1f}" for n in numbers)] for name, row in results["steps"].items()]
+    sent = [[_code(name), *(f"{size:,}" for size in row)] for name, row in results["sent"].items()]
+    exchanges = [[name, *(f"{value:.2f}" for value in row)] for name, row in results["exchanges"].items()]
+    tables = [
+        _table(head, steps),
+        _table(["bytes of gradients per step and process", "predicted", "measured"], sent),
+        _table(["all-reduce between 4 processes, ms", "predicted", "measured"], exchanges),
+    ]
+    machine = {"machine": {**measured["machine"], "threads": 1}}  # of every process
+    facts = f"{measured['batch']} rows per step over all processes, {measured['cores']} cores. {_environment(machine)}"
+    return "\n\n".join([*tables, facts])
+
+
+def _devices() -> str:
+    results = read("growth")
+    tables = []
+    for name, methods in results["predicted"].items():
+        devices = list(next(iter(methods.values())))
+        rows = [
+            [_code(method), *(f"{row['milliseconds']:g} ({row['exchange, %']}, {row['weights, %']})" for row in growth.values())]
+            for method, growth in methods.items()
+        ]
+        tables.append(_table([name, *(f"{int(n):,}" for n in devices)], rows))
+    explained = "milliseconds per step by number of devices, and in parentheses the percentages of exchange and weights"
+    return "\n\n".join([*tables, f"**Predicted**, not measured: {explained}. On {results['on']}."])
+
+
+def _scoring() -> str:
+    scored, measured = read("growth")["scored"], read("processes")
+    rows = [
+        [f"{int(files):,}", *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in row.values())]
+        for files, row in scored.items()
+    ]
+    facts = measured["scoring"]
+    rates = f"{facts['rows_per_second']:,.0f} rows per second of a core, and {facts['start']:.1f} s for the start of a job"
+    sizes = f"{facts['bytes_read']:.0f} bytes are read and {facts['bytes_written']:.0f} written per row"
+    machine = {"machine": {**measured["machine"], "threads": 1}}
+    table = _table(["files", *next(iter(scored.values()))], rows)
+    return f"{table}\n\n**Predicted** from {rates}; {sizes}. {_environment(machine)}"
+
+
 def _tables() -> str:
     results = read("tables")
     names = {"fit_seconds": "fit, s", "interval_seconds": f"intervals of {results['settings']['predicted']:,} rows, s",
@@ -194,6 +239,9 @@ _TABLES: dict[str, Callable[[], str]] = {
     "ceilings": _ceilings,
     "compared": _compared,
     "predicted": _predicted,
+    "processes": _processes,
+    "devices": _devices,
+    "scoring": _scoring,
 }
 
 

@@ -94,17 +94,19 @@ def run(
         say(str(expected), style="bold" if expected.long else "")
     tracker = None if track is None else Tracker(track, tasks)
     failures = _run(tasks, workers, data_dir, cluster, minutes, tracker)
-    for experiment in experiments:
-        experiment.reload()
-        _report(experiment)
-        if tracker is not None:
-            tracker.add_report(experiment)
-    if not tasks:
-        say("nothing to run: all results are up to date")
-    for failure in failures:
-        say(failure.details)
-    for failure in failures:
-        say(f"FAILED {failure.task.name}: {failure.error}", style="bold red")
+    try:
+        for experiment in experiments:
+            experiment.reload()
+            _report(experiment)
+            if tracker is not None:
+                tracker.add_report(experiment)
+        if not tasks:
+            say("nothing to run: all results are up to date")
+    finally:
+        for failure in failures:
+            say(failure.details)
+        for failure in failures:
+            say(f"FAILED {failure.task.name}: {failure.error}", style="bold red")
     if failures:
         raise typer.Exit(1)
 
@@ -151,8 +153,14 @@ def report(tables: Tables = None, root: Root = ROOT) -> None:
 
 
 def _report(experiment: Experiment) -> None:
-    write_report(experiment)
-    say(f"{experiment.table.folder / 'report.md'}")
+    path = experiment.table.folder / "report.md"
+    try:
+        write_report(experiment)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}; the results are saved, and `report` writes it once there is room"
+        ) from error
+    say(f"{path}")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -137,6 +137,29 @@ def test_estimators_and_cross_validation(cluster):
     np.testing.assert_allclose(model.predict(X), expected.predict(X), rtol=1e-4, atol=1e-5)
 
 
+def test_auto(cluster, monkeypatch, tmp_path):
+    pytest.importorskip("sklearn")
+    import numpy as np
+
+    from bayesify.estimators import BayesianRegressor
+
+    small = {"method": "DeepEnsemble", "hidden": (4,), "epochs": 2}
+    monkeypatch.setattr(BayesianRegressor, "portfolio", {"small": small, "smooth": small | {"activation": "silu"}})
+    X = np.linspace(-1, 1, 40).reshape(-1, 1)
+    settings = {"random_state": 0, "method": "auto", "progress": False}
+    here = BayesianRegressor(**settings).fit(X, X[:, 0] ** 2)
+    there = BayesianRegressor(**settings, on=_with(cluster, jobs=1)).fit(X, X[:, 0] ** 2, checkpoint=tmp_path / "auto.ckpt")
+    assert there.stack_weights_ == here.stack_weights_
+    assert there.leaderboard_[["weight", "log_score"]].equals(here.leaderboard_[["weight", "log_score"]])
+    np.testing.assert_array_equal(there.predict(X), here.predict(X))
+    again = BayesianRegressor(**settings, on=_with(cluster, jobs=1)).fit(X, X[:, 0] ** 2, checkpoint=tmp_path / "auto.ckpt")
+    np.testing.assert_array_equal(again.predict(X), here.predict(X))
+    # In two jobs, other models share their operators, and sums are rounded differently.
+    split = BayesianRegressor(**settings, on=_with(cluster, jobs=2)).fit(X, X[:, 0] ** 2)
+    np.testing.assert_allclose(split.leaderboard_["log_score"], here.leaderboard_["log_score"], rtol=1e-4)
+    np.testing.assert_allclose(split.predict(X), here.predict(X), rtol=1e-3, atol=1e-4)
+
+
 def test_errors(cluster):
     x, (training,) = torch.full((8, 1), torch.nan), _trainings(1)
     with pytest.raises(DataError, match="NaN"):
