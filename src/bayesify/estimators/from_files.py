@@ -20,12 +20,13 @@ from bayesify.train import History, RowGroups, fit
 try:
     import numpy as np
     import pandas as pd
+    from sklearn.base import is_classifier
     from sklearn.utils.validation import check_random_state
 except ImportError as error:
     raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
 
 if TYPE_CHECKING:
-    from bayesify.data.parquet_table import Piece
+    from bayesify.data.pieces import Piece
 
 __all__ = ["FileTraining"]
 
@@ -68,6 +69,10 @@ class FileTraining:
             raise TypeError(f"table must be a ParquetTable, got {type(table).__name__}; use fit for tables in memory")
         self._check_parameters()
         self._check_files_parameters()
+        if is_classifier(self) and table.sample.task != "classification":
+            raise ConfigurationError(
+                f"the target {table.target!r} has numbers; for classes, pass ParquetTable(..., task='classification')"
+            )
         self.stack_, self.stack_weights_ = (), ()
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         shares = self._shares(table)
@@ -155,7 +160,7 @@ class _Survey:
             conformed = conform(used.X, summary.columns, new=False)
             if len(used.y):
                 estimator._training_target(used.y)
-        except DataError as error:
+        except ValueError as error:  # a DataError, or one of scikit-learn
             raise DataError(f"{piece.source}: {error}") from error
         learned = uses[uses != "test"] != "calibration"
         summary.add(conformed[learned], used.y[learned])
