@@ -19,6 +19,7 @@ NAMES = (
     "pretrained",
     "peers",
     "hadamard",
+    "draws",
     "many_models",
     "scaling",
     "tables",

@@ -126,6 +126,20 @@ def _hadamard() -> str:
     return f"{_table(head, rows)}\n\n{results['settings']['batch']} rows. {_environment(results)}"
 
 
+def _draws() -> str:
+    results = read("draws")
+    kinds: dict[str, dict[str, Any]] = {}
+    for name, timings in results["results"].items():
+        kind, size = name.split()
+        kinds.setdefault(size, {})[kind] = timings
+    rows = [
+        [f"{int(size):,}", f"{of['normal']['PyTorch']['milliseconds_per_call']:.3f}",
+         *(f"{timings['native']['ratio']:.2f}" for timings in of.values())]
+        for size, of in kinds.items()
+    ]  # fmt: skip
+    return f"{_table(['draws', 'PyTorch, normal (ms)', *next(iter(kinds.values()))], rows)}\n\n{_environment(results)}"
+
+
 def _ceilings() -> str:
     results = read("scaling")
     rows = [[name, f"{value:g}"] for name, value in results["ceilings"].items()]
@@ -165,6 +179,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "peers": _peers,
     "tables": _tables,
     "hadamard": _hadamard,
+    "draws": _draws,
     "ceilings": _ceilings,
     "compared": _compared,
     "predicted": _predicted,

@@ -6,6 +6,7 @@ python -m experiments run uci/standard --dataset boston --splits 0-4
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,18 +16,21 @@ from typing import Annotated, NoReturn
 import typer
 
 import experiments.protocols  # noqa: F401 # fills the registry
+from bayesify.cli.options import Track
 from bayesify.cli.terminal import print_table, say
-from bayesify.errors import ClusterError, ConfigurationError, MissingDependencyError
+from bayesify.errors import ClusterError, ConfigurationError, MissingDependencyError, TrackingError
 from bayesify.formatting import duration
 from bayesify.jobs import RayCluster
 from bayesify.jobs.where import LOCAL, cluster_of
 from experiments.harness.config import ROOT, UsageError, read_table, table_names
 from experiments.harness.engine import Failure
 from experiments.harness.experiment import Experiment, find_experiments
+from experiments.harness.forecast import forecast
 from experiments.harness.plan import Filters, Task, plan, unit_names
 from experiments.harness.quotes import DOCUMENTS, quote
 from experiments.harness.report import write_report
 from experiments.harness.runner import run_tasks
+from experiments.harness.tracking import Tracker
 
 __all__ = ["app", "main"]
 
@@ -70,6 +74,8 @@ def run(
     num_cpus: Annotated[int, typer.Option(help="Cores per task on Ray, also its threads.", min=1)] = 1,
     num_gpus: Annotated[float, typer.Option(help="GPUs per task on Ray.", min=0)] = 0,
     max_retries: Annotated[int, typer.Option(help="New starts of a task whose process or machine on Ray died.", min=0)] = 3,
+    minutes: Annotated[float, typer.Option(help="Stop after this time; finished units stay.", show_default="no limit")] = math.inf,
+    track: Track = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data.", show_default="$BAYESIFY_DATA")] = None,
     root: Root = ROOT,
 ) -> None:
@@ -83,10 +89,16 @@ def run(
     cluster = _cluster(on, workers, num_cpus, num_gpus, max_retries)
     filters = Filters(tuple(dataset or ()), tuple(method or ()), unit_names(units or ()), again)
     tasks = plan(experiments, filters, data_dir)
-    failures = _run(tasks, workers, data_dir, cluster)
+    if tasks and cluster is None:
+        expected = forecast(tasks, experiments, workers, root)
+        say(str(expected), style="bold" if expected.long else "")
+    tracker = None if track is None else Tracker(track, tasks)
+    failures = _run(tasks, workers, data_dir, cluster, minutes, tracker)
     for experiment in experiments:
         experiment.reload()
         _report(experiment)
+        if tracker is not None:
+            tracker.add_report(experiment)
     if not tasks:
         say("nothing to run: all results are up to date")
     for failure in failures:
@@ -107,14 +119,19 @@ def _cluster(on: str, workers: int, num_cpus: int, num_gpus: float, max_retries:
     return dataclasses.replace(cluster, num_cpus=num_cpus, num_gpus=num_gpus, max_retries=max_retries)
 
 
-def _run(tasks: Sequence[Task], workers: int, data_dir: Path | None, cluster: RayCluster | None) -> list[Failure]:
+def _run(
+    tasks: Sequence[Task],
+    workers: int,
+    data_dir: Path | None,
+    cluster: RayCluster | None,
+    minutes: float,
+    tracker: Tracker | None,
+) -> list[Failure]:
     """Run tasks; what stops all of them becomes a message."""
     try:
-        return run_tasks(tasks, workers=workers, data_dir=data_dir, cluster=cluster)
+        return run_tasks(tasks, workers=workers, data_dir=data_dir, cluster=cluster, minutes=minutes, tracker=tracker)
     except ClusterError as error:
         raise UsageError(f"{error}. What has finished is saved; the same command continues with what is missing") from error
-    except MissingDependencyError as error:
-        raise UsageError(str(error)) from error
     except KeyboardInterrupt:
         say("interrupted; the same command continues with what is missing", style="yellow")
         raise typer.Exit(130) from None
@@ -142,7 +159,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line: exit code 1 where a job failed, 2 where the command or a configuration is wrong, 130 on Ctrl-C."""
     try:
         app(arguments)
-    except ConfigurationError as error:
+    except (ConfigurationError, MissingDependencyError, TrackingError) as error:
         say(f"experiments: {error}", style="red")
         sys.exit(2)
     sys.exit(0)

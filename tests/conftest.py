@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import shutil
 import sys
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start: sums are rounded differently by more threads
     torch.set_num_threads(1)
+
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 gc.set_threshold(50_000, 20, 50)  # tracing by the compiler makes many objects, and garbage collection took an eighth of its time
 
@@ -22,3 +26,31 @@ if getattr(importlib.util.find_spec("datasets"), "origin", None) is None:
 def _seed() -> None:
     torch.manual_seed(0)
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def _replay_of_small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions of the small networks of tests are replayed where those of large ones are."""
+    monkeypatch.setattr("bayesify.core.replay.prefix.WORTH_REPLAY", 0)
+
+
+@pytest.fixture(scope="session")
+def empty_mlflow(tmp_path_factory):
+    """An empty database of MLflow, whose creation takes seconds."""
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'bayesify[tracking]'")
+    from mlflow.tracking import MlflowClient
+
+    path = tmp_path_factory.mktemp("database") / "runs.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture(params=["mlflow", "tensorboard"])
+def track(request, tmp_path, monkeypatch):
+    """A place to track runs in, in `tmp_path`."""
+    if request.param == "tensorboard":
+        pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'bayesify[tracking]'")
+        return f"tensorboard:{tmp_path}/logs"
+    shutil.copy(request.getfixturevalue("empty_mlflow"), tmp_path / "runs.db")
+    monkeypatch.chdir(tmp_path)  # where MLflow writes artifacts
+    return f"mlflow:sqlite:///{tmp_path}/runs.db"

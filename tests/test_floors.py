@@ -15,7 +15,7 @@ import bayesify
 
 SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
-    ("functional", "native", "checksums", "errors", "environment", "files", "formatting", "jobs", "progress", "schema"),
+    ("functional", "native", "checksums", "errors", "environment", "files", "formatting", "jobs", "progress", "schema", "tracking"),
     ("core",),
     (
         "methods",
@@ -52,6 +52,8 @@ OPTIONAL = (
         "optuna",
         "pooch",
         "ray",
+        "mlflow",
+        "tensorboard",
         "pytest",
     ),
 )
@@ -262,7 +264,7 @@ def test_every_public_name_of_the_lower_floors_is_documented():
     missing = []
     for module in MODULES:
         name = "bayesify." + module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        if module.endswith("_kernels.py") and importlib.util.find_spec("numba") is None:
+        if module.endswith(("_kernels.py", "native/vectors.py")) and importlib.util.find_spec("numba") is None:
             continue
         if module == "__init__.py" or FLOOR.get(name.split(".")[1], 99) > 1:
             continue

@@ -65,6 +65,7 @@ PAGES = {
     "functional": Page("Functional", "Tensor functions without state.", ("functional",)),
     "native": Page("Native operators", "Operators in machine code, an optional speedup on the CPU.", ("native",)),
     "jobs": Page("Clusters", "The argument `on`: training and prediction as jobs of a Ray cluster.", ("jobs",)),
+    "tracking": Page("Tracking", "Runs of training in MLflow and TensorBoard.", ("tracking",)),
     "errors": Page("Errors", "All errors derive from `BayesifyError`, and from the built-in type that they refine.", ("errors",)),
 }
 

@@ -70,6 +70,10 @@ class Display:
         left = f"; {self.left()}" if self.ended < self.count else ""
         self.console.print(f"[{self.ended}/{self.count}] {task.name}: {result}{left}", markup=False)
 
+    def say(self, text: str) -> None:
+        """Print a note."""
+        self.console.print(text, markup=False)
+
     def tick(self) -> None:
         """Redraw the remaining time."""
         if self.bars is not None and self.overall is not None:

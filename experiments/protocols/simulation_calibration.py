@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -23,7 +24,8 @@ from bayesify.predictive import GaussianPredictive
 from bayesify.train import Training, fit_many
 from experiments.harness.numbers import estimate, markdown
 from experiments.harness.protocol import ByJob, Job, Table, Unit
-from experiments.protocols.fidelity import NOISE, Fidelity, Settings, make_net, make_task, schedule_of
+from experiments.protocols.fidelity import Fidelity, Settings, schedule_of
+from experiments.protocols.fidelity.tasks import NOISE, make_net, make_task
 from experiments.protocols.shared.configuration import make_methods
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class SimulationCalibration(Fidelity):
     name: ClassVar[str] = "simulation-calibration"
     settings_type: ClassVar[type[Settings]] = SimulationSettings
 
-    def run_seed(self, settings: Mapping[str, Any], seed: int) -> Unit:
+    def run_seed(self, settings: Mapping[str, Any], seed: int, data_dir: Path | None = None) -> Unit:
         """Train a method on all data sets of a seed, and rank the functions that made them."""
         trainings, truths, tests = [], [], []
         for number in range(seed * settings["simulations"], (seed + 1) * settings["simulations"]):

@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 
 __all__ = [
-    "ISSUES",
     "BayesifyError",
     "BayesifyWarning",
     "CheckpointError",
@@ -24,10 +23,9 @@ __all__ = [
     "NothingRandomError",
     "PassError",
     "StaleFunctionError",
+    "TrackingError",
     "warn",
 ]
-
-ISSUES = "https://github.com/bayesify/bayesify/issues"
 
 
 class BayesifyError(Exception):
@@ -86,6 +84,10 @@ class MissingDependencyError(BayesifyError, ImportError):
 
 class ClusterError(BayesifyError, ConnectionError):
     """A cluster cannot be reached, was lost, or has a machine that cannot run jobs."""
+
+
+class TrackingError(BayesifyError, ConnectionError):
+    """A tracking server cannot be reached, or its folder not written."""
 
 
 class PassError(BayesifyError, RuntimeError):

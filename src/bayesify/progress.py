@@ -31,7 +31,7 @@ class ProgressBar:
     """Seconds between lines of text where standard error is no terminal; None for no lines. The command line sets it."""
 
     def __init__(self, description: str, show: bool | None, total: float | None = None, done: float = 0) -> None:
-        installed = find_spec("rich") is not None
+        installed = show is not False and find_spec("rich") is not None
         if show and not installed:
             raise MissingDependencyError("progress=True", "rich", extra="cli")
         is_terminal = sys.stderr.isatty()

@@ -21,11 +21,15 @@ from bayesify.cli.terminal import UsageError
 FAST = ("--method", "MCDropout", "--epochs", "3", "--set", "hidden=8")
 
 
-@pytest.fixture
-def frame():
+def make_frame():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(80, 2))
     return pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 1000 + 400 * x[:, 0] + rng.normal(size=80)})
+
+
+@pytest.fixture
+def frame():
+    return make_frame()
 
 
 def fit(folder, frame, *options, name="t.csv", code=0, **writing):
@@ -217,52 +221,56 @@ def test_many_columns_for_few_rows(tmp_path, frame):
     assert "columns for" not in fit(tmp_path, frame, "--overwrite").stderr
 
 
-class TestPredictions:
-    @pytest.fixture
-    def model(self, tmp_path, frame):
-        fit(tmp_path, frame.assign(city=np.where(frame["b"] > 0, "Bonn", "Ulm")))
-        return tmp_path / "m"
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder, frame = tmp_path_factory.mktemp("model"), make_frame()
+    fit(folder, frame.assign(city=np.where(frame["b"] > 0, "Bonn", "Ulm")))
+    return folder / "m"
 
-    def predict(self, folder, table, *options):
-        table.to_csv(folder / "new.csv", index=False)
-        result = run("predict", folder / "m", folder / "new.csv", *options)
+
+class TestPredictions:
+    def predict(self, model, table, *options):
+        table.to_csv(model.parent / "new.csv", index=False)
+        result = run("predict", model, model.parent / "new.csv", *options)
         return pd.read_csv(io.StringIO(result.stdout), dtype={"warning": str}, keep_default_na=False), result.stderr
 
-    def test_rows_unlike_those_of_training_are_named(self, tmp_path, frame, model):
+    def test_rows_unlike_those_of_training_are_named(self, frame, model):
         table = frame.head(5).assign(city=["Bonn", "Paris", "Ulm", "Ulm", "Bonn"], a=[0, 0, 0, 1e6, 0])
-        predictions, notes = self.predict(tmp_path, table)
+        predictions, notes = self.predict(model, table)
         assert list(predictions)[-1] == "warning"
         assert predictions["warning"].tolist()[:3] == ["", "city='Paris' not seen in training", ""]
         assert "a=1,000,000 above" in predictions["warning"][3]
         assert "2 of 5 rows have values unlike those of training, such as row 1 (city='Paris' not seen in training)" in notes
         assert "unlike the training rows" not in notes, "five rows say little about a table"
-        assert "2 of 5 rows" in run("evaluate", model, tmp_path / "new.csv").stderr
+        assert "2 of 5 rows" in run("evaluate", model, model.parent / "new.csv").stderr
 
-    def test_usual_rows_have_no_warnings(self, tmp_path, frame, model):
-        predictions, notes = self.predict(tmp_path, frame.head(5).assign(city="Bonn"))
+    def test_usual_rows_have_no_warnings(self, frame, model):
+        predictions, notes = self.predict(model, frame.head(5).assign(city="Bonn"))
         assert "warning" not in predictions
         assert notes == ""
 
-    def test_tables_unlike_the_training_table(self, tmp_path, frame, model):
-        _, notes = self.predict(tmp_path, frame.assign(city="Bonn", a=frame["a"].abs()))
+    def test_tables_unlike_the_training_table(self, frame, model):
+        _, notes = self.predict(model, frame.assign(city="Bonn", a=frame["a"].abs()))
         assert "the table is unlike the training rows in a (median " in notes
         assert "city ('Bonn' in 100% of the rows, " in notes
 
-    def test_kept_columns(self, tmp_path, frame, model):
+    def test_kept_columns(self, frame, model):
         table = frame.head(3).assign(city="Bonn", id=["x", "y", "z"], **{"last, first": 7})
-        predictions, _ = self.predict(tmp_path, table, "--keep", "id,y", "--keep", "last, first")
+        predictions, _ = self.predict(model, table, "--keep", "id,y", "--keep", "last, first")
         assert list(predictions)[:4] == ["id", "y", "last, first", "mean"]
         assert predictions["id"].tolist() == ["x", "y", "z"]
         assert predictions["y"].tolist() == pytest.approx(table["y"].tolist())
-        table.rename(columns={"id": "mean"}).to_csv(tmp_path / "new.csv")
-        refuse("predict", model, tmp_path / "new.csv", "--keep", "mean", match="--keep mean: predictions have", files=tmp_path)
+        table.rename(columns={"id": "mean"}).to_csv(model.parent / "new.csv")
+        refuse(
+            "predict", model, model.parent / "new.csv", "--keep", "mean", match="--keep mean: predictions have", files=model.parent
+        )
 
-    def test_digits(self, tmp_path, frame, model):
-        text = run("predict", model, tmp_path / "t.csv").stdout.splitlines()[1].split(",")
+    def test_digits(self, frame, model):
+        text = run("predict", model, model.parent / "t.csv").stdout.splitlines()[1].split(",")
         assert len(text[1].replace(".", "").rstrip("0")) <= 5
         assert all(len(value.partition(".")[2]) <= len(text[1].partition(".")[2]) for value in text)
-        run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "p.parquet")
-        exact = pd.read_parquet(tmp_path / "p.parquet").iloc[0]
+        run("predict", model, model.parent / "t.csv", "--out", model.parent / "p.parquet")
+        exact = pd.read_parquet(model.parent / "p.parquet").iloc[0]
         assert float(text[0]) == pytest.approx(exact["mean"], abs=1e-4 * exact["std"])
         assert float(text[0]) != exact["mean"]
 

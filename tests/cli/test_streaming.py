@@ -87,6 +87,7 @@ def test_mistakes(model, folder):
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["part0.parquet", "predictions.json"]
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(model, tmp_path):
     """Eight times the rows need no more memory, up to what files and libraries take."""
     (tmp_path / "in").mkdir()
@@ -109,6 +110,7 @@ def test_memory_is_bounded(model, tmp_path):
     assert growth[1] < 1.5 * growth[0] + 20_000  # KiB: eight times the rows
 
 
+@pytest.mark.slow  # jobs on Ray: tests/train/test_on_cluster.py
 def test_on_a_cluster_files_are_equal(model, folder, monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bayesify[ray]'")
     from ray_servers import ray_cluster

@@ -80,6 +80,12 @@ def test_divergence_names_an_option(table, monkeypatch):
     )  # fmt: skip
 
 
+def test_the_way_out_of_a_divergence_works(table):
+    out = ("fit", table, "--target", "y", "--method", "MCDropout", "--epochs", "3", "--out", table.parent / "m")
+    assert "training diverged" in run(*out, "--set", "learning_rate=1e30", code=2).stderr
+    assert "resuming" not in run(*out, "--set", "learning_rate=0.01").stderr
+
+
 def test_an_accelerator_that_is_absent(table, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     refuse(

@@ -367,7 +367,9 @@ def test_compile_follows_samples_and_coherent():
 
 
 # One of each kind of layer and noise: how a pass is laid out is the matter of the core, not of the method.
-@pytest.mark.parametrize("method", [MeanField(), EMP(), VSD(hierarchical=True)])
+@pytest.mark.parametrize(
+    "method", [MeanField(), *(pytest.param(method, marks=pytest.mark.slow) for method in (EMP(), VSD(hierarchical=True)))]
+)
 @pytest.mark.parametrize("train", [False, True])
 def test_compiled_passes_are_compiled_once_more_for_other_samples_and_once_for_other_batches(method, train):
     torch.compiler.reset()

@@ -110,6 +110,16 @@ def test_layers_with_another_function_are_not(layer):
     assert "register_layer" in bnn.report[0].reason
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_layers_that_do_more_in_training_mode_are_not_recognized(training):
+    class Dropping(RMSNorm):
+        def forward(self, hidden_states):
+            return F.dropout(super().forward(hidden_states), 0.5, self.training)
+
+    bnn = bayesify(Net(Dropping(8)).train(training), MeanField())
+    assert [name for name, _ in bnn.random_layers()] == ["head"]
+
+
 def test_layers_with_further_inputs_are_not_recognized():
     class Masked(nn.Sequential):
         def forward(self, x):

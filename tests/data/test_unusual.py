@@ -86,8 +86,13 @@ def described(rng, rows):
 
 
 class TestDrift:
-    @pytest.mark.parametrize("training_rows", [30, 200, 1000])
-    @pytest.mark.parametrize("rows", [30, 300])
+    @pytest.mark.parametrize(
+        ("training_rows", "rows"),
+        [
+            (200, 30),
+            *(pytest.param(n, m, marks=pytest.mark.slow) for n, m in ((30, 30), (1000, 30), (30, 300), (200, 300), (1000, 300))),
+        ],
+    )
     def test_no_false_warnings(self, training_rows, rows):
         """The stated probability is 1 %: 40 tables of 12 columns may give 3 warnings at most (P(4 or more) = 0.07 %)."""
         rng = np.random.default_rng(training_rows + rows)

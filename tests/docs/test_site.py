@@ -118,6 +118,7 @@ def test_problems_of_pages_are_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow  # .ci/run builds it as well
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("zensical")
     command = [sys.executable, str(ROOT / "docs" / "generator"), str(tmp_path / "site")]

@@ -8,19 +8,11 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [
-    "active-learning.md",
-    "bayesian-optimization.md",
-    "concepts.md",
-    "conformal.md",
-    "image-classifier.md",
-    "large-data.md",
-    "pretrained-transformers.md",
-    "start.md",
-]
+PAGES = ["concepts.md", "conformal.md", "large-data.md", "pretrained-transformers.md", "start.md"]
+LONG = ["active-learning.md", "bayesian-optimization.md", "image-classifier.md"]  # of searches and of convolutions
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)])
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     assert blocks

@@ -145,12 +145,10 @@ def test_cross_validation():
     assert all(len(model.stack_) >= 1 for model in result.estimators)
 
 
-def test_impossible_combinations(tmp_path):
+def test_impossible_combinations():
     with pytest.raises(ConfigurationError, match="time_limit=5 chooses the models of method='auto', got 'VSD'"):
         BayesianRegressor(method="VSD", time_limit=5).fit(X, y)
     with pytest.raises(ConfigurationError, match="calibrate='temperature' needs a single model"):
         BayesianClassifier(**FAST, calibrate="temperature").fit(X, labels)
-    with pytest.raises(ConfigurationError, match="without checkpoint"):
-        BayesianRegressor(**FAST).fit(X, y, checkpoint=tmp_path / "c")
     with pytest.raises(AttributeError, match="partial_fit"):
         BayesianRegressor(**FAST).partial_fit(X, y)

@@ -1,5 +1,6 @@
 """Running: what is left to do, filters, failures, and a run that is killed in the middle and goes on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from experiments.__main__ import main
 from experiments.harness.config import UsageError, read_table
 from experiments.harness.engine import execute
 from experiments.harness.experiment import Experiment, find_experiments
+from experiments.harness.forecast import forecast
 from experiments.harness.plan import Filters, plan, unit_names
 from experiments.harness.runner import run_tasks
 from experiments.harness.store import read
@@ -43,6 +45,40 @@ def test_only_what_is_missing_or_changed_runs(tmp_path):
     assert work_done(log)[9:] == ["a-0", "a-1", "a-2", "a-3"]
     assert Experiment(table).stale == ["b"]
     assert {unit: result["value"] for unit, result in read(table, "a").units.items()} == {"0": 0, "1": 5, "2": 10, "3": 15}
+
+
+def test_the_duration_of_a_run_is_told_before_it_starts(tmp_path, capsys):
+    log = write_config(tmp_path)
+    experiments = find_experiments(["*"], tmp_path)
+    tasks = plan(experiments, Filters())
+    assert forecast(tasks, experiments, root=tmp_path).seconds == 4 * 1 + 4 * 2  # the costs
+    assert forecast(tasks, experiments, workers=2, root=tmp_path).seconds == 8  # the longest task bounds it
+    assert not forecast(tasks, experiments, root=tmp_path).measured
+
+    for task in plan(experiments, Filters(datasets=("b",), units=("0", "1"))):
+        execute(task, None, ORIGIN)
+    path = tmp_path / "paper" / "toys" / "results" / "b.json"
+    content = json.loads(path.read_text())
+    content["runs"][0]["seconds"] = 4 * 5000.0  # for a cost of 4
+    path.write_text(json.dumps(content))
+    experiments = find_experiments(["*"], tmp_path)
+    found = forecast(plan(experiments, Filters()), experiments, root=tmp_path)
+    assert (found.jobs, found.units, found.measured, found.long) == (2, 6, True, True)
+    assert found.seconds == 5000 * (4 * 1 + 2 * 2)
+    assert "2 jobs, 6 units: about 11 h 6 min with 1 worker" in str(found)
+    assert "the same command continues" in str(found)
+
+    write_config(tmp_path, name="paper/others")
+    (others,) = find_experiments(["paper/others"], tmp_path)
+    found = forecast(plan([others], Filters()), [others], root=tmp_path)
+    assert (found.seconds, found.measured) == (5000 * (4 * 1 + 4 * 2), False)  # in the proportion of the other table
+
+    with pytest.raises(SystemExit):
+        main(["run", "paper/toys", "--root", str(tmp_path), "--dataset", "a", "--splits", "0"])
+    written = capsys.readouterr()
+    assert "1 job, 1 unit: about 1 h 23 min" in written.out + written.err
+    assert "the same command" not in written.out + written.err
+    assert work_done(log)[2:] == ["a-0"]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +191,19 @@ def test_a_run_that_is_cut_off_loses_the_running_unit_only(tmp_path, how, code):
     _run_here(tmp_path)
     assert work_done(log)[3:] == ["a-0", "a-1", "a-2", "a-3", "b-2", "b-3"]
     assert Experiment(table).done == 2
+
+
+def test_a_run_stops_after_the_given_minutes_and_goes_on(tmp_path, capsys):
+    log = write_config(tmp_path, extra='trouble = {b-0 = "wait"}\n')
+    code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path), "--minutes", "0.1")
+    assert code == 0
+    assert "stopped after 6.0 s; the same command continues" in errors
+    assert set(work_done(log)) <= {"b-0"}
+    (tmp_path / "go").touch()
+    code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path), "--minutes", "10")
+    assert code == 0
+    assert "stopped" not in errors
+    assert Experiment(read_table("paper/toys", tmp_path)).done == 2
 
 
 def _main(capsys, *arguments):

@@ -147,6 +147,21 @@ def test_grey_images_stay_in_zero_to_one(monkeypatch):
     torch.testing.assert_close(x, gray("mnist", "train").X[:23].float() / 255)
 
 
+def test_color_images_become_gray_and_of_the_size_of_gray_ones(monkeypatch):
+    def mixed(name, part, data_dir=None):
+        images = colorful("mnist", part)
+        if name == "cifar10":
+            return Images(name, part, torch.full((2, 3, 8, 8), 200, dtype=torch.uint8), torch.arange(2), images.classes)
+        return Images(name, part, images.X[:, :1], images.y, images.classes)
+
+    monkeypatch.setattr(data_module, "load_images", mixed)
+    setup = Setup(**BASE, ood=["cifar10"])
+    found = load_test(setup, load_train(setup, None).scaling, None).ood["cifar10"]
+    torch.testing.assert_close(found, torch.full((2, 1, 4, 4), 200 / 255))
+    red = data_module.as_gray(torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1).expand(1, 3, 2, 2), (2, 2))
+    assert red.flatten().tolist() == pytest.approx([0.299] * 4)
+
+
 def test_parts_that_do_not_fit_are_named(monkeypatch):
     monkeypatch.setattr(data_module, "load_images", colorful)
     with pytest.raises(ValueError, match="mnist has 30 training images, too few for 30 rows for validation and some to train on"):

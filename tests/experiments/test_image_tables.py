@@ -223,3 +223,17 @@ def test_what_only_some_rows_know_is_shown_of_those():
     _, rows = section(text, "Out-of-distribution detection")
     assert [row[:2] for row in rows] == [["MAP", "fashion-mnist"], ["MAP", "kmnist"]]
     assert rows[0][3:] == ["0.9", "0.8", "0.200 ± 0.071", "0.25"]
+
+
+def test_near_and_far_sets_are_averaged():
+    _, jobs, results = made_up()
+    keys = ("auroc", "aupr_in", "aupr_out", "fpr95", "detection_error")
+    values = {"fashion-mnist": 0.9, "kmnist": 0.7, "cifar10": 0.99}
+    for net in results[jobs["VD"].key].values():
+        net["ood"] = {name: {"entropy": 1.0, **dict.fromkeys(keys, value)} for name, value in values.items()}
+    only = {jobs["VD"].key: results[jobs["VD"].key]}
+    text = write_tables(list(jobs.values()), only, {}, near=["fashion-mnist", "kmnist"])
+    _, lines = section(text, "Out-of-distribution detection")
+    assert [(line[-6], float(line[-5])) for line in lines] == [
+        ("near", 0.8), ("far", 0.99), ("fashion-mnist", 0.9), ("kmnist", 0.7), ("cifar10", 0.99)
+    ]  # fmt: skip

@@ -194,6 +194,7 @@ def test_the_best_baseline_is_named(factor, mark, word):
     assert (sentence.mark, word in sentence.meaning) == (mark, True), sentence
     assert "for the constant prediction" in sentence.finding
     assert "--method" in sentence.meaning or mark == "good"
+    assert mark == "bad" or sentence.meaning.startswith("The RMSE is ")
 
 
 def test_a_model_of_twice_the_error_of_a_baseline_is_never_good():
@@ -220,6 +221,10 @@ def test_a_likelihood_below_that_of_a_baseline_is_named():
     other = GaussianPredictive(p.means, torch.tensor(1.0))
     sentence = about(sentences(overconfident, y, baselines={"ridge regression": other}), "negative log-likelihood")
     assert sentence.mark == "caution"
+    near = GaussianPredictive(p.means, torch.tensor(0.9))
+    finding = about(sentences(near, y, baselines={"ridge regression": other}), "negative log-likelihood").finding
+    numbers = [word for word in finding.split() if word[0].isdigit()]
+    assert len(set(numbers)) == 2, f"the difference must show: {finding}"
     assert not any("log-likelihood" in each.finding for each in sentences(other, y, baselines={"ridge regression": overconfident}))
 
 

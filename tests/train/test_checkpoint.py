@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bayesify import LinearWarmup, MeanField, bayesify
 from bayesify.errors import CheckpointError
 from bayesify.likelihoods import Gaussian
+from bayesify.native import switch
 from bayesify.train import fit
 from bayesify.train.checkpoint import read, write
 
@@ -220,6 +221,18 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path, arguments, message):
     assert error.reason.startswith("it belongs to another run (")
     assert "resume=False" in error.advice
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_other_random_numbers_are_refused(tmp_path, monkeypatch, before):
+    path = tmp_path / "run.ckpt"
+    monkeypatch.setattr(switch, "_is_used", before)
+    uninterrupted(checkpoint=path)
+    uninterrupted(checkpoint=path)
+    monkeypatch.setattr(switch, "_is_used", not before)
+    with pytest.raises(CheckpointError, match="native random numbers was") as caught:
+        uninterrupted(checkpoint=path)
+    assert "BAYESIFY_NATIVE=0" in caught.value.advice
 
 
 def test_checkpoint_of_another_net(tmp_path):

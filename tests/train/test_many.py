@@ -1,6 +1,7 @@
 """Many models in one pass: every model as if it were trained alone."""
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -45,6 +46,7 @@ from bayesify import (
     bayesify,
 )
 from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.native import draws, switch
 from bayesify.objectives import LinearWarmup
 from bayesify.train import History, Training, fit, fit_many
 from bayesify.train.many import dispatch
@@ -478,6 +480,23 @@ def test_draws_are_those_of_the_model_alone() -> None:
             ]  # fmt: skip
             for x, y in zip(drawn, expected, strict=True):
                 assert torch.equal(x[model], y)
+
+
+@pytest.mark.parametrize("method", [MeanField(noise="shared"), MeanField(), MCDropout(p=0.2), ConcreteDropout()], ids=repr)
+def test_native_draws_are_those_of_the_model_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
+    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setattr(draws, "_LEAST", 1)
+
+    def single(k: int) -> Training:
+        one = training(k, method)
+        x, y = one.data
+        return dataclasses.replace(one, bnn=one.bnn.float(), likelihood=one.likelihood.float(), data=(x.float(), y.float()))
+
+    calls, fill = [], draws._fill
+    monkeypatch.setattr(draws, "_fill", lambda *arguments: calls.append(arguments) or fill(*arguments))
+    check_equal([single(k) for k in range(2)], tolerance=1e-3)
+    assert len(calls) > 30
 
 
 @pytest.mark.slow

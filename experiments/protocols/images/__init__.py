@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageClassification"]
 
-_GENERAL = ("datasets", "nets", "methods", "seeds", "ensemble")
+_GENERAL = ("datasets", "nets", "methods", "seeds", "ensemble", "near")
 _SECONDS = 3.0  # per epoch over 50,000 small images; only orders jobs and estimates the remaining time
 
 
@@ -33,7 +33,7 @@ class ImageClassification(Protocol):
 
     Settings are those of `Setup` and `datasets`, a list of names; `nets`, tables as for `make_net` by name; `methods`, a list of
     tables with a `name` and settings that override the others; `seeds`, the number of networks; `ensemble`, whether their average
-    is evaluated, too.
+    is evaluated, too; `near`, names of out-of-distribution sets that the report averages as near ones, the others as far ones.
     """
 
     name: ClassVar[str] = "images"
@@ -47,6 +47,9 @@ class ImageClassification(Protocol):
         check_integer("seeds", seeds)
         check_choice("ensemble", ensemble, (False, True))
         published_of(table.published)
+        near = settings.get("near", [])
+        if unknown := set(near) - set(settings.get("ood", [])):
+            raise ConfigurationError(f"near must name sets of ood, got {', '.join(sorted(unknown))}")
         jobs = []
         for dataset in list_of("datasets", settings.get("datasets"), str):
             for net, fields in _nets(settings.get("nets")).items():
@@ -74,7 +77,7 @@ class ImageClassification(Protocol):
         return Work(job, context, units).run()
 
     def report(self, table: Table, jobs: Sequence[Job], results: ByJob) -> str:
-        return write_tables(jobs, results, published_of(table.published))
+        return write_tables(jobs, results, published_of(table.published), table.settings.get("near", []))
 
     def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
         return draw_scores(jobs, results, published_of(table.published))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.datasets import load_images
@@ -19,7 +20,7 @@ from bayesify.errors import DataError
 from experiments.protocols.images.corruption import SEVERITIES, corrupt
 from experiments.protocols.images.settings import Setup
 
-__all__ = ["Part", "Scaling", "TestParts", "TrainParts", "corrupted", "load_test", "load_train"]
+__all__ = ["Part", "Scaling", "TestParts", "TrainParts", "as_gray", "corrupted", "load_test", "load_train"]
 
 Part = tuple[Tensor, Tensor]
 """Scaled pixels (N, C, H, W) and labels (N,)."""
@@ -74,19 +75,28 @@ def load_train(setup: Setup, data_dir: Path | None) -> TrainParts:
 
 
 def load_test(setup: Setup, scaling: Scaling, data_dir: Path | None) -> TestParts:
-    """The test part and the sets of `setup.ood`, scaled as the training images.
+    """The test part and the sets of `setup.ood`, scaled as the training images; beside gray images, color ones become gray.
 
     Raises:
         DataError: out-of-distribution images of another shape.
     """
     test = load_images(setup.dataset, "test", data_dir)
-    others = {name: load_images(name, "test", data_dir) for name in setup.ood}
-    for name, images in others.items():
-        if images.X.shape[1:] != test.X.shape[1:]:
-            shapes = f"{tuple(images.X.shape[1:])}, those of {setup.dataset} {tuple(test.X.shape[1:])}"
+    shape, ood = test.X.shape[1:], {}
+    for name in setup.ood:
+        pixels = load_images(name, "test", data_dir).scaled()[: setup.ood_rows]
+        if shape[0] == 1 and pixels.shape[1] == 3:
+            pixels = as_gray(pixels, (shape[1], shape[2]))
+        if pixels.shape[1:] != shape:
+            shapes = f"{tuple(pixels.shape[1:])}, those of {setup.dataset} {tuple(shape)}"
             raise DataError(f"ood must name sets with images of the same shape, but those of {name} have {shapes}")
-    ood = {name: scaling(images.scaled()[: setup.ood_rows]) for name, images in others.items()}
+        ood[name] = scaling(pixels)
     return TestParts((scaling(test.scaled()), test.y), ood, test.note)
+
+
+def as_gray(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """The luma (ITU-R BT.601) of color images (N, 3, H, W), resized: (N, 1, *size)."""
+    luma = (pixels * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
+    return F.interpolate(luma, size, mode="bilinear", antialias=True).clamp(0, 1)
 
 
 def corrupted(setup: Setup, scaling: Scaling, data_dir: Path | None) -> Iterator[tuple[str, Tensor]]:

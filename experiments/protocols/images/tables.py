@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 
 from experiments.harness.numbers import difference, estimate
@@ -17,8 +18,8 @@ __all__ = ["write_tables"]
 _HELD_OUT = ("nll", "error")  # also computed on validation images
 
 
-def write_tables(jobs: Sequence[Job], results: ByJob, published: Published) -> str:
-    """All tables, as Markdown."""
+def write_tables(jobs: Sequence[Job], results: ByJob, published: Published, near: Sequence[str] = ()) -> str:
+    """All tables, as Markdown; with `near`, out-of-distribution sets are averaged as near and far ones."""
     rows = rows_of(jobs, results)
     nets = [row for row in rows if row.nets]
     intro = "Mean ± standard error over networks (seeds), with their number in brackets if some are missing. The best mean is bold."
@@ -32,7 +33,7 @@ def write_tables(jobs: Sequence[Job], results: ByJob, published: Published) -> s
     if any(unit["ood"] for row in nets for unit in row.nets):
         how = "Mean entropy of the predicted probabilities (nats), and the AUROC of the entropy against the test images."
         text.append(f"## Out-of-distribution images\n\n{how}\n\n{_out_of_distribution(nets)}")
-    if detection := _detection(nets):
+    if detection := _detection(nets, near):
         how = (
             "By the entropy: areas under the ROC curve and under the precision-recall curves with test images (in) or the other "
             "images (out) as positives; false positive rate at a true positive rate of 95 %; minimum detection error."
@@ -104,14 +105,19 @@ def _out_of_distribution(rows: Sequence[Row]) -> str:
     return table_of(["test images", *(cell for name in names for cell in (f"{name}: entropy", "AUROC"))], lines)
 
 
-def _detection(rows: Sequence[Row]) -> str:
+def _detection(rows: Sequence[Row], near: Sequence[str]) -> str:
+    keys = ("auroc", "aupr_in", "aupr_out", "fpr95", "detection_error")
     lines = []
     for row in rows:
-        for name in row.nets[0]["ood"]:
-            found = [unit["ood"][name] for unit in row.nets]
-            if all("fpr95" in f for f in found):
-                keys = ("auroc", "aupr_in", "aupr_out", "fpr95", "detection_error")
-                lines.append((row.labels, [name, *(str(estimate(f[key] for f in found)) for key in keys)]))
+        names = list(row.nets[0]["ood"])
+        groups = {name: [name] for name in names}
+        if near:
+            groups = {"near": [name for name in names if name in near], "far": [n for n in names if n not in near]} | groups
+        for label, group in groups.items():
+            found = [[unit["ood"][name] for name in group] for unit in row.nets]
+            if group and all("fpr95" in scores for scores in found[0]):
+                means = [[statistics.fmean(scores[key] for scores in net) for net in found] for key in keys]
+                lines.append((row.labels, [label, *(str(estimate(values)) for values in means)]))
     return table_of(["images", "AUROC", "AUPR in", "AUPR out", "FPR at 95 %", "detection error"], lines) if lines else ""
 
 

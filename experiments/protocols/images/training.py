@@ -81,7 +81,6 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
         optimizer=lambda parameters: _adam(parameters, bnn, setup),
         scheduler=partial(_decay, setup=setup),
         seed=seed,
-        accelerator="cpu",
         loggers=[lambda record: progress(record["epoch"] / setup.epochs)],
         progress=False,
     )
@@ -89,14 +88,14 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
     if bnn.collects and any(isinstance(module, nn.BatchNorm2d) for module in bnn.modules()):
         # Running averages belong to the weights at the end of training, not to the mean of the collected ones or to draws.
         predictor = ensemble_of_draws(bnn, data[0], setup.samples, seed=seed)
-    return Trained(bnn, history, likelihood, predictor)
+    return Trained(bnn, history, likelihood.to(_device()), predictor.to(_device()))
 
 
 def calibrate(trained: Trained, validation: Part, samples: int, seed: int) -> Trained:
     """The network with the temperature that fits its validation rows best."""
     x, y = validation
     temperature = fit_temperature(
-        lambda t: predict(trained.predictor, x, Categorical(temperature=t), samples, seed=seed, progress=False), y
+        lambda t: predict(trained.predictor, x, Categorical(temperature=t), samples, seed=seed, progress=False), y.to(_device())
     )
     return trained._replace(likelihood=Categorical(temperature=temperature))
 
@@ -105,7 +104,12 @@ def predict_log_probs(trained: Trained, x: Tensor, samples: int, seed: int) -> T
     """Log of the probabilities (N, K) averaged over S draws."""
     p = predict(trained.predictor, x, trained.likelihood, samples, seed=seed, progress=False)
     assert isinstance(p, CategoricalPredictive)
-    return p.log_probs
+    return p.log_probs.cpu()
+
+
+def _device() -> torch.device:
+    """The GPU if there is one, which `fit` takes, too."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):

@@ -16,7 +16,7 @@ from experiments.protocols.shared.configuration import check_fields, combination
 __all__ = ["Choose", "Setup"]
 
 # Settings that may differ between the models of a job, and so may be chosen. Those with equal epochs are trained together.
-_OWN = ("epochs", "learning_rate", "beta", "warmup", "local_beta")
+_OWN = ("epochs", "learning_rate", "beta", "warmup", "local_beta", "statistics")
 _NOISE = ("learned", "fixed", "heteroscedastic")
 _NOISES = ({"learned"}, {"heteroscedastic"}, {"fixed"}, {"fixed", "training"})
 

@@ -5,7 +5,6 @@ Shapes: S draws, N rows.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import warnings
@@ -14,14 +13,14 @@ from functools import partial
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayesify import Bayesian, Gaussian, HeteroscedasticGaussian, bayesify
 from bayesify.estimators.network import mlp
 from bayesify.likelihoods import Likelihood
 from bayesify.prediction import predict
 from bayesify.predictive import Predictive
-from bayesify.train import History, Training, fit_many
+from bayesify.train import History, Training, ensemble_of_draws, fit_many
 from experiments.protocols.tabular.settings import Setup
 from experiments.protocols.tabular.splits import RegressionSplit, Split
 
@@ -63,27 +62,11 @@ class Model(NamedTuple):
             samples: S; by default that of the setup.
         """
         draws = self.setup.samples if samples is None else samples
+        bnn = self.bnn
         if self.setup.statistics == "own":
-            with torch.no_grad():
-                p = self.likelihood.predictive(self._outputs_by_own_statistics(draws))
-        else:
-            p = predict(self.bnn, self.split.X_test, self.likelihood, draws, seed=self.seed, progress=False)
+            bnn = ensemble_of_draws(bnn, self.split.X, draws, batch_size=len(self.split.X), seed=self.seed)
+        p = predict(bnn, self.split.X_test, self.likelihood, draws, seed=self.seed, progress=False)
         return self.split.in_target_unit(p)
-
-    def _outputs_by_own_statistics(self, samples: int) -> Tensor:
-        """Outputs (S, N, outputs) for the test rows, with batch statistics of the training rows in each draw."""
-        bnn, outputs = copy.deepcopy(self.bnn).eval(), []
-        norms = [part for part in bnn.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-        for norm in norms:
-            norm.momentum = 1.0  # running statistics become those of the last batch
-        with torch.random.fork_rng(devices=[]):
-            for seed in range(self.seed, self.seed + samples):
-                for training, rows in ((True, self.split.X), (False, self.split.X_test)):
-                    for norm in norms:
-                        norm.train(training)
-                    torch.default_generator.manual_seed(seed)
-                    outputs.append(bnn(rows, samples=1, coherent=True).outputs)
-        return torch.cat(outputs[1::2])
 
 
 def train(
@@ -148,6 +131,7 @@ def _train_together(
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "training .* failed", RuntimeWarning)  # `History.failure` has the reason
+        warnings.filterwarnings("ignore", "the inputs of batch normalization")  # `statistics` is a setting
         histories = fit_many(
             trainings,
             epochs=epochs,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bayesify.cli.files import check_input, is_several, to_csv
-from bayesify.cli.options import Data, Decimal, Encoding, On, Seed, Separator, Task
-from bayesify.cli.terminal import UsageError, handle_errors, print_lines, say
+from bayesify.cli.options import Data, Decimal, Encoding, On, Seed, Separator, Task, Track
+from bayesify.cli.terminal import UsageError, handle_errors, print_lines, say, until_the_end
 from bayesify.core.checks import check_fraction
 from bayesify.formatting import duration, plural
 
@@ -59,15 +59,14 @@ def fit(
         typer.Option("--time", help="Seconds for --method auto, models weighted by held-out rows.", min=1, show_default=False),
     ] = None,
     on: On = "local",
+    track: Track = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite an existing model.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an interrupted run instead of resuming it.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and errors.")] = False,
 ) -> None:
-    """Train on a table and save the model with a report on held-out rows.
+    """Train on a table and save the model with a report on held-out rows. The same command resumes an interrupted run.
 
     DATA may be a folder of .parquet files or a pattern such as 'data/*.parquet' (in quotes), of any size: they are read in parts.
-
-    The same command resumes an interrupted run, except that of --method auto, which starts again.
     """
     started = time.perf_counter()
     check_fraction("--test-fraction", test_fraction)
@@ -83,6 +82,7 @@ def fit(
     from bayesify.cli.leaderboard import leaderboard, method_name
     from bayesify.cli.sources import TestRows, open_source
     from bayesify.cli.tables import TextOptions
+    from bayesify.cli.tracking import add_results, tracked
     from bayesify.cli.training import caution, check_calibration, checkpoints, make_estimator, prepare_directory, train
     from bayesify.persistence import save_model
 
@@ -102,18 +102,21 @@ def fit(
     caution(rows.features)
     check_calibration(estimator, len(rows.features), random=split == "random" and group is None)
     directory = prepare_directory(out, overwrite, restart)
+    resumes = bool(checkpoints(directory))
+    runs = [] if track is None else [until_the_end(tracked(track, directory))]
     if not quiet:
         say(_first_line(source, target))
-        if checkpoints(directory):
+        if resumes:
             say(f"resuming the interrupted run in {out}")
     compared = train_others(others, estimator, rows, source.weights, quiet)  # first: interrupted, they cost no trained model
     training_started = time.perf_counter()
-    train(estimator, source.fit, directory, out)
+    train(estimator, source.fit, directory, out, runs)
     seconds = duration(time.perf_counter() - training_started)
 
     saved = {"target": target, "reading": table.later.stored()}
     if len(rows.test_y) == 0:
         save_model(estimator, directory, **saved)
+        add_results(runs, directory)
     else:
         baselines = train_baselines(estimator, rows.features, rows.y, rows.test_features, seed)
         assessment = assess_estimator(estimator, rows.test_features, rows.test_y, rows.y, baselines=baselines)
@@ -129,6 +132,7 @@ def fit(
         page = report_page(estimator, assessment, rows.test_features, target, facts, comparison)
         companions = {"report.html": page, "test-predictions.csv": _test_predictions(estimator, rows, assessment, target)}
         save_model(estimator, directory, **saved, metrics=assessment.scores, companions=companions)
+        add_results(runs, directory, assessment.scores)
         if not quiet:
             print_lines(leaderboard(estimator))
             print_lines(comparison)

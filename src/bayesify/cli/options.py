@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Data", "Decimal", "Encoding", "On", "Seed", "Separator", "Task"]
+__all__ = ["Data", "Decimal", "Encoding", "On", "Seed", "Separator", "Task", "Track"]
 
 Data = Annotated[
     Path,
@@ -24,6 +24,10 @@ Encoding = Annotated[str | None, typer.Option(help="Encoding of text, such as ut
 Decimal = Annotated[str | None, typer.Option(help="Decimal separator of text: . or ,", show_default="detected")]
 On = Annotated[str, typer.Option("--on", help="local, ray (RAY_ADDRESS, or the cluster of this machine) or ray://HOST:PORT.")]
 Seed = Annotated[int, typer.Option(help="Random seed.", min=0, max=2**32 - 1)]
+Track = Annotated[
+    str | None,
+    typer.Option(help="Log to mlflow, mlflow:URI, tensorboard or tensorboard:FOLDER.", metavar="WHERE", show_default=False),
+]
 
 
 class Task(StrEnum):

@@ -18,6 +18,7 @@ from bayesify.cli.terminal import UsageError
 from bayesify.data import ParquetTable, check_target
 from bayesify.estimators import BayesianEstimator
 from bayesify.formatting import plural
+from bayesify.tracking import Run
 
 __all__ = ["Source", "TestRows", "open_source"]
 
@@ -51,12 +52,12 @@ class Source:
     weights: pd.Series | None
     files: ParquetTable | None
 
-    def fit(self, estimator: BayesianEstimator, checkpoint: Path | None) -> None:
+    def fit(self, estimator: BayesianEstimator, checkpoint: Path, runs: Sequence[Run]) -> None:
         """Train the estimator."""
         if self.files is None:
-            estimator.fit(self.rows.features, self.rows.y, self.weights, checkpoint=checkpoint)
+            estimator.fit(self.rows.features, self.rows.y, self.weights, checkpoint=checkpoint, loggers=runs)
         else:
-            estimator.fit_files(self.files, checkpoint=checkpoint)
+            estimator.fit_files(self.files, checkpoint=checkpoint, loggers=runs)
 
     @property
     def size(self) -> str:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bayesify.errors import ISSUES, BayesifyError, BayesifyWarning, ConfigurationError
+from bayesify.errors import BayesifyError, BayesifyWarning, ConfigurationError
 from bayesify.progress import ProgressBar
 
 __all__ = [
@@ -108,7 +108,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         ProgressBar.line_seconds = _LINE_SECONDS
-        with contextlib.ExitStack() as resources, _warnings_as_notes():
+        with _warnings_as_notes(), contextlib.ExitStack() as resources:
             token = _resources.set(resources)
             try:
                 with interruptible():
@@ -124,7 +124,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
                 fail(str(error))
             except Exception as error:  # noqa: BLE001 - whatever is left is a bug
                 traceback.print_exc()
-                fail(f"internal error ({type(error).__name__}). This is a bug; please report it with the traceback: {ISSUES}", 70)
+                fail(f"internal error ({type(error).__name__}). This is a bug; please report it with the traceback", 70)
             finally:
                 _resources.reset(token)
 

@@ -13,6 +13,7 @@ from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianR
 from bayesify.estimators.conformal import calibration_rows
 from bayesify.estimators.parameters import AUTO
 from bayesify.persistence import CHECKPOINT, check_destination, locked
+from bayesify.tracking import Run
 
 __all__ = ["ESTIMATORS", "caution", "check_calibration", "checkpoints", "make_estimator", "prepare_directory", "train"]
 
@@ -90,8 +91,7 @@ def prepare_directory(out: Path, overwrite: bool, restart: bool) -> Path:
     until_the_end(locked(directory))
     directory.mkdir(exist_ok=True)
     if restart:
-        for path in checkpoints(directory):
-            path.unlink()
+        _discard(directory)
     return directory
 
 
@@ -100,17 +100,29 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(directory.glob(f"{CHECKPOINT}*"))
 
 
-def train(estimator: BayesianEstimator, fit: Callable[[BayesianEstimator, Path | None], object], place: Path, out: Path) -> None:
+def _discard(place: Path) -> None:
+    for path in checkpoints(place):
+        path.unlink()
+
+
+def train(
+    estimator: BayesianEstimator,
+    fit: Callable[[BayesianEstimator, Path, Sequence[Run]], object],
+    place: Path,
+    out: Path,
+    runs: Sequence[Run] = (),
+) -> None:
     """Fit with a checkpoint in the model directory, from which an interrupted run is resumed."""
     try:
         with interruptible():
-            fit(estimator, None if estimator.is_stacked else place / CHECKPOINT)
+            fit(estimator, place / CHECKPOINT, runs)
     except CheckpointError as error:
         raise UsageError(
             f"the interrupted run in {out} cannot be continued: {error.reason}. Use its settings and data, or add --restart to "
             "start afresh"
         ) from error
     except DivergenceError as error:
+        _discard(place)  # it would diverge again, and no run with other settings could continue it
         event, rate = str(error).partition(". ")[0], estimator.in_use("learning_rate")
         raise UsageError(f"training diverged: {event}. Try a lower learning rate: --set learning_rate={rate / 10:g}") from error
     except KeyboardInterrupt:

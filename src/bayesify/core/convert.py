@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from bayesify.core.arguments import check_layout, networks, output_selection, patterns
 from bayesify.core.fast_paths import disable_fast_paths
@@ -201,6 +202,8 @@ def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bo
     weight = layer._parameters.get("weight")
     if weight is None:
         return "its weight is computed by a hook (weight_norm, spectral_norm)"
+    if is_parametrized(layer):
+        return "its bias is parametrized"
     if "forward" in vars(layer):
         return "its forward was replaced by another function"
     if not weight.is_floating_point():
@@ -211,12 +214,16 @@ def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bo
     for name, parameter in layer.named_parameters(recurse=False):
         if id(parameter) in tied:
             return f"its {name} is tied: {' and '.join(map(repr, tied[id(parameter)]))} share one parameter"
-    if isinstance(layer, nn.Embedding):
-        if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
-            return "max_norm, sparse and scale_grad_by_freq are not supported for a random embedding"
-        padded = layer.padding_idx is not None and not layer.weight.is_meta
-        if padded and bool((layer.weight[layer.padding_idx] != 0).any()):
-            return "its padding vector is not zero"
+    return _obstacle_of_embedding(layer) if isinstance(layer, nn.Embedding) else ""
+
+
+def _obstacle_of_embedding(layer: nn.Embedding) -> str:
+    """Why an embedding cannot be made random; empty if it can."""
+    if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
+        return "max_norm, sparse and scale_grad_by_freq are not supported for a random embedding"
+    padded = layer.padding_idx is not None and not layer.weight.is_meta
+    if padded and bool((layer.weight[layer.padding_idx] != 0).any()):
+        return "its padding vector is not zero"
     return ""
 
 

@@ -1,7 +1,8 @@
 """Passes over a few rows with two draws of the weights, from which `folding` judges a network.
 
 The examination compares a folded pass of two draws with a pass per draw at the same weights: the posterior means with 30 % noise,
-whatever the posterior, because the question is one of structure. The network's other noise (dropout) is replaced with constants.
+whatever the posterior, because the question is one of structure. Further folded passes, in which one draw has extreme weights, show
+coupling that begins at a threshold. The network's other noise (dropout) is replaced with constants.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
+from bayesify.core.restoration import as_plain
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.watch import Watch, WatchedPass, mark_rows, origin_of
 
-__all__ = ["Candidate", "Examination", "candidates"]
+__all__ = ["SHAPE_ERRORS", "Candidate", "Examination", "candidates"]
 
 _ROWS, _SPREAD = 3, 0.3
+_EXTREME = 1e3  # factor of the weights of one draw, in passes that only the other draw is read from
 _MOST_AMBIGUOUS = 3  # inputs that are tried with and without rows
-_SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # raised by networks for wrong shapes
+SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # raised by networks for wrong shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Candidate:
     def single(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x) -> Arguments:
         return inputs.map(lambda x: then(self._cut(x, inputs)), self.rows)
 
-    def folded(self, inputs: Inputs) -> Arguments:
-        return inputs.map(lambda x: fold(self._cut(x, inputs), 2), self.rows)
+    def folded(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x) -> Arguments:
+        return inputs.map(lambda x: then(fold(self._cut(x, inputs), 2)), self.rows)
 
     def _cut(self, x: Tensor, inputs: Inputs) -> Tensor:
         return x.narrow(inputs.batch_dim, 0, self.count).clone()
@@ -70,6 +73,9 @@ class Examination:
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
         self.without_rows: set[BayesianLayer] = set()
+        self.differentiates = False
+        self.outputs: list[Tensor] = []  # of draw 0, in the last pass of `runs`
+        self.orders_rows = False  # whether it sorts rows of the batch, which happened to keep the draws apart
         self.mixed: list[BayesianLayer] = []  # random layers that are called both with rows and without
 
     def draw(self) -> None:
@@ -80,19 +86,20 @@ class Examination:
         """Whether the network accepts these rows; record what it does with its layers."""
         watch = Watch(candidate.count)
         try:
-            outputs = self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
+            self.outputs = self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
             self.without_rows = watch.without_rows - watch.with_rows
             both = watch.without_rows & watch.with_rows
             self.mixed = [layer for layer in self.layers if layer in both and layer.posterior.is_random]
             self.read |= watch.read
             self.called |= watch.called
             self.by_value |= watch.by_value
-            self.used.update(*map(origin_of, outputs))
+            self.differentiates |= watch.differentiates
+            self.used.update(*map(origin_of, self.outputs))
             if untraced := [layer for layer in watch.called if layer not in self.used]:
                 self.used.update(self._reaching(untraced, inputs, candidate))
         except ChangedInputError:
             raise
-        except _SHAPE_ERRORS:
+        except SHAPE_ERRORS:
             self.read |= {layer for layer in watch.read if not layer.posterior.is_plain}  # whose weight has another shape
             return False
         return True
@@ -102,9 +109,16 @@ class Examination:
         watch = Watch(candidate.count)
         try:
             self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(1), watch=watch))
-        except _SHAPE_ERRORS:
+        except SHAPE_ERRORS:
             return False
         return watch.reuses
+
+    def outputs_of(self, inputs: Inputs, candidate: Candidate, plain: Collection[BayesianLayer] = ()) -> list[Tensor]:
+        """Outputs of draw 0, with some of the layers replaced with plain ones of the same weights."""
+        drawn = self._draw_of(0)
+        weights = {layer: drawn[layer] if layer.posterior.is_random else _shared(layer.posterior.mean(layer)) for layer in plain}
+        with as_plain({layer: (weight[0], None if bias is None else bias[0]) for layer, (weight, bias) in weights.items()}):
+            return self._run(candidate.single(inputs), WatchedPass(drawn))
 
     def agrees_with_one_draw_of(self, layers: Collection[BayesianLayer], inputs: Inputs) -> bool:
         """Whether draws fold if these layers, which have no rows, draw once for all."""
@@ -142,11 +156,38 @@ class Examination:
         """Whether a folded pass and a pass per draw agree; None if the network does not accept such rows."""
         try:
             first, second = (self._run(candidate.single(inputs), WatchedPass(self._draw_of(s))) for s in (0, 1))
-            one_pass = WatchedPass(self.drawn, samples=2, rows=2 * candidate.count, without_rows=self.without_rows)
-            folded = self._run(candidate.folded(inputs), one_pass)
-        except _SHAPE_ERRORS:
+            watch = Watch(2 * candidate.count)
+            folded = self._folded(self.drawn, inputs, candidate, watch)
+        except SHAPE_ERRORS:
             return None
-        return len(folded) == len(first) == len(second) and all(map(_equal, folded, first, second))
+        self.orders_rows |= watch.orders_rows
+        if len(folded) != len(first) or len(first) != len(second) or not all(map(_equal, folded, first, second)):
+            return False
+        if self.orders_rows:
+            return False
+        return all(self._isolates(first, second, sign * _EXTREME, inputs, candidate) for sign in (1, -1))
+
+    def _isolates(self, first: list[Tensor], second: list[Tensor], factor: float, inputs: Inputs, candidate: Candidate) -> bool:
+        """Whether draw 0 of a folded pass stays as it is if the weights of draw 1 are extreme."""
+        scale = [1.0, factor]
+        drawn: Any = {
+            layer: tuple(None if x is None else x * x.new_tensor(scale[: len(x)]).view(-1, *[1] * (x.dim() - 1)) for x in pair)
+            for layer, pair in self.drawn.items()
+        }
+        try:
+            folded = self._folded(drawn, inputs, candidate)
+        except SHAPE_ERRORS:  # of values, such as a decomposition that fails: this shows nothing
+            return True
+        return len(folded) == len(first) and all(
+            x.dim() > 0 and _equal(torch.cat([x[: len(y)], z]), y, z) for x, y, z in zip(folded, first, second, strict=True)
+        )
+
+    def _folded(
+        self, drawn: dict[BayesianLayer, Any], inputs: Inputs, candidate: Candidate, watch: Watch | None = None
+    ) -> list[Tensor]:
+        """Outputs of a folded pass of two draws."""
+        one_pass = WatchedPass(drawn, samples=2, rows=2 * candidate.count, without_rows=self.without_rows, watch=watch)
+        return self._run(candidate.folded(inputs) if watch is None else candidate.folded(inputs, mark_rows), one_pass)
 
     def _draw_of(self, s: int) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
 
@@ -160,6 +201,12 @@ class Examination:
         with NoiseFree(), forward_pass.watch or nullcontext():
             outputs = self.passes.run(forward_pass, self.net, args, kwargs)
         return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
+
+
+def _shared(values: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """Values as one draw: (1, *)."""
+    weight, bias = values
+    return weight.unsqueeze(0), None if bias is None else bias.unsqueeze(0)
 
 
 def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:

@@ -23,7 +23,7 @@ from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, eval_mode
 from bayesify.core.outputs import Draws
 from bayesify.core.recent import Recent
-from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, leaves_stand_ins
+from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 from bayesify.core.restoration import restore
 from bayesify.core.shards import check_whole, reshard, shards_of
 from bayesify.core.turns import TurnError, turn
@@ -36,7 +36,7 @@ __all__ = ["Folded"]
 class _Plan(NamedTuple):
     """How a call makes its passes; see `Verdict`."""
 
-    independent_rows: bool
+    noise_per_row: bool
     folds: bool
     layers_without_rows: tuple[int, ...] = ()
     unused_layers: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class Folded(Bayesian):
         call = self.inputs_of(inputs, kwargs)
         call.shared = samples > 1 or not self.pays_kl  # `predict` makes several calls
         plan = self._plan(call, samples)
-        coherent = coherent or not plan.independent_rows
+        coherent = coherent or not plan.noise_per_row
         with noise_of_rank(self.net, self.training):
             try:
                 passes, outputs = self._passes(call, samples, coherent, plan)
@@ -74,7 +74,7 @@ class Folded(Bayesian):
                 self._verdicts.clear()
                 self._training_verdicts.clear()
                 plan = self._plan(call, samples)
-                passes, outputs = self._passes(call, samples, coherent or not plan.independent_rows, plan)
+                passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
             except RowsError as error:
                 if not plan.folds or self.fold:
                     raise
@@ -146,10 +146,11 @@ class Folded(Bayesian):
         if verdict.without_rows:
             call.without(verdict.without_rows)
         if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
-            return _Plan(True, True, verdict.layers_without_rows, verdict.unused_layers)
+            return _Plan(not verdict.draws_weights, True, verdict.layers_without_rows, verdict.unused_layers)
+        per_row = verdict.independent_rows and not verdict.draws_weights
         folds = verdict.independent_rows and self.fold is not False
         folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
-        return _Plan(verdict.independent_rows, folds, verdict.layers_without_rows, verdict.unused_layers)
+        return _Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers)
 
     def _examined(self, call: Inputs) -> Verdict | None:
         """Examine the network; while `torch.compile` traces, with the values of the traced inputs."""
@@ -174,7 +175,9 @@ class Folded(Bayesian):
                 verdict = self._examine(call)
         except TurnError:
             return None
-        return None if verdict is None else (verdict.independent_rows, verdict.without_rows, verdict.layers_without_rows)
+        if verdict is None:
+            return None
+        return verdict.independent_rows and not verdict.draws_weights, verdict.without_rows, verdict.layers_without_rows
 
     # As torch.compiler.assume_constant_result does, which would import the compiler: called with the values of the arguments.
     _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
@@ -184,6 +187,8 @@ class Folded(Bayesian):
         verdict = examine(self.net, layers.values(), self.passes, call)
         if verdict is None:
             return None
+        if verdict.finding:
+            self.tell(verdict.finding)
         reads = any(layer.is_read for layer in layers.values())
         if not verdict.independent_rows and self.batch_dim == 0 and (reads or not self.fold):
             self._warn_of_separate_passes(verdict.reason)
@@ -234,7 +239,8 @@ class Folded(Bayesian):
             call, believed = self.inputs_of(inputs, kwargs), {} if believed is None else believed
             key = id(self), call.kind
             if key not in believed:
-                believed[key] = not self.training and has_prefix(self.net) and self._replays(call, coherent, reseed)
+                possible = not self.training and is_worth_replay(self.net, call.leaves) and has_prefix(self.net)
+                believed[key] = possible and self._replays(call, coherent, reseed)
             if believed[key]:
                 self._prefix = Prefix(call.batch, self._plan(call, 2).folds)
             try:
@@ -257,7 +263,10 @@ class Folded(Bayesian):
             draws = self(*args, samples=2, coherent=coherent, **kwargs)
             return [y for y in tree_leaves(draws.outputs) if isinstance(y, Tensor)]
 
-        ordinary = outputs(1)
+        try:
+            ordinary = outputs(1)
+        except MISFITS:  # a few rows are no input of this network, such as a graph's
+            return False
         try:
             self._prefix = Prefix(few, self._plan(self.inputs_of(args, kwargs), 2).folds)
             outputs(0)  # with different noise, which exposes networks that draw noise themselves

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.examination import Candidate, Examination, candidates
+from bayesify.core.fidelity import unlike_plain
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
@@ -39,6 +40,8 @@ class Verdict:
         without_rows: positions of inputs without rows whose size happens to be that of the batch.
         layers_without_rows: positions of layers whose inputs do not depend on the batch, such as embeddings of positions.
         unused_layers: positions of layers that the network did not call.
+        draws_weights: whether layers must draw weights instead of noise per row, because the network differentiates them.
+        finding: what is wrong in every pass; see `unlike_plain`.
     """
 
     independent_rows: bool
@@ -46,6 +49,8 @@ class Verdict:
     without_rows: tuple[int, ...] = ()
     layers_without_rows: tuple[int, ...] = ()
     unused_layers: tuple[int, ...] = ()
+    draws_weights: bool = False
+    finding: str = ""
 
 
 def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs) -> Verdict | None:
@@ -64,10 +69,12 @@ def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, i
     with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net), _quietly():
         reseed(0)
         examination.draw()
+        finding = ""
         with eval_mode(net):
             accepted = next((rows for rows in candidates(inputs) if examination.runs(inputs, rows)), None)
             if accepted is not None:
                 _check_forgets(net, examination, inputs, accepted)
+                finding = unlike_plain(net, examination, inputs, accepted)
         if any(not layer.posterior.is_plain for layer in examination.read):
             raise PassError(
                 "the network computes with the weight of a layer that is a Gaussian process, and has none; use a method for "
@@ -80,22 +87,33 @@ def examine(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, i
         for layer in layers:
             layer.is_read = layer in examination.read
             layer.is_used = layer.is_read or layer in examination.used
-        if examination.read:
-            return Verdict(False, "the network reads the weights of its layers")
-        if examination.by_value:
-            names = ", ".join(sorted(examination.by_value))
-            return Verdict(False, f"the network's control flow or shapes depend on random values ({names})")
-        if inputs.batch_dim != 0:
-            return Verdict(False, f"the batch is dimension {inputs.batch_dim}")
-        with eval_mode(net):
-            agreeing = examination.agreeing(inputs)
-            reason = "" if agreeing else _reason(net, examination, inputs)
-        if agreeing is None:
-            return Verdict(False, reason)
-        missing = [i for i, (has, takes) in enumerate(zip(inputs.has_rows, agreeing.rows, strict=True)) if has and not takes]
-        positions = [i for i, layer in enumerate(layers) if layer in examination.without_rows]
-        unused = [i for i, layer in enumerate(layers) if layer not in examination.called]
-        return Verdict(True, without_rows=tuple(missing), layers_without_rows=tuple(positions), unused_layers=tuple(unused))
+        return dataclasses.replace(_verdict(net, examination, inputs), finding=finding)
+
+
+def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdict:
+    """The verdict on a network that accepts the inputs."""
+    if examination.read:
+        return Verdict(False, "the network reads the weights of its layers")
+    if examination.by_value:
+        names = ", ".join(sorted(examination.by_value))
+        return Verdict(False, f"the network's control flow or shapes depend on random values ({names})")
+    if inputs.batch_dim != 0:
+        return Verdict(False, f"the batch is dimension {inputs.batch_dim}")
+    with eval_mode(net):
+        agreeing = examination.agreeing(inputs)
+        reason = "" if agreeing else _reason(net, examination, inputs)
+    if agreeing is None:
+        return Verdict(False, reason)
+    missing = [i for i, (has, takes) in enumerate(zip(inputs.has_rows, agreeing.rows, strict=True)) if has and not takes]
+    positions = [i for i, layer in enumerate(examination.layers) if layer in examination.without_rows]
+    unused = [i for i, layer in enumerate(examination.layers) if layer not in examination.called]
+    return Verdict(
+        True,
+        without_rows=tuple(missing),
+        layers_without_rows=tuple(positions),
+        unused_layers=tuple(unused),
+        draws_weights=examination.differentiates,
+    )
 
 
 def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, verdict: Verdict) -> bool:
@@ -110,6 +128,8 @@ def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes:
 
 def _reason(net: nn.Module, examination: Examination, inputs: Inputs) -> str:
     """Why draws do not fold."""
+    if examination.orders_rows:
+        return "the network sorts the rows of its batch"
     names = {module: name for name, module in net.named_modules()}
     if examination.mixed:
         layers = listing(repr(names[layer]) for layer in examination.mixed)

@@ -91,7 +91,10 @@ class Inputs:
         self.has_rows = [has and i not in positions for i, has in enumerate(self.has_rows)]
 
     def _sized(self, x: Any) -> bool:
-        return isinstance(x, Tensor) and x.dim() > self.batch_dim and x.shape[self.batch_dim] == self.batch
+        """Whether a leaf can be cut into rows and folded; sparse tensors cannot."""
+        if not isinstance(x, Tensor) or x.layout is not torch.strided:
+            return False
+        return x.dim() > self.batch_dim and x.shape[self.batch_dim] == self.batch
 
     def _batch(self, names: list[str]) -> int:
         for x, may in self.pairs():
@@ -122,6 +125,8 @@ class Inputs:
     def can_be_cut(self) -> bool:
         """Whether the first rows are valid inputs: no tensor can hold indices of rows, as the edges of a graph do."""
         tensors = [x for x in self.leaves if isinstance(x, Tensor)]
+        if any(x.layout is not torch.strided for x in tensors):  # the adjacency of a graph
+            return False
         integers = [not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool) for x in tensors]
         return not any(integers) or (all(integers) and all(self.has_rows))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -13,7 +14,9 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
 
-__all__ = ["check_plain", "restore", "revert"]
+__all__ = ["as_plain", "check_plain", "restore", "revert"]
+
+_ATTRIBUTES = ("passes", "weight_shape", "bias_shape", "requires_grads", "is_read", "is_used", "lacks_bias")
 
 
 def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tensor | None]]) -> None:
@@ -53,6 +56,55 @@ def revert(layer: nn.Module) -> None:
         layer._modules.pop("posterior", None)
         if layer.lacks_bias:
             layer._parameters.pop("bias", None)
-        for name in ("passes", "weight_shape", "bias_shape", "requires_grads", "is_read", "is_used", "lacks_bias"):
+        for name in _ATTRIBUTES:
             layer.__dict__.pop(name, None)
         cast(nn.Module, layer).__class__ = layer.original
+
+
+@contextmanager
+def as_plain(weights: Mapping[BayesianLayer, tuple[Tensor, Tensor | None]]) -> Iterator[None]:
+    """Make layers plain ones with these weights; random again on exit. Parameters keep their identity, not their values."""
+    undo: list[Callable[[], None]] = []
+    try:
+        for layer, values in weights.items():
+            undo.append(_state_restorer(layer))
+            for name, value in zip(("weight", "bias"), values, strict=True):
+                parameter = layer._parameters[name]
+                if value is None:
+                    continue
+                if parameter is None:
+                    layer._parameters[name] = nn.Parameter(value.clone(), requires_grad=False)
+                else:  # a network may hold the parameter itself
+                    undo.append(_data_restorer(parameter))
+                    parameter.data = value.clone()
+            revert(layer)
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def _state_restorer(layer: BayesianLayer) -> Callable[[], None]:
+    """A function that makes a layer what it is now."""
+    kind, attributes = type(layer), {name: vars(layer)[name] for name in _ATTRIBUTES if name in vars(layer)}
+    parameters, modules = dict(layer._parameters), dict(layer._modules)
+
+    def restore_state() -> None:
+        cast(nn.Module, layer).__class__ = kind
+        vars(layer).update(attributes)
+        layer._parameters.clear()
+        layer._parameters.update(parameters)
+        layer._modules.clear()
+        layer._modules.update(modules)
+
+    return restore_state
+
+
+def _data_restorer(parameter: Tensor) -> Callable[[], None]:
+    """A function that gives a parameter its present values."""
+    data = parameter.data
+
+    def restore_data() -> None:
+        parameter.data = data
+
+    return restore_data

@@ -48,6 +48,7 @@ class WatchedPass(ForwardPass):
         if self.watch is None:
             return y
         self.watch.called.add(layer)
+        self.watch.differentiates |= torch.is_grad_enabled() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None
         rows = has_rows(x) or x.shape[:1] == (self.watch.rows,)
         (self.watch.with_rows if rows else self.watch.without_rows).add(layer)
         return _traced(y, origin_of(x) | {layer}, rows)
@@ -70,6 +71,8 @@ class Watch(TorchFunctionMode):
         with_rows, without_rows: the layers whose inputs depend on the batch, or do not.
         values: the weights that it read, by id.
         reuses: whether it used what `keep_results` found.
+        differentiates: whether it differentiates its layers itself, or applies another transform of `torch.func` to them.
+        orders_rows: whether it sorts along the first dimension, with a result that has all rows of draw 0 first.
 
     Args:
         rows: B.
@@ -83,7 +86,7 @@ class Watch(TorchFunctionMode):
         self.called: set[BayesianLayer] = set()
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
-        self.reuses = False
+        self.reuses = self.differentiates = self.orders_rows = False
         self.values: dict[int, tuple[BayesianLayer, Tensor]] = {}  # with the tensors, so that no other tensor gets their id
 
     def __torch_function__(
@@ -101,6 +104,8 @@ class Watch(TorchFunctionMode):
             decides = name in _BY_VALUE or (name == "where" and len(tensors) == 1) or _selects(name, args)
             if decides and any(layer.posterior.is_random for layer in origin):
                 self.by_value.add(name)
+            if name in ("sort", "argsort"):
+                self.orders_rows |= _keeps_draws_apart(tensors[0], result, args, kwargs or {})
             if name == "__setitem__":
                 _traced(args[0], origin, rows)
             return tree_map_only(Tensor, lambda y: _traced(y, origin, rows), result)
@@ -138,6 +143,15 @@ def _traced(x: Tensor, origin: frozenset[BayesianLayer], rows: bool) -> Tensor:
     """Mark a tensor with the random layers it depends on, and whether it depends on the batch; return it."""
     cast(Any, x).bayesify_origin, cast(Any, x).bayesify_rows = origin, rows
     return x
+
+
+def _keeps_draws_apart(x: Tensor, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a sort of (2*B, ...) along dimension 0 leaves all rows of draw 0 first: other values would not."""
+    given = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, int) and not isinstance(value, bool)]
+    order = result if isinstance(result, Tensor) else result[1]
+    if x.dim() == 0 or len(x) % 2 or (given[0] if given else -1) not in (0, -x.dim()):
+        return False
+    return bool((order[: len(order) // 2] < len(order) // 2).all())
 
 
 def _selects(name: str, args: tuple[Any, ...]) -> bool:

@@ -9,6 +9,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -26,6 +27,7 @@ from bayesify.estimators.stacking import Stacking
 from bayesify.estimators.updating import BayesianUpdating
 from bayesify.prediction import predict
 from bayesify.train import History, Training, Weighted, fit
+from bayesify.train.loggers import Loggers
 
 try:
     import numpy as np
@@ -42,12 +44,14 @@ except ImportError as error:
     raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
 
 if TYPE_CHECKING:
+    from lightning.fabric.loggers.logger import Logger
     from numpy.typing import ArrayLike
     from sklearn.utils import Tags
 
     from bayesify.data import Column
     from bayesify.likelihoods import Likelihood
     from bayesify.predictive import Predictive
+    from bayesify.tracking import Run
 
 __all__ = ["BayesianEstimator"]
 
@@ -89,7 +93,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         sample_weight: ArrayLike | None = None,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
-        loggers: Iterable[Callable[[dict[str, float]], object]] = (),
+        loggers: Iterable[str | Run | Logger | Callable[[dict[str, float]], object]] = (),
     ) -> Self:
         """Train on a table.
 
@@ -99,36 +103,39 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             y: (N,) targets; in regression also (N, D).
             sample_weight: (N,) weights of the rows, at least 0: a row of weight 2 counts like two rows (`bayesify.train.Weighted`).
                 Not with `conformal` or `calibrate`, whose calibration rows count alike.
-            checkpoint: file for the state of training, from which the same call continues (needs an integer `random_state`).
-            loggers: functions of every epoch's record.
+            checkpoint: file for the state of training, from which the same call continues (needs an integer `random_state`). An
+                ensemble and "auto" have further files, with more after the name.
+            loggers: as for `bayesify.train.fit`; "auto" logs every model when it is trained, with its name before those of the
+                numbers.
 
         Raises:
             TypeError, ConfigurationError, DataError: invalid parameters or data, before training.
             CheckpointError: `checkpoint` is damaged or belongs to another run.
             DivergenceError: NaN or infinity in training.
         """
-        if self.is_stacked:
-            if checkpoint is not None or tuple(loggers):
-                raise ConfigurationError("method='auto' trains several models, without checkpoint and loggers; leave them out")
-            self._fit_stack(X, y, sample_weight)
+        path = None if checkpoint is None else Path(checkpoint).absolute()
+        self._check_parameters()
+        with Loggers(loggers, path) as log:
+            log.start({"estimator": self.resolved()})
+            if self.is_stacked:
+                self._fit_stack(X, y, sample_weight, path, log)
+            else:
+                training, settings = self._prepare(X, y, sample_weight)
+                self.history_: History = fit(
+                    training.bnn,
+                    training.data,
+                    training.likelihood,
+                    validation=training.validation,
+                    seed=training.seed,
+                    beta=training.beta,
+                    learning_rate=training.learning_rate,
+                    checkpoint=path,
+                    loggers=log.opened,
+                    **settings,
+                    progress=self.progress,
+                )
+                self.settle()
             self._calibrate()
-            return self
-        training, settings = self._prepare(X, y, sample_weight)
-        self.history_: History = fit(
-            training.bnn,
-            training.data,
-            training.likelihood,
-            validation=training.validation,
-            seed=training.seed,
-            beta=training.beta,
-            learning_rate=training.learning_rate,
-            checkpoint=checkpoint,
-            loggers=loggers,
-            **settings,
-            progress=self.progress,
-        )
-        self.settle()
-        self._calibrate()
         return self
 
     def _prepare(

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -15,7 +16,8 @@ from bayesify.data.column import Column
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import calibration_rows
 from bayesify.jobs.where import LOCAL
-from bayesify.train import History, RowGroups, fit
+from bayesify.train import History, RowGroups, Training, fit
+from bayesify.train.loggers import Loggers
 
 try:
     import numpy as np
@@ -26,7 +28,10 @@ except ImportError as error:
     raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
 
 if TYPE_CHECKING:
+    from lightning.fabric.loggers.logger import Logger
+
     from bayesify.data.pieces import Piece
+    from bayesify.tracking import Run
 
 __all__ = ["FileTraining"]
 
@@ -43,7 +48,7 @@ class FileTraining:
         table: ParquetTable,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
-        loggers: Iterable[Callable[[dict[str, float]], object]] = (),
+        loggers: Iterable[str | Run | Logger | Callable[[dict[str, float]], object]] = (),
     ) -> Any:
         """Train on Parquet files of any size, in bounded memory; the result is that of `fit`.
 
@@ -67,6 +72,7 @@ class FileTraining:
         """
         if not isinstance(table, ParquetTable):
             raise TypeError(f"table must be a ParquetTable, got {type(table).__name__}; use fit for tables in memory")
+        path = None if checkpoint is None else Path(checkpoint).absolute()
         self._check_parameters()
         self._check_files_parameters()
         if is_classifier(self) and table.sample.task != "classification":
@@ -74,6 +80,28 @@ class FileTraining:
                 f"the target {table.target!r} has numbers; for classes, pass ParquetTable(..., task='classification')"
             )
         self.stack_, self.stack_weights_ = (), ()
+        with Loggers(loggers, path) as log:
+            log.start({"estimator": self.resolved()})
+            training, settings = self._prepare_files(table)
+            self.history_: History = fit(
+                training.bnn,
+                training.data,
+                training.likelihood,
+                validation=training.validation,
+                seed=training.seed,
+                beta=training.beta,
+                learning_rate=training.learning_rate,
+                checkpoint=path,
+                loggers=log.opened,
+                **settings,
+                progress=self.progress,
+            )
+        self.settle()
+        self._calibrate()
+        return self
+
+    def _prepare_files(self: Any, table: ParquetTable) -> tuple[Training, dict[str, Any]]:
+        """Survey the files and build the network; return the training and its settings."""
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         shares = self._shares(table)
         sample = table.sample.train
@@ -87,22 +115,11 @@ class FileTraining:
         validation = None if held_out is None else (self._encode(held_out.X), self._training_target(held_out.y))
         kept = survey.held_out("calibration")
         self._keep_for_calibration(*(None, None) if kept is None else (kept.X, kept.y), table.rows)
-        self.history_: History = fit(
-            self.bnn_,
-            rows,
-            self.likelihood_,
-            validation=validation,
-            seed=self.seed_,
-            beta=self.beta_in_use(),
-            learning_rate=self.in_use("learning_rate"),
-            checkpoint=checkpoint,
-            loggers=loggers,
-            **self._schedule(sum(rows.sizes), validation is not None, rows.parts),
-            progress=self.progress,
-        )
-        self.settle()
-        self._calibrate()
-        return self
+        training = Training(
+            bnn=self.bnn_, data=rows, likelihood=self.likelihood_, validation=validation, seed=self.seed_,
+            beta=self.beta_in_use(), learning_rate=self.in_use("learning_rate"),
+        )  # fmt: skip
+        return training, self._schedule(sum(rows.sizes), validation is not None, rows.parts)
 
     def _check_files_parameters(self: Any) -> None:
         """Raise a ConfigurationError for parameters that need the table in memory."""

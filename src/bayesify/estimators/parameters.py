@@ -140,6 +140,13 @@ class EstimatorParameters(BaseEstimator):
         value = getattr(self, name)
         return getattr(self.training_settings, name) if value is None else value
 
+    def resolved(self) -> dict[str, Any]:
+        """Return the parameters, with the values of those that are None where the method decides them."""
+        decided = ("hidden", "activation", "encoding", "learning_rate", "validation_fraction")
+        params = self.get_params(deep=False) | {name: self.in_use(name) for name in decided}
+        method = self.method if self.is_stacked else self.method_in_use()
+        return params | {"method": method, "beta": self.beta_in_use(), "samples": self.samples_in_use()}
+
     def samples_in_use(self) -> int:
         """Return `samples`; if None, one draw per member of an ensemble of plain networks, otherwise that of the settings."""
         method = self.method_in_use()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -16,6 +18,8 @@ from bayesify.errors import DivergenceError, MissingDependencyError, warn
 from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.estimators.together import train_together
 from bayesify.stacking import stacking_weights
+from bayesify.train.checkpoint import check_identity, read, write
+from bayesify.train.loggers import Loggers
 
 try:
     import numpy as np
@@ -45,7 +49,8 @@ class Stacking(EstimatorParameters):
 
     Every model of `portfolio` is trained on all rows, and together with it on the rows that others hold out: five folds of fewer
     than 1,000 rows, otherwise a fifth, at most 5,000. `stacking_weights` of the held-out rows weight the models, and those below
-    0.02 are dropped. Training stops when the next model would probably exceed `time_limit`.
+    0.02 are dropped. Training stops when the next model would probably exceed `time_limit`. With a checkpoint, the models of an
+    interrupted run are not trained again, and their time counts.
 
     Attributes:
         stack_: the fitted models, that of the highest weight first; none for another `method`.
@@ -80,7 +85,9 @@ class Stacking(EstimatorParameters):
         for name in _OF_MODEL:
             setattr(self, name, getattr(models[0], name))
 
-    def _fit_stack(self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None) -> Self:
+    def _fit_stack(
+        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None, checkpoint: Path | None, log: Loggers
+    ) -> Self:
         started = time.perf_counter()
         table, y, weights = self._rows(X, y, sample_weight)
         splits = _splits(self._learn_target(y), self.seed_)
@@ -88,19 +95,26 @@ class Stacking(EstimatorParameters):
         models: dict[str, BayesianEstimator] = {}
         scores: dict[str, Tensor] = {}
         lines: dict[str, dict[str, Any]] = {}
-        longest = 0.0
-        for name, candidate in self._candidates():
+        candidates = dict(self._candidates())
+        clock = _Clock(checkpoint, {"method": "auto", "models": ", ".join(candidates), "seed": self.seed_})
+        spent = time.perf_counter() - started
+        for number, (name, candidate) in enumerate(candidates.items()):
             lines[name] = {"weight": 0.0, "log_score": math.nan, "seconds": math.nan}
-            begun = time.perf_counter()
-            if models and self.time_limit is not None and begun - started + longest > self.time_limit:
+            longest = max(clock.seconds.values(), default=0.0)
+            known = name in clock.seconds  # of an interrupted run, which had the time for it
+            if models and not known and self.time_limit is not None and spent + longest > self.time_limit:
                 continue
+            part = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.name}.auto{number}")
+            begun = time.perf_counter()
             try:
-                scores[name] = _train(candidate, table if self.named_columns_ else table.to_numpy(), y, weights, splits)
+                scores[name] = _train(candidate, table if self.named_columns_ else table.to_numpy(), y, weights, splits, part)
                 models[name] = candidate
             except DivergenceError as error:
                 warn(f"{name} diverged and is left out: {error}")
-            lines[name]["seconds"] = seconds = time.perf_counter() - begun
-            longest = max(longest, seconds)
+            lines[name]["seconds"] = clock.stop(name, time.perf_counter() - begun)
+            spent += clock.seconds[name]
+            if name in models:
+                log.log_all(candidate.history_, f"{name}/")
             if not splits:
                 break
         if not models:
@@ -110,13 +124,15 @@ class Stacking(EstimatorParameters):
         shares = self._weights(log_probs, means, held_out)
         for name, share, mean in zip(scores, shares.tolist(), means.tolist(), strict=True):
             lines[name] |= {"weight": share, "log_score": mean}
+        for run in log.runs:
+            run.log({f"leaderboard/{name}/{column}": value for name in models for column, value in lines[name].items()}, 0)
         self.leaderboard_ = pd.DataFrame.from_dict(lines, orient="index").rename_axis("model")
         order: list[int] = shares.argsort(descending=True).tolist()
         chosen = [i for i in order if shares[i] > 0]
         trained = list(models.values())
         self.adopt([trained[i] for i in chosen], shares[chosen].tolist())
-        if self.time_limit is not None and (elapsed := time.perf_counter() - started) > self.time_limit:
-            warn(f"training took {elapsed:.0f} s, more than time_limit={self.time_limit:g}: the first model is always trained")
+        if self.time_limit is not None and spent > self.time_limit:
+            warn(f"training took {spent:.0f} s, more than time_limit={self.time_limit:g}: the first model is always trained")
         return self
 
     def _candidates(self) -> Iterator[tuple[str, BayesianEstimator]]:
@@ -157,6 +173,41 @@ class Stacking(EstimatorParameters):
         return copy.copy(model).set_params(samples=min(samples, self.samples or samples), progress=self.progress)
 
 
+@dataclasses.dataclass
+class _Clock:
+    """Seconds of training of the models that are finished, by name, also those of an interrupted run.
+
+    Args:
+        path: a checkpoint with the seconds; None to keep none.
+        identity: what a resumed run must have in common with the interrupted one; the checkpoints of the models have more.
+    """
+
+    path: Path | None
+    identity: dict[str, object]
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            return
+        if self.path.exists():
+            state = read(self.path)
+            check_identity(self.path, state["settings"], self.identity)
+            self.seconds = state["seconds"]
+        else:
+            self._write(self.path)
+
+    def stop(self, name: str, seconds: float) -> float:
+        """Record the seconds of a model, unless they are known; return those that hold."""
+        if name not in self.seconds:
+            self.seconds[name] = seconds
+            if self.path is not None:
+                self._write(self.path)
+        return self.seconds[name]
+
+    def _write(self, path: Path) -> None:
+        write(path, {"settings": self.identity, "seconds": self.seconds})
+
+
 def _splits(target: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Return the rows to train on and those held out, of every fold; none of fewer than 20 rows.
 
@@ -175,7 +226,14 @@ def _splits(target: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
     return [(mask.nonzero().squeeze(1), part.sort().values) for mask, part in zip(kept, parts, strict=True)]
 
 
-def _train(candidate: BayesianEstimator, X: Any, y: Any, weights: Tensor | None, splits: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _train(
+    candidate: BayesianEstimator,
+    X: Any,
+    y: Any,
+    weights: Tensor | None,
+    splits: Sequence[tuple[Tensor, Tensor]],
+    checkpoint: Path | None,
+) -> Tensor:
     """Train a model on all rows, and copies on the rows of the splits; return the log density of the held-out rows."""
 
     def part(rows: Tensor) -> tuple[Any, Any, Any]:
@@ -184,7 +242,7 @@ def _train(candidate: BayesianEstimator, X: Any, y: Any, weights: Tensor | None,
 
     copies = [clone(candidate) for _ in splits]
     fits = [(model, *part(rows)) for model, (rows, _) in zip(copies, splits, strict=True)]
-    train_together([(candidate, *part(torch.arange(len(X)))), *fits], progress=candidate.progress)
+    train_together([(candidate, *part(torch.arange(len(X)))), *fits], progress=candidate.progress, checkpoint=checkpoint)
     log_probs = [torch.zeros(0, dtype=torch.float64)]
     for model, (_, held_out) in zip(copies, splits, strict=True):
         table, target, _ = part(held_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesify.errors import DivergenceError
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
 __all__ = ["train_together"]
 
 
-def train_together(fits: Sequence[tuple[Any, ...]], *, progress: bool | None = None) -> None:
+def train_together(fits: Sequence[tuple[Any, ...]], *, progress: bool | None = None, checkpoint: Path | None = None) -> None:
     """Train `(estimator, X, y)` or `(estimator, X, y, sample_weight)` of different estimators, those of one schedule at once.
+
+    Args:
+        fits: the estimators and their data.
+        progress: whether to show a progress bar; None shows it on a terminal.
+        checkpoint: as for `fit_many`; further schedules have files of their own, with a number after the name.
 
     Raises:
         ConfigurationError, DataError: invalid parameters or data, before training.
+        CheckpointError: a checkpoint is damaged or belongs to another run.
         DivergenceError: some diverged; the others are fitted.
     """
     groups: dict[str, list[tuple[int, Training]]] = {}
@@ -31,8 +38,9 @@ def train_together(fits: Sequence[tuple[Any, ...]], *, progress: bool | None = N
         settings[repr(shared)] = shared
         groups.setdefault(repr(shared), []).append((i, training))
     failures = []
-    for key, group in groups.items():
-        histories = fit_many([training for _, training in group], **settings[key], progress=progress)
+    for number, (key, group) in enumerate(groups.items()):
+        path = checkpoint if checkpoint is None or number == 0 else checkpoint.with_name(f"{checkpoint.name}.schedule{number}")
+        histories = fit_many([training for _, training in group], **settings[key], progress=progress, checkpoint=path)
         for (i, _), history in zip(group, histories, strict=True):
             estimator: BayesianEstimator = fits[i][0]
             estimator.history_ = history

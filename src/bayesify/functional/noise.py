@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayesify.functional.drawing import bernoulli, standard_normal, standard_uniform
 from bayesify.functional.nodes import signed
+from bayesify.native.gaussians import local_draw, runs_in_one_pass
 
 __all__ = ["at_most", "bernoulli_mask", "concrete_mask", "local_reparameterization", "normal_like"]
 
@@ -103,6 +104,8 @@ def local_reparameterization(mean: Tensor, variance: Tensor, draws: int = 1) -> 
     if variance.dtype == torch.float16:  # has no small variances and no large gradients
         least, variance = least * torch.finfo(torch.float16).eps, variance.float()
     noise = normal_like(mean, draws)
+    if draws == 1 and runs_in_one_pass(mean, variance, noise):
+        return local_draw(mean, variance, noise, least)
     if draws == 1:
         return _Reparameterized.apply(mean, variance, noise, least)[0]
     return torch.addcmul(mean, _root(variance, least).to(mean.dtype), noise.unflatten(0, (draws, -1))).flatten(0, 1)

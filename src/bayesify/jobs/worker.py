@@ -14,8 +14,9 @@ import torch
 
 from bayesify.environment import machine
 from bayesify.errors import ConfigurationError
+from bayesify.native import native_is_used
 
-__all__ = ["Channel", "Mailbox", "Outcome", "check_versions", "run_job", "versions"]
+__all__ = ["Channel", "Mailbox", "Outcome", "check_versions", "portable", "run_job", "versions"]
 
 _SECONDS = 0.2  # between two reports of progress
 
@@ -91,13 +92,14 @@ def run_job(
         torch.set_num_threads(threads)
         return Outcome(function(argument, Channel(job, mailbox)))
     except Exception as error:  # noqa: BLE001 - raised again, or reported, by the process that started the job
-        return Outcome(error=_portable(error), details=traceback.format_exc())
+        return Outcome(error=portable(error), details=traceback.format_exc())
 
 
 def versions() -> dict[str, str]:
     """Return the versions that have to be equal on all machines; the commit is "" without a source checkout."""
     facts = machine()
-    return {name: str(facts[name]) for name in ("python", "torch", "bayesify", "commit")}
+    native = {"native operators": "on" if native_is_used() else "off"}  # which decide the random numbers
+    return {name: str(facts[name]) for name in ("python", "torch", "bayesify", "commit")} | native
 
 
 def check_versions(expected: Mapping[str, str], found: Mapping[str, str], place: str) -> None:
@@ -114,7 +116,7 @@ def check_versions(expected: Mapping[str, str], found: Mapping[str, str], place:
         )
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """Return the error, or one of the same text if its type cannot be sent to another process."""
     try:
         return error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(str(error))

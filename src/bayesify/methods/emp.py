@@ -56,6 +56,8 @@ class EMP(Method):
 
     `bayesify(net, EMP())` patches the layers of `where`; all other layers become point estimates under the prior unless it is flat,
     and with `component_std` normals.
+    Components of a layer before a batch normalization make its running averages those of no draw; where `fit` warns of it, predict
+    with `bayesify.train.ensemble_of_draws`.
     Layers that a pattern names, as in `{"head": EMP(), "features.*": MCDropout()}`, are patched regardless of `where`; in the same
     way groups of layers get different priors. The components replace `weight` and `bias`: load a plain checkpoint first.
 

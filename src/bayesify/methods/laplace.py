@@ -191,10 +191,9 @@ class KroneckerPosterior(LaplacePosterior):
     bias_vectors: Tensor
 
     def deviation(self, layer: BayesianLayer, samples: int) -> Tensor:
-        options: dict[str, Any] = {"dtype": self.std.dtype, "device": self.std.device}
-        z = self.std * torch.randn(samples, *self.std.shape, **options)
+        z = self.std * standard_normal(samples, *self.std.shape, like=self.std)
         weight = (self.output_vectors @ z @ self.input_vectors.T).flatten(1)
         if layer.bias_shape is None:
             return weight
-        bias = (self.bias_std * torch.randn(samples, len(self.bias_std), **options)) @ self.bias_vectors.T
+        bias = (self.bias_std * standard_normal(samples, len(self.bias_std), like=self.std)) @ self.bias_vectors.T
         return torch.cat([weight, bias], 1)

@@ -48,6 +48,7 @@ from bayesify.functional import (
     vifo_mean,
     vifo_mean_variance,
 )
+from bayesify.native.gaussians import draws_and_kl, runs_in_one_pass, variances_and_kl, with_square
 
 __all__ = ["MeanField"]
 
@@ -151,6 +152,12 @@ class GaussianPosterior(Posterior):
             self.register_buffer(f"{name}_prior_log_std", spread)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
+        means, log_stds, centers = self._tensors(layer)
+        if samples == 1 and all(m.is_contiguous() for m in means) and self._in_one_pass(layer, *means, *log_stds):
+            noise = [standard_normal(*mean.shape, like=mean) for mean in means]
+            drawn, kl = draws_and_kl(means, log_stds, centers, self.method.prior_std, noise)
+            layer.forward_pass.kl(self, kl)
+            return _pair([x.unsqueeze(0) for x in drawn])
         weight, bias = self.mean(layer)
         weight_std, bias_std = self._spread(layer, power=1)
         drawn = _draw(weight, weight_std, samples)
@@ -191,9 +198,27 @@ class GaussianPosterior(Posterior):
         return self._kl_and_spread(layer, power=1)[0]
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
-        weight, bias = self.mean(layer)
         x = layer.prepare(x)
-        return layer.op(x, weight, bias), layer.op(layer.square(x), *self._spread(layer, power=2))
+        means, log_stds, centers = self._tensors(layer)
+        if self._in_one_pass(layer, *means, *log_stds):
+            means, variances, kl = variances_and_kl(means, log_stds, centers, self.method.prior_std)
+            layer.forward_pass.kl(self, kl)
+            spread = _pair(variances)
+        else:
+            spread = self._spread(layer, power=2)
+        x, squares = with_square(x) if x.requires_grad else (x, layer.square(x))
+        return layer.op(x, *_pair(means)), layer.op(squares, *spread)
+
+    def _tensors(self, layer: BayesianLayer) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+        """Means, log standard deviations and the prior's means of weight and bias, if there is one."""
+        weight, bias = self.mean(layer)
+        if bias is None:
+            return [weight], [self.weight_log_std], [self.weight_prior_mean]
+        return [weight, bias], [self.weight_log_std, self.bias_log_std], [self.weight_prior_mean, self.bias_prior_mean]
+
+    def _in_one_pass(self, layer: BayesianLayer, *tensors: Tensor) -> bool:
+        """Whether a native operator computes the KL together with what a pass needs."""
+        return self.method.prior == "normal" and layer.forward_pass.wants_kl() and runs_in_one_pass(*tensors)
 
     def _spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor | None]:
         """Standard deviations (power 1) or variances (power 2) of weight and bias, None for a missing bias.
@@ -238,6 +263,11 @@ class GaussianPosterior(Posterior):
             return kl, torch.exp(power * log_std)
         kl, *spread = gaussian_kl_and_spread(at_least_float32(mean), wide, center, self.method.prior_std)
         return kl, spread[power - 1].to(log_std.dtype)
+
+
+def _pair(tensors: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Weight, and bias or None."""
+    return tensors[0], tensors[1] if len(tensors) > 1 else None
 
 
 def _draw(mean: Tensor, std: Tensor, samples: int) -> Tensor:

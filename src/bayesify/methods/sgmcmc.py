@@ -31,6 +31,7 @@ from bayesify.core.checks import check_integer, check_rate, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import DivergenceError
+from bayesify.functional import standard_normal
 from bayesify.methods._draws import DrawsPosterior, store_chains
 from bayesify.methods._weight_density import WeightDensity, check_density, endless
 
@@ -121,7 +122,7 @@ class SGLD(Method):
         kept: list[Tensor] = []
         for step, batch in enumerate(endless(batches), start=1):
             force = self.step_size * gradient(theta, *density.moved(batch))
-            velocity = (1 - self.decay) * velocity - force + noise * torch.randn_like(theta)
+            velocity = (1 - self.decay) * velocity - force + noise * standard_normal(*theta.shape, like=theta)
             theta = theta + velocity
             advance(1 / (self.burn_in + self.draws * self.thinning))
             if step > self.burn_in and (step - self.burn_in) % self.thinning == 0:

@@ -9,22 +9,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from bayesify.native.vectors import float32_at, float64_at
+
 _LANES = {types.float32: 16, types.float64: 8}  # 64 bytes; LLVM splits vectors that are wider than the machine's
 _LINE = 4096  # elements of a row that are transformed completely before the next; they fit into the first cache
-
-
-@intrinsic
-def _float32_at(typingctx: Any, address: Any) -> Any:
-    return types.CPointer(types.float32)(types.int64), _cast
-
-
-@intrinsic
-def _float64_at(typingctx: Any, address: Any) -> Any:
-    return types.CPointer(types.float64)(types.int64), _cast
-
-
-def _cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
 
 @intrinsic
@@ -154,13 +142,13 @@ def _log2(n):
 @njit(nogil=True, cache=True, error_model="numpy")
 def fwht32(source, target, n, first, rows):
     """Transform rows of n float32 values from one address to another; n is at least 16."""
-    _rows(_float32_at(source), _float32_at(target), n, first, first + rows)
+    _rows(float32_at(source), float32_at(target), n, first, first + rows)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def fwht64(source, target, n, first, rows):
     """Transform rows of n float64 values from one address to another; n is at least 8."""
-    _rows(_float64_at(source), _float64_at(target), n, first, first + rows)
+    _rows(float64_at(source), float64_at(target), n, first, first + rows)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -230,21 +218,21 @@ def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, bloc
 @njit(nogil=True, cache=True, error_model="numpy")
 def layer32(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
     """Rows of y = s1 H((mean + std eps) H(s2 x)), float32: addresses of x (R, n), scales (K, n), eps and y (R, K, n)."""
-    p = _float32_at
+    p = float32_at
     _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def layer64(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
     """`layer32` for float64."""
-    p = _float64_at
+    p = float64_at
     _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def layer_gradient32(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
     """Gradients of `layer32` by chunks of rows: grad_x (R, n), sums (C, 4, K, n) of the others; work (C, 3, n)."""
-    p = _float32_at
+    p = float32_at
     _layer_gradient(
         *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
         *(n, blocks, total, chunk, first, chunks),
@@ -254,7 +242,7 @@ def layer_gradient32(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blo
 @njit(nogil=True, cache=True, error_model="numpy")
 def layer_gradient64(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
     """`layer_gradient32` for float64."""
-    p = _float64_at
+    p = float64_at
     _layer_gradient(
         *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
         *(n, blocks, total, chunk, first, chunks),

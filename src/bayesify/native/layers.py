@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import LEAST_SIZE, THREAD, is_transformed, load_kernels, native_fwht
-from bayesify.native.switch import native_is_used
+from bayesify.native.operators import LEAST_SIZE, THREAD, is_plain, native_fwht
+from bayesify.native.switch import load_kernels
 from bayesify.native.threads import over_rows
 
 __all__ = ["hadamard_layer", "runs_fused"]
@@ -19,14 +19,9 @@ _CHUNK = 32  # rows whose parameter gradients are summed together
 
 def runs_fused(*tensors: Tensor) -> bool:
     """Whether `hadamard_layer` can be used: plain tensors of one dtype on the CPU that nothing traces or transforms."""
-    dtype, n = tensors[0].dtype, tensors[0].shape[-1]
-    if torch.compiler.is_compiling() or not native_is_used() or dtype not in (torch.float32, torch.float64) or n < LEAST_SIZE:
+    if tensors[0].shape[-1] < LEAST_SIZE or not is_plain(*tensors) or torch.is_autocast_enabled("cpu"):
         return False
-    if any(t.dtype != dtype or t.device.type != "cpu" or type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
-        return False
-    if torch.is_autocast_enabled("cpu") or is_transformed() or torch._C._len_torch_dispatch_stack():
-        return False
-    return tensors[0].numel() > 0 and load_kernels() is not None
+    return tensors[0].numel() > 0 and load_kernels("hadamard_kernels") is not None
 
 
 def hadamard_layer(x: Tensor, s1: Tensor, s2: Tensor, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
@@ -52,7 +47,7 @@ class _Layer(torch.autograd.Function):
         dense = [t.contiguous() for t in arguments]
         x, eps = dense[0], dense[-1]
         y = torch.empty_like(eps)
-        kernels, (rows, blocks, n) = load_kernels(), eps.shape
+        kernels, (rows, blocks, n) = load_kernels("hadamard_kernels"), eps.shape
         assert kernels is not None
         kernel = kernels.layer32 if x.dtype == torch.float32 else kernels.layer64
         over_rows(partial(kernel, *(t.data_ptr() for t in (*dense, y)), n, blocks), rows, THREAD // (blocks * n))
@@ -70,7 +65,7 @@ class _Layer(torch.autograd.Function):
         rows, blocks, n = eps.shape
         chunks = -(-rows // _CHUNK)
         grad_x, sums, work = torch.empty_like(x), x.new_empty(chunks, 4, blocks, n), x.new_empty(chunks, 3, n)
-        kernels = load_kernels()
+        kernels = load_kernels("hadamard_kernels")
         assert kernels is not None
         kernel = kernels.layer_gradient32 if x.dtype == torch.float32 else kernels.layer_gradient64
         run = partial(kernel, *(t.data_ptr() for t in (*dense, grad_x, sums, work)), n, blocks, rows, _CHUNK)

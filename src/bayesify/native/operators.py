@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
-from types import ModuleType
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from bayesify.native.switch import give_up, native_is_used
+from bayesify.native.switch import load_kernels, native_is_used
 from bayesify.native.threads import over_rows
 
-__all__ = ["LEAST_SIZE", "THREAD", "is_transformed", "load_kernels", "native_fwht", "transforms_natively"]
+__all__ = ["LEAST_SIZE", "THREAD", "is_plain", "is_transformed", "native_fwht", "transforms_natively"]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
@@ -24,24 +23,13 @@ _DENSE_SIZE, _DENSE_WORK = 128, 2**18  # where a product with the dense matrix t
 THREAD = 2**17  # elements per thread, below which starting a thread takes longer
 
 
-@cache
-def load_kernels() -> ModuleType | None:
-    """The compiled kernels: importing numba takes half a second, compiling two more, once per machine."""
-    try:
-        from bayesify.native import hadamard_kernels  # imports numba
-    except ImportError as error:
-        give_up(error)
-        return None
-    return hadamard_kernels
-
-
 def transforms_natively(x: Tensor) -> bool:
     """Whether `native_fwht` is faster for x than products with Hadamard matrices, and available."""
     if not native_is_used() or x.device.type != "cpu" or x.shape[-1] < LEAST_SIZE:
         return False
     if torch.compiler.is_compiling():  # sizes of batches are symbols; exported programs must run without bayesify
         return x.shape[-1] >= _DENSE_SIZE and not torch.compiler.is_exporting() and not is_transformed()
-    return (x.shape[-1] > _DENSE_SIZE or x.numel() * x.shape[-1] >= _DENSE_WORK) and load_kernels() is not None
+    return (x.shape[-1] > _DENSE_SIZE or x.numel() * x.shape[-1] >= _DENSE_WORK) and load_kernels("hadamard_kernels") is not None
 
 
 def native_fwht(x: Tensor) -> Tensor:
@@ -61,7 +49,7 @@ def native_fwht(x: Tensor) -> Tensor:
 
 
 def _transform(x: Tensor) -> Tensor:
-    kernels = load_kernels()
+    kernels = load_kernels("hadamard_kernels")
     assert kernels is not None
     wide = (x if x.dtype == torch.float64 else x.float()).contiguous()
     y = torch.empty_like(wide)
@@ -90,6 +78,16 @@ def is_transformed() -> bool:
 # The compiler calls it while it traces, inside of the traced transforms: `torch.compiler.assume_constant_result` without importing
 # the compiler.
 cast(Any, is_transformed)._dynamo_marked_constant = True
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether kernels can compute with tensors: plain ones of one dtype on the CPU that nothing traces or transforms."""
+    dtype = tensors[0].dtype
+    if torch.compiler.is_compiling() or not native_is_used() or dtype not in (torch.float32, torch.float64):
+        return False
+    if any(t.dtype != dtype or t.device.type != "cpu" or type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
+        return False
+    return not (is_transformed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
 
 
 class _Transform(torch.autograd.Function):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from functools import cache
+from types import ModuleType
 
 from bayesify.errors import MissingDependencyError, warn
 
-__all__ = ["give_up", "native_is_used", "use_native"]
+__all__ = ["load_kernels", "native_is_used", "use_native"]
 
 
 @cache
@@ -55,7 +57,15 @@ def use_native(use: bool = True) -> None:
     _is_used = use
 
 
-def give_up(error: ImportError) -> None:
-    """Turn the operators off because numba cannot be imported."""
-    warn(f"numba is installed but cannot be imported, so the native operators are off: {error}")
-    use_native(False)
+@cache
+def load_kernels(name: str) -> ModuleType | None:
+    """Import a module of kernels. If numba cannot be imported, warn, turn the operators off and return None.
+
+    Importing numba takes half a second, compiling a kernel one or two more, once per machine.
+    """
+    try:
+        return importlib.import_module(f"bayesify.native.{name}")
+    except ImportError as error:
+        warn(f"numba is installed but cannot be imported, so the native operators are off: {error}")
+        use_native(False)
+        return None

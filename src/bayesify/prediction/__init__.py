@@ -26,6 +26,7 @@ from bayesify.core.turns import turn
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call
+from bayesify.prediction.pooling import fast_pooling
 from bayesify.prediction.tokens import TokenScores, score_tokens
 from bayesify.predictive import Predictive
 from bayesify.progress import ProgressBar
@@ -63,8 +64,8 @@ def predict(
             given directly, and starts with x when it comes from an iterable.
         likelihood: distribution of the targets given the outputs.
         samples: S, the number of draws; for an ensemble, rounded up to a multiple of its members.
-        chunk: draws per call of the network; by default about 2,048 rows (fewer if rows are large and on a CPU: 512 images of
-            MNIST, 130 of CIFAR), or all if one pass makes any number of draws.
+        chunk: draws per call of the network; by default about 2,048 rows (fewer if rows are large and on a CPU: the draws
+            of 128 images of MNIST or 64 of CIFAR), or all if one pass makes any number of draws.
         batch_size: rows per batch, for tensors; by default as many as one call has, at most 1,024.
         seed: equal seed, `chunk` and batches give equal results, and the global random state is restored. None draws a seed from
             the global generator. Where draws differ between examples (the default of some methods), other batches give other draws
@@ -107,12 +108,14 @@ def predict(
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu"))
 
+    is_compiled = root is None or _compiled(bnn)
     needed = samples if tolerance is None else min(samples, _round_up(_FIRST_DRAWS, members))
     parts: list[_BatchPrediction] = []
     with (
-        turn(), torch.no_grad(), eval_mode(bnn), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar
+        turn(), torch.no_grad(), eval_mode(bnn), own_noise(tensors) as reseed, ProgressBar("predict", progress, length) as bar,
+        contextlib.nullcontext() if is_compiled else fast_pooling(bnn),
     ):  # fmt: skip
-        caller = _Caller(bnn, None if root is None or _compiled(bnn) else root, likelihood, seed, coherent, reseed, tolerance)
+        caller = _Caller(bnn, None if is_compiled else root, likelihood, seed, coherent, reseed, tolerance)
         reseed(seed)  # for loaders that shuffle or augment
         for index, batch in enumerate(batches):
             if chunk is None:

@@ -16,13 +16,19 @@ from bayesify.errors import DataError
 __all__ = ["arguments_of", "batches_of", "draws_per_call"]
 
 _ROWS_PER_CALL = 2048
-_BYTES_PER_CALL = 1_600_000  # of inputs on a CPU: features of convolutions then fit its caches
+_BYTES_PER_CALL = 1_600_000  # of inputs on a CPU
+_BYTES_OF_IMAGES = 400_000  # of those of all draws of a call: features of convolutions then fit the caches
 
 
 def batches_of(inputs: Any, batch_size: int | None, dim: int, device: torch.device | None) -> tuple[Iterable[Any], int | None]:
     """Checked batches and their number, None if unknown."""
     if isinstance(inputs, Tensor | tuple | Mapping):
         x = _checked(inputs, dim, "inputs")
+        if sparse := [leaf.layout for leaf in tree_leaves(x) if leaf.layout is not torch.strided]:
+            raise DataError(
+                f"inputs are cut into batches, which a sparse tensor ({sparse[0]}) cannot be; give an iterable of batches: "
+                "predict(bnn, [((x, adjacency),)], ...)"
+            )
         sizes = {leaf.shape[dim] for leaf in tree_leaves(x)}
         if len(sizes) > 1:
             raise DataError(
@@ -63,7 +69,7 @@ def _checked(x: Any, dim: int, name: str) -> Any:
             raise DataError(f"{name} must have at least one row in dimension {dim}, got shape {tuple(leaf.shape)}")
         if leaf.is_meta:
             raise DataError(f"{name} must have values, got a tensor {tuple(leaf.shape)} on the meta device")
-        if leaf.is_floating_point() and not (finite := leaf.isfinite()).all():
+        if leaf.is_floating_point() and not (finite := _values(leaf).isfinite()).all():
             raise DataError(
                 f"{name} must be finite, got {int((~finite).sum())} NaN or infinite values in shape {tuple(leaf.shape)}; impute "
                 "or drop them first"
@@ -84,14 +90,23 @@ def draws_per_call(root: Bayesian | None, batch: Any, dim: int, device: torch.de
     """Default number of draws per call of the network."""
     # what precedes a single random layer, often the last, is replayed: the cost of a draw does not depend on the inputs' size
     single = root is not None and sum(layer.posterior.is_random for _, layer in root.random_layers()) == 1
-    per_call = _ROWS_PER_CALL if single else _rows_per_call(batch, dim, device)
+    images = any(leaf.dim() > 3 for leaf in tree_leaves(batch))
+    size = _BYTES_OF_IMAGES if images else _BYTES_PER_CALL
+    per_call = _ROWS_PER_CALL if single else _rows_per_call(batch, dim, device, size)
     rows = tree_leaves(batch)[0].shape[dim]
     return samples if root is not None and root.one_pass else max(1, per_call // rows)
 
 
-def _rows_per_call(x: Any, dim: int, device: torch.device | None) -> int:
-    """Rows per call of the network, from the size of these rows and the device."""
+def _rows_per_call(x: Any, dim: int, device: torch.device | None, most: int = _BYTES_PER_CALL) -> int:
+    """Rows per call of the network, from the size of these rows and the device; on a CPU about `most` bytes."""
     if device is not None and device.type != "cpu":
         return _ROWS_PER_CALL
-    size = sum(leaf.nbytes / leaf.shape[dim] for leaf in tree_leaves(x))
-    return max(64, min(_ROWS_PER_CALL, int(_BYTES_PER_CALL / max(1, size))))
+    size = sum(leaf.numel() * leaf.element_size() / leaf.shape[dim] for leaf in tree_leaves(x))
+    return max(64, min(_ROWS_PER_CALL, int(most / max(1, size))))
+
+
+def _values(x: Tensor) -> Tensor:
+    """The values that a tensor stores: all, or those of a sparse one."""
+    if x.layout is torch.strided:
+        return x
+    return (x.coalesce() if x.layout is torch.sparse_coo else x).values()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.formatting import number, percent, plural
+from bayesify.formatting import MINUS, number, percent, plural
 from bayesify.metrics import balanced_accuracy, roc_auc
 from bayesify.plots.statistics import class_predictions, select_output
 from bayesify.predictive import (
@@ -153,12 +153,16 @@ def _classes(predictive: Predictive, y: Tensor, constant: Predictive) -> str:
 
 def _name_of_loss(predictive: Predictive) -> str:
     if not isinstance(predictive, NumericPredictive):
-        return "log loss"
-    return "RMSE" if predictive.mean[:1].numel() == 1 else "RMSE, in standard deviations of the targets,"
+        return _measure(regression=False)
+    return _measure(regression=True) + ("" if predictive.mean[:1].numel() == 1 else ", in standard deviations of the targets,")
+
+
+def _measure(regression: bool) -> str:
+    return "RMSE" if regression else "log loss"
 
 
 def _skill(model: Tensor, losses: Mapping[str, Tensor], name: str, row: str) -> Sentence:
-    regression = name != "log loss"
+    regression = name != _measure(regression=False)
 
     def text(loss: Tensor) -> str:
         return number(loss.mean().sqrt().item() if regression else loss.mean().item(), 3)
@@ -180,7 +184,8 @@ def _against_constant(model: Tensor, constant: Tensor, regression: bool) -> tupl
     if not gap.is_better:
         return "caution", "The difference from the constant prediction may be due to chance."
     size = 1 - (model.mean() / constant.mean()).item() ** (0.5 if regression else 1.0)
-    return ("good" if size >= 0.1 else "caution"), f"It is {percent(size)} below that of the constant prediction."
+    finding = f"The {_measure(regression)} is {percent(size)} below that of the constant prediction."
+    return ("good" if size >= 0.1 else "caution"), finding
 
 
 def _against_best(model: Tensor, other: Tensor, name: str, alone: tuple[Mark, str], regression: bool) -> tuple[Mark, str]:
@@ -201,8 +206,8 @@ def _likelihood(model: Tensor, losses: Mapping[str, Tensor]) -> list[Sentence]:
     best = min(losses, key=lambda key: losses[key].mean().item())
     if not difference(model, losses[best]).is_worse:
         return []
-    finding = f"The negative log-likelihood is {number(model.mean().item(), 3)} nats, compared with "
-    finding += f"{number(losses[best].mean().item(), 3)} for {_described(best)} with normal errors."
+    own, other = (f"{loss.mean().item():.2f}".replace("-", MINUS) for loss in (model, losses[best]))
+    finding = f"The negative log-likelihood is {own} nats, compared with {other} for {_described(best)} with normal errors."
     return [Sentence("caution", finding, "The predicted uncertainty is less informative than one standard deviation for all rows.")]
 
 

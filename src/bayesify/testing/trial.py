@@ -120,6 +120,8 @@ def captured_weights(bnn: Bayesian) -> Iterator[list[dict[str, Tensor]]]:
     weights: list[dict[str, Tensor]] = []
 
     def record(module: nn.Module, args: object, output: object) -> None:
+        if not all(isinstance(layer, BayesianLayer) for _, layer in layers):
+            return  # plain for a comparison
         drawn = {name: layer.draw() for name, layer in layers}
         draws = next(iter(drawn.values()))[0].shape[0]
         weights.extend(_one_draw(drawn, s) for s in range(draws))

@@ -39,8 +39,8 @@ def check_completable(training: Training, processes: int = 1) -> None:
         return
     if processes > 1:
         raise ConfigurationError(
-            f"devices={processes} would give each process a part of the data, from which no posterior can be made after training; "
-            "use devices=1"
+            f"each of {processes} processes would have a part of the data, from which no posterior can be made after training; "
+            "use one process"
         )
     if training.beta_at(1.0) == 0:
         raise ConfigurationError("beta is 0 at the end of training, which leaves no prior for a posterior; make it positive")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lightning.fabric.loggers.logger import Logger
     from lightning.fabric.strategies.strategy import Strategy
 
+    from bayesify.tracking import Run
+
 __all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments", "check_kl_weight"]
 
 
@@ -75,10 +77,12 @@ class SingleModelOptions:
     resume: bool = True
     accumulate: int = 1
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    compile: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int | list[int] = 1
+    num_nodes: int = 1
     strategy: str | Strategy = "auto"
-    loggers: tuple[Logger | Callable[[dict[str, float]], object], ...] = ()
+    loggers: tuple[str | Run | Logger | Callable[[dict[str, float]], object], ...] = ()
     progress: bool | None = None
 
 

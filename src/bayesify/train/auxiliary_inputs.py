@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bayesify.errors import DataError
+from bayesify.functional import standard_uniform
 from bayesify.train.batch import Batch, Inputs
 from bayesify.train.data_loading import Batches, Order, seed_loader
 from bayesify.train.process_state import seed_for
@@ -78,7 +79,7 @@ class UniformInputs(nn.Module):
         boxes = self.buffers()
 
         def draw(x: Tensor) -> Tensor:
-            return next(boxes) + next(boxes) * torch.rand(x.shape, dtype=x.dtype, device=x.device)
+            return next(boxes) + next(boxes) * standard_uniform(*x.shape, like=x)
 
         drawn = tree_map(draw, _batched(inputs, self.unbatched))
         return {**inputs, **drawn} if isinstance(inputs, dict) else drawn
@@ -92,6 +93,7 @@ class PairedBatches(Batches):
     ) -> None:
         self.train, self.tensors = train, train.tensors
         self.examples, self.steps, self.exact = train.examples, train.steps, train.exact
+        self.sizes_vary = train.sizes_vary or not isinstance(auxiliary, Tensor | tuple | dict)
         self.batch_dim, self.unbatched, self.seed, self.to_device = bnn.batch_dim, bnn.unbatched, seed, to_device
         if isinstance(auxiliary, Dataset):
             shuffle = not isinstance(auxiliary, IterableDataset)

@@ -19,16 +19,18 @@ from torch.utils._pytree import tree_leaves
 
 from bayesify.errors import CheckpointError
 from bayesify.files import atomic_file
+from bayesify.native import native_is_used
 from bayesify.objectives import Constant, KLSchedule
 from bayesify.train.arguments import Settings, Training
 from bayesify.train.data_loading import Batches, RowGroupBatches
 from bayesify.train.history import History
 from bayesify.train.model_data import ModelData
 
-__all__ = ["TrainingState", "check_identity", "read", "run_identity", "write"]
+__all__ = ["TrainingState", "check_identity", "checksum", "read", "read_of_run", "run_identity", "write"]
 
-FORMAT = 1
+FORMAT = 2
 _RESTART = "pass resume=False to start afresh and overwrite it"
+_NATIVE = "native random numbers"
 
 
 @dataclasses.dataclass
@@ -48,30 +50,24 @@ class TrainingState:
     history: History = dataclasses.field(default_factory=History)
     best: dict[str, Tensor] | None = None
 
-    def resume_or_start(self, path: Path, identity: dict[str, Any], resume: bool, is_writer: bool) -> None:
-        """Resume from a checkpoint, or write the first one.
+    def start(self, path: Path, identity: dict[str, Any]) -> None:
+        """Write the first checkpoint and read it back, before training.
 
-        The first one is written and read back before training, so that an unwritable path, or an optimizer whose state is not
-        plain data, raises before any work is done.
+        An unwritable path, or an optimizer whose state is not plain data, thus raises before any work is done.
 
         Args:
             path: the checkpoint.
             identity: the settings and data that a resumed run must have in common with the interrupted one.
-            resume: whether to resume.
-            is_writer: whether this process writes.
         """
-        if resume:
-            self.load(path, identity)
-        elif is_writer:
-            self.save(path, identity)
-            try:
-                read(path)
-            except CheckpointError as error:
-                path.unlink()
-                raise TypeError(
-                    f"the state of {type(self.optimizer).__name__} or {type(self.scheduler).__name__} contains more than tensors, "
-                    "numbers and strings and cannot be read back safely; pass checkpoint=None, or give it a plain state_dict"
-                ) from error
+        self.save(path, identity)
+        try:
+            read(path)
+        except CheckpointError as error:
+            path.unlink()
+            raise TypeError(
+                f"the state of {type(self.optimizer).__name__} or {type(self.scheduler).__name__} contains more than tensors, "
+                "numbers and strings and cannot be read back safely; pass checkpoint=None, or give it a plain state_dict"
+            ) from error
 
     def save(self, path: Path, identity: dict[str, Any]) -> None:
         """Write a checkpoint; errors as in `write`."""
@@ -86,14 +82,8 @@ class TrainingState:
         }
         write(path, state)
 
-    def load(self, path: Path, identity: dict[str, Any]) -> None:
-        """Restore the state from a checkpoint.
-
-        Raises:
-            CheckpointError: as `read`, or the checkpoint has another `identity`.
-        """
-        state = read(path)
-        check_identity(path, state["settings"], identity)
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state from the content of a checkpoint."""
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -112,6 +102,7 @@ def run_identity(
     state: Mapping[str, Tensor],
 ) -> dict[str, object]:
     """Return what a resumed run of a model, of this state, must have in common with the interrupted one."""
+    random_numbers = {_NATIVE: True} if native_is_used() and all(x.device.type == "cpu" for x in state.values()) else {}
     constant = isinstance(training.beta, Constant) or not isinstance(training.beta, KLSchedule)
     return {
         "epochs": "any" if settings.scheduler is None and constant and not training.bnn.collects else settings.epochs,
@@ -123,6 +114,7 @@ def run_identity(
         **_data_identity("data", data.train), "examples of data": data.n,
         **_data_identity("validation", data.validation),
         **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in state.items()},
+        **random_numbers,
     }  # fmt: skip
 
 
@@ -132,7 +124,7 @@ def _data_identity(name: str, batches: Batches | None) -> dict[str, object]:
         return {f"examples of {name}": 0}
     identity: dict[str, object] = {f"examples of {name}": batches.examples, f"batches of {name}": batches.steps}
     if batches.tensors is not None:
-        identity[f"checksum of {name}"] = _checksum(batches.tensors.tensors)
+        identity[f"checksum of {name}"] = checksum(batches.tensors.tensors)
     elif isinstance(batches, RowGroupBatches):
         identity[f"checksum of {name}"] = batches.data.fingerprint
     return identity
@@ -178,6 +170,17 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
+def read_of_run(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the checkpoint of a run.
+
+    Raises:
+        CheckpointError: as `read`, or the checkpoint has another identity.
+    """
+    state = read(path)
+    check_identity(path, state["settings"], identity)
+    return state
+
+
 def check_identity(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Check that a checkpoint belongs to a run.
 
@@ -192,6 +195,8 @@ def check_identity(path: Path, saved: Mapping[str, Any], current: Mapping[str, A
     if differences:
         listing = ", ".join(differences[:3]) + (f", and {len(differences) - 3} more" if len(differences) > 3 else "")
         advice = f"use the same settings and data or another path, or {_RESTART}"
+        if saved.get(_NATIVE) != current.get(_NATIVE):
+            advice += "; native random numbers are those of bayesify[fast], unless BAYESIFY_NATIVE=0 or use_native(False)"
         raise CheckpointError(path, f"it belongs to another run ({listing})", advice)
 
 
@@ -201,7 +206,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _checksum(tensors: Any) -> int:
+def checksum(tensors: Any) -> int:
     """Return a CRC-32 of the values: the next fold of a cross-validation has the same shapes."""
     value = 0
     for tensor in tree_leaves(tensors):

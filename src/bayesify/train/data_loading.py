@@ -72,12 +72,14 @@ class Batches(ABC):
         examples: the number of examples of the whole data set, not of an epoch or a process; None if unknown.
         steps: the number of batches per epoch of this process; None if unknown.
         exact: whether `steps` is reliable.
+        sizes_vary: whether batches may have more shapes than those of the last batch and all others.
         tensors: all data, where they are in memory.
     """
 
     examples: int | None
     steps: int | None
     exact: bool = True
+    sizes_vary: bool = False
     tensors: Batch | None = None
 
     @abstractmethod
@@ -118,6 +120,7 @@ class LoaderBatches(Batches):
         self.name, self.loader, self.seed, self.to_device, self.likelihood = name, loader, seed, to_device, likelihood
         self.examples, self.steps = examples, length_of(loader)
         self.exact = not isinstance(loader.dataset, IterableDataset)  # each worker may end with a smaller batch
+        self.sizes_vary = not isinstance(loader.batch_sampler, Order)
         self.checked = False
 
     def epoch(self, epoch: int) -> Iterator[Batch]:

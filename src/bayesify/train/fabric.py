@@ -1,34 +1,32 @@
-"""Lightning Fabric: devices, processes, precision, loggers."""
+"""Lightning Fabric: devices, processes, precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice
 from bayesify.errors import ConfigurationError, MissingDependencyError
+from bayesify.train.arguments import SingleModelOptions
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-    from lightning.fabric.loggers.logger import Logger
 
-__all__ = ["broadcast_buffers", "choose_device", "log", "make_fabric", "reduce"]
+__all__ = ["broadcast_buffers", "choose_device", "make_fabric", "reduce"]
 
 
-def make_fabric(bnn: nn.Module, accelerator: str, devices: int | list[int], strategy: Any, precision: Any) -> Fabric:
+def make_fabric(bnn: nn.Module, options: SingleModelOptions) -> Fabric:
     """Return a launched Fabric on the device of `choose_device`.
 
     Raises:
         MissingDependencyError: Lightning is not installed.
-        ConfigurationError: an accelerator, precision or strategy that `fit` does not support.
+        ConfigurationError: an accelerator, precision or strategy that `fit` does not support, or another number of processes than
+            were started.
     """
-    check_choice("precision", precision, ("32-true", "16-mixed", "bf16-mixed"))
-    if isinstance(devices, bool) or not ((isinstance(devices, int) and devices >= 1) or (isinstance(devices, list) and devices)):
-        raise ConfigurationError(f"devices must be a number of at least 1, or a list of GPUs such as [0, 1], got {devices!r}")
-    device = choose_device(bnn, accelerator)
+    check_choice("precision", options.precision, ("32-true", "16-mixed", "bf16-mixed"))
+    device, devices, strategy = choose_device(bnn, options.accelerator), options.devices, options.strategy
     try:
         from lightning.fabric import Fabric
         from lightning.fabric.strategies.ddp import DDPStrategy
@@ -37,12 +35,20 @@ def make_fabric(bnn: nn.Module, accelerator: str, devices: int | list[int], stra
         raise MissingDependencyError("training", "Lightning Fabric", extra="train") from error
     if devices == 1 and device.index is not None:
         devices = [device.index]
-    fabric = Fabric(accelerator=device.type, devices=devices, strategy=strategy, precision=precision)
+    fabric = Fabric(
+        accelerator=device.type, devices=devices, num_nodes=options.num_nodes, strategy=strategy, precision=options.precision
+    )
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
         raise ConfigurationError(
             f"strategy must be 'auto' or 'ddp', got {strategy!r}; for sharded training write a loop with elbo and Fabric"
         )
     fabric.launch()
+    expected = options.num_nodes * (len(devices) if isinstance(devices, list) else devices)
+    if fabric.world_size != expected:
+        raise ConfigurationError(
+            f"devices={devices} and num_nodes={options.num_nodes} are {expected} processes, but {fabric.world_size} were started; "
+            "start as many, or change devices and num_nodes"
+        )
     return fabric
 
 
@@ -73,13 +79,3 @@ def broadcast_buffers(module: nn.Module, fabric: Fabric) -> None:
     if fabric.world_size > 1:
         for buffer in module.buffers():
             torch.distributed.broadcast(buffer, 0)
-
-
-def log(logger: Logger | Callable[[dict[str, float]], object], epoch: int, record: dict[str, float]) -> None:
-    """Pass the record of an epoch to a Fabric logger or a function."""
-    from lightning.fabric.loggers.logger import Logger
-
-    if isinstance(logger, Logger):
-        logger.log_metrics(record, step=epoch)
-    else:
-        logger({"epoch": epoch, **record})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,18 +18,24 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
 from bayesify.formatting import listing
+from bayesify.jobs.worker import versions
+from bayesify.objectives import KLSchedule
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
+from bayesify.train.agreement import by_first_process, check_agreement, exists_for_first_process, raised_everywhere
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.batch import Batch
-from bayesify.train.checkpoint import TrainingState, run_identity
+from bayesify.train.checkpoint import TrainingState, checksum, read_of_run, run_identity
+from bayesify.train.compilation import check_compilable, compile_steps, compiler_errors_explained
 from bayesify.train.data_loading import Batches
 from bayesify.train.dataset_size import warn_if_more_examples
-from bayesify.train.fabric import broadcast_buffers, log, make_fabric, reduce
+from bayesify.train.fabric import broadcast_buffers, make_fabric, reduce
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
+from bayesify.train.loggers import Loggers, configuration
 from bayesify.train.model_data import load_model_data
 from bayesify.train.objective import Objective, log_density
 from bayesify.train.process_state import preserved_state, seed_noise
+from bayesify.train.running_statistics import tell_of_misfits
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -43,20 +51,28 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ConfigurationError("bnn has no parameter with requires_grad=True, there is nothing to train")
-    fabric = make_fabric(training.bnn, options.accelerator, options.devices, options.strategy, options.precision)
+    if options.compile:
+        check_compilable(training.bnn)
+    fabric = make_fabric(training.bnn, options)
     show = options.progress if fabric.is_global_zero else False
     with preserved_state(model, fabric.device):
         check_completable(training, fabric.world_size)
         training.bnn.forget()
-        with ProgressBar("training", show) as bar:
-            loop = _Loop(training, settings, options, fabric, parameters, bar)
+        given = options.loggers if fabric.is_global_zero else ()
+        with raised_everywhere(fabric):
+            opened = Loggers(given, options.checkpoint, options.resume)
+        with opened as loggers, ProgressBar("training", show) as bar:
+            loop = _Loop(training, settings, options, fabric, parameters, bar, loggers)
             loop.resume_or_start()
             loop.state.history.n = loop.data.n
+            loggers.start(configuration(training, settings, options), loop.state.history)
             loop.run_epochs()
         training.bnn.passes.optimizer = None  # its state is that of this run
         if loop.state.best is not None:
             loop.state.module.load_state_dict(loop.state.best)
         complete_posterior(training, loop.data, show)
+        if loop.last is not None and fabric.world_size == 1:
+            tell_of_misfits(training.bnn, [loop.last])
     return loop.state.history
 
 
@@ -71,17 +87,25 @@ class _Loop:
         fabric: Fabric,
         parameters: list[nn.Parameter],
         bar: ProgressBar,
+        loggers: Loggers,
     ) -> None:
         self.training, self.settings, self.options = training, settings, options
-        self.fabric, self.parameters, self.bar = fabric, parameters, bar
-        self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
-        self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
-        optimizer = self._optimizer(parameters)
-        scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
+        self.fabric, self.parameters, self.bar, self.loggers = fabric, parameters, bar, loggers
+        with raised_everywhere(fabric):
+            self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
+            self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
+            if options.compile:
+                compile_steps(self.objective, fabric.device, sizes_vary=self.data.train.sizes_vary)
+            optimizer = self._optimizer(parameters)
+            scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
+            self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
+        several = fabric.world_size > 1
+        self.identity = self._identity() if several or options.checkpoint is not None else {}
+        if several:
+            check_agreement(fabric, self._facts())
         self.model, self.optimizer = fabric.setup(self.objective, optimizer)
-        self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
-        self.identity = self._identity() if options.checkpoint is not None else {}
         self.done = 0.0  # fraction of training up to which snapshots were taken
+        self.last: Batch | None = None
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         training = self.training
@@ -94,22 +118,34 @@ class _Loop:
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the interrupted one."""
         state, own = self.state, {"accumulate": self.options.accumulate, "precision": self.options.precision}
-        common = run_identity(
-            self.training, self.settings, self.data, state.optimizer, state.scheduler, self.objective.state_dict()
-        )
-        return common | own | {"processes": self.fabric.world_size}
+        # A run may go on with another number of processes if together they have as large a batch.
+        settings = dataclasses.replace(self.settings, batch_size=self.settings.batch_size * self.fabric.world_size)
+        common = run_identity(self.training, settings, self.data, state.optimizer, state.scheduler, self.objective.state_dict())
+        return common | own
+
+    def _facts(self) -> dict[str, object]:
+        """Return what all processes must have in common."""
+        options, weights = self.options, self.objective.state_dict()
+        return {
+            **versions(), **self.identity, "epochs": self.settings.epochs,
+            "checkpoint": options.checkpoint is not None, "checkpoint_every": options.checkpoint_every, "resume": options.resume,
+            **{f"the checksum of the initial {name.partition('.')[2]}": checksum(x) for name, x in weights.items()},
+        }  # fmt: skip
 
     def resume_or_start(self) -> None:
-        """Resume from the checkpoint, or write the first one."""
+        """Resume from the checkpoint, or write the first one; the first process reads and writes for all."""
         path, epochs = self.options.checkpoint, self.settings.epochs
         if path is None:
             return
-        self.state.resume_or_start(path, self.identity, self.options.resume and path.exists(), self.fabric.is_global_zero)
+        resume = self.options.resume and exists_for_first_process(self.fabric, path)
+        if not resume:
+            by_first_process(self.fabric, lambda: self.state.start(path, self.identity))
+            return
+        self.state.restore(by_first_process(self.fabric, lambda: read_of_run(path, self.identity)))
         done = len(self.state.history)
         if done > epochs:
             raise CheckpointError(path, f"it has {done} epochs, more than epochs={epochs}", "raise epochs, or pass resume=False")
         self.done = done / epochs
-        self.fabric.barrier()
 
     def run_epochs(self) -> None:
         """Train the remaining epochs."""
@@ -130,7 +166,8 @@ class _Loop:
         start = time.perf_counter()
         seed_noise(self.fabric.device, self.training.seed, "noise", epoch, self.fabric.global_rank)
         self.model.train()
-        record = self._train(epoch)
+        with compiler_errors_explained() if self.options.compile else nullcontext():
+            record = self._train(epoch)
         self._collect(epoch / self.settings.epochs)
         if self.data.validation is not None:
             seed_noise(self.fabric.device, self.training.seed, "validation", self.fabric.global_rank)
@@ -156,6 +193,7 @@ class _Loop:
                 reason = f"in batch {number + 1} of epoch {epoch}, {str(error).rstrip('.')}."
                 raise self._divergence_error(reason + _culprits(self.training.bnn)) from error
             sizes.append(batch.size)
+            self.last = batch
             if is_last:
                 self._collect(self._progress(epoch, number + 1))
             self.bar.advance()
@@ -189,7 +227,8 @@ class _Loop:
     def _step(self, batch: Batch, beta: float, group: int, is_last: bool) -> Tensor:
         """Accumulate the gradients of a batch, one of `group`, update the weights after the last; return loss, NLL and KL."""
         with self.fabric.no_backward_sync(self.model, enabled=not is_last):
-            loss, nll, kl = self.model(batch, self.settings.samples, self.data.n, beta, self.training.local_beta)
+            weight = self._kl_weight(beta)
+            loss, nll, kl = self.model(batch, self.settings.samples, self.data.n, weight, self.training.local_beta)
             self.fabric.backward(loss if group == 1 else loss / group)
         if is_last:
             if self.settings.clip_norm is not None:
@@ -197,6 +236,13 @@ class _Loop:
             self.optimizer.step()
             self.optimizer.zero_grad()
         return torch.stack((loss.detach(), nll, kl))  # on the device: reading it would wait for the GPU
+
+    def _kl_weight(self, beta: float) -> float | Tensor:
+        """Return the weight of the KL; as a tensor where it changes, because compiled code has numbers as constants."""
+        if not self.options.compile or not isinstance(self.training.beta, KLSchedule):
+            return beta
+        dtype = torch.promote_types(self.parameters[0].dtype, torch.float32)
+        return torch.full((), beta, dtype=dtype, device=self.fabric.device)
 
     @torch.no_grad()
     def _validate(self, batches: Batches) -> float:
@@ -219,15 +265,14 @@ class _Loop:
 
     def _report(self, epoch: int, record: dict[str, float]) -> None:
         """Write a checkpoint if one is due, then update the progress bar and call the loggers."""
-        options, is_writer = self.options, self.fabric.is_global_zero
+        options, path = self.options, self.options.checkpoint
         due = epoch % options.checkpoint_every == 0 or epoch == self.settings.epochs or self.state.history.stopped_early
-        if options.checkpoint is not None and is_writer and due:
-            self.state.save(options.checkpoint, self.identity)
+        if path is not None and due:
+            by_first_process(self.fabric, lambda: self.state.save(path, self.identity))
         labels = {"loss": "loss", "kl": "KL", "validation_nll": "validation"}
         values = (f"{labels[name]} {value:.4g}" for name, value in record.items() if name in labels)
         self.bar.text = " · ".join([f"epoch {epoch}", *values])
-        for logger in options.loggers if is_writer else ():
-            log(logger, epoch, record)
+        self.loggers.log(epoch, record)
 
 
 @torch.no_grad()

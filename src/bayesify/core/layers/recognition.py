@@ -23,6 +23,8 @@ __all__ = ["recognized"]
 
 def recognized(layer: nn.Module) -> type[BayesianLayer] | None:
     """The kind of supported layer whose function this layer has, with the same parameters; None if there is none."""
+    if isinstance(layer, torch.jit.ScriptModule):
+        return None
     if any(True for _ in layer.children()) or any(True for _ in layer.buffers()) or not _has_one_input(layer):
         return None
     shapes = {name: tuple(p.shape) for name, p in layer.named_parameters() if not isinstance(p, nn.UninitializedParameter)}
@@ -32,7 +34,7 @@ def recognized(layer: nn.Module) -> type[BayesianLayer] | None:
         kind, function = InputMajorLinear, lambda x, weight, bias: x @ weight + bias
     else:
         return None
-    return kind if _agrees(layer, shapes, function) else None
+    return kind if all(_agrees(layer, shapes, function, training) for training in (False, True)) else None
 
 
 def _has_one_input(layer: nn.Module) -> bool:
@@ -41,13 +43,14 @@ def _has_one_input(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _agrees(layer: nn.Module, shapes: Mapping[str, tuple[int, ...]], function: Callable[..., Tensor]) -> bool:
-    """Whether the layer computes this function of its input and parameters, at random values."""
+def _agrees(layer: nn.Module, shapes: Mapping[str, tuple[int, ...]], function: Callable[..., Tensor], training: bool) -> bool:
+    """Whether the layer computes this function of its input and parameters in this mode, at random values."""
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
     x = torch.randn(2, 3, shapes["weight"][0], generator=generator, dtype=torch.float64)
     x[1] *= 1e-3  # where the eps of a normalization is of consequence
     probe = copy.copy(layer)
+    probe.training = training
     probe.__dict__["_parameters"] = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
     try:
         result = type(layer).forward(probe, x)

@@ -1,7 +1,7 @@
 """Replay of the computation before the first random layer (README.md)."""
 
 from bayesify.core.replay.marks import mark, mark_of, tensors_in
-from bayesify.core.replay.prefix import MISFITS, Prefix, PrefixError, ReplayPass, has_prefix, leaves_stand_ins
+from bayesify.core.replay.prefix import MISFITS, Prefix, PrefixError, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 
 __all__ = [
     "MISFITS",
@@ -9,6 +9,7 @@ __all__ = [
     "PrefixError",
     "ReplayPass",
     "has_prefix",
+    "is_worth_replay",
     "leaves_stand_ins",
     "mark",
     "mark_of",

@@ -20,7 +20,7 @@ from bayesify.core.replay.marks import mark, mark_of, tensors_in
 from bayesify.errors import PassError
 from bayesify.functional import local_reparameterization
 
-__all__ = ["MISFITS", "Prefix", "PrefixError", "ReplayPass", "has_prefix", "leaves_stand_ins"]
+__all__ = ["MISFITS", "Prefix", "PrefixError", "ReplayPass", "has_prefix", "is_worth_replay", "leaves_stand_ins"]
 
 
 class PrefixError(PassError):
@@ -29,6 +29,10 @@ class PrefixError(PassError):
 
 MISFITS = (RuntimeError, ValueError, IndexError)
 """Errors of a network that cannot be replayed: a `PrefixError`, or PyTorch's errors for tensors of the wrong shape."""
+
+
+WORTH_REPLAY = 1_000_000
+"""Elements of a batch times parameters below which a hundred draws take less time than the comparison before replay."""
 
 
 @dataclasses.dataclass
@@ -166,6 +170,12 @@ class ReplayPass(ForwardPass):
 
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         return self.inside(self.prefix.call, layer, x, self)
+
+
+def is_worth_replay(net: nn.Module, inputs: Iterable[Any]) -> bool:
+    """Whether passes of this batch may take longer than the comparison before replay."""
+    elements = sum(x.numel() for x in inputs if isinstance(x, Tensor))
+    return elements * sum(parameter.numel() for parameter in net.parameters()) > WORTH_REPLAY
 
 
 def has_prefix(net: nn.Module) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.core.generators import generator_state, set_generator_state
+from bayesify.functional.drawing import OPERATORS
 from bayesify.train.process_state import seed_noise
 
 __all__ = ["Draw", "Noise", "Streams"]
@@ -64,6 +65,8 @@ class Draw:
         """Draw into `out`, from a model's stream."""
         if self.target in _IN_PLACE:
             _IN_PLACE[self.target](*self.args, out=out, generator=streams.generators[model])
+        elif self.target in OPERATORS:
+            out.copy_(OPERATORS[self.target](*self.args, generator=streams.generators[model]))
         else:
             streams.activate(model)
             out.copy_(self.target(*self.args, **self.kwargs))

@@ -18,6 +18,7 @@ from torch.func import functionalize, vmap
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bayesify.functional.drawing import OPERATORS
 from bayesify.train.many.graph import Function, is_node, simplify, trace_graph
 from bayesify.train.many.random_streams import Draw, Noise, Streams
 
@@ -96,7 +97,7 @@ def _trace(function: Function, arguments: Sequence[Tensor]) -> _Graph:
         if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
             continue
         name = str(node.target).removeprefix("aten.")
-        if not {name, name.split(".")[0]} & _DRAWS:
+        if node.target not in OPERATORS and not {name, name.split(".")[0]} & _DRAWS:
             raise UntraceableError(f"the values of {name} depend on tensors")
         with graph.inserting_after(last):
             last = graph.placeholder(f"draw_{len(draws)}")

@@ -1,0 +1,257 @@
+"""Normal weights and their KL in one pass forward and one backward, and local reparameterization, for the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.native.operators import THREAD, is_plain
+from bayesify.native.switch import load_kernels
+from bayesify.native.threads import over_rows
+
+__all__ = ["draws_and_kl", "local_draw", "runs_in_one_pass", "variances_and_kl", "with_square"]
+
+_CHUNK = 2**13  # elements whose KL is summed in the precision of the weights
+
+
+def runs_in_one_pass(*tensors: Tensor) -> bool:
+    """Whether the functions here can be used: tensors that kernels can compute with, those of one shape in one order in memory."""
+    if not is_plain(*tensors):
+        return False
+    strides = {t.shape: t.stride() for t in tensors}
+    if any(t.stride() != strides[t.shape] or not _is_dense(t) for t in tensors):
+        return False
+    return all(t.numel() for t in tensors) and load_kernels("gaussian_kernels") is not None
+
+
+def _is_dense(t: Tensor) -> bool:
+    return t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last))
+
+
+def draws_and_kl(
+    means: Sequence[Tensor], log_stds: Sequence[Tensor], centers: Sequence[Tensor | None], prior_std: float, eps: Sequence[Tensor]
+) -> tuple[list[Tensor], Tensor]:
+    r"""Draws $\mu + \sigma\epsilon$ of tensors of weights, and their KL from $N(m, s^2)$ in nats.
+
+    Args:
+        means, log_stds, eps: $\mu$, $\log\sigma$ and $\epsilon$ of every tensor.
+        centers: m, None for zero.
+        prior_std: s.
+
+    Returns:
+        The draws and the KL, differentiable any number of times in means and log_stds.
+    """
+    *drawn, kl = _Draws.apply(prior_std, *_interleaved(means, log_stds, centers, eps))
+    return drawn, kl
+
+
+def variances_and_kl(
+    means: Sequence[Tensor], log_stds: Sequence[Tensor], centers: Sequence[Tensor | None], prior_std: float
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    r"""Variances $\sigma^2$ of tensors of weights, and their KL as in `draws_and_kl`.
+
+    Returns:
+        The means, through which other gradients of the means should flow to be added in the same pass; the variances; the KL.
+    """
+    *moments, kl = _Variances.apply(prior_std, *_interleaved(means, log_stds, centers))
+    return [out if mean.requires_grad else mean for out, mean in zip(moments[::2], means, strict=True)], moments[1::2], kl
+
+
+def local_draw(mean: Tensor, variance: Tensor, eps: Tensor, least: float) -> Tensor:
+    r"""$\mu + \sqrt{v}\,\epsilon$, differentiable as `bayesify.functional.local_reparameterization`.
+
+    Args:
+        mean, variance: $\mu$ and v, in one order in memory.
+        eps: $\epsilon$, which is overwritten.
+        least: the smallest v whose root is taken.
+    """
+    return _LocalDraw.apply(mean, variance, eps, least)
+
+
+def _interleaved(*columns: Sequence[Any]) -> list[Any]:
+    return [value for row in zip(*columns, strict=True) for value in row]
+
+
+def _rows(values: Sequence[Any], width: int) -> list[tuple[Any, ...]]:
+    return list(zip(*[iter(values)] * width, strict=True))
+
+
+def _run(name: str, n: int, tensors: Iterable[Tensor | int], *scalars: float, dtype: torch.dtype) -> None:
+    """Call a kernel with addresses of tensors of n elements."""
+    kernel = getattr(load_kernels("gaussian_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
+    addresses = (t if isinstance(t, int) else t.data_ptr() for t in tensors)
+    over_rows(partial(kernel, *addresses, n, _CHUNK, *scalars), _chunks(n), THREAD // _CHUNK)
+
+
+def _chunks(n: int) -> int:
+    return -(-n // _CHUNK)
+
+
+class _Sum:
+    """The KL of several tensors: a sum for every chunk, so that threads do not change their order."""
+
+    def __init__(self, tensors: Iterable[Tensor], prior_std: float) -> None:
+        self.constants = 1 / (2 * prior_std**2), math.log(prior_std) - 0.5
+        self.kls = torch.empty(sum(_chunks(t.numel()) for t in tensors), dtype=torch.float64, device="cpu")
+        self.next = self.kls.data_ptr()
+
+    def place(self, n: int) -> int:
+        """The address for the sums of a tensor of n elements."""
+        place, self.next = self.next, self.next + 8 * _chunks(n)
+        return place
+
+    def total(self, dtype: torch.dtype) -> Tensor:
+        """The KL."""
+        return self.kls.sum().to(dtype)
+
+
+class _Draws(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, prior_std: float, *tensors: Any) -> tuple[Tensor, ...]:
+        rows = _rows(tensors, 4)
+        kl, drawn = _Sum((row[0] for row in rows), prior_std), list[Tensor]()
+        ctx.prior_std, ctx.centers = prior_std, tensors[2::4]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(t for row in rows for t in (row[0], row[1], row[3])))
+        for mean, log_std, center, eps in rows:
+            drawn.append(torch.empty_like(mean))
+            n, shift = mean.numel(), mean if center is None else mean - center
+            arguments = mean, log_std, shift, eps, drawn[-1], kl.place(n)
+            _run("draw", n, arguments, *kl.constants, dtype=mean.dtype)
+        return *drawn, kl.total(drawn[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        rows = _rows(ctx.saved_tensors, 3)
+        if torch.is_grad_enabled():
+            by = iter(_gradients(_composed_draws, ctx, rows, grads))
+            return None, *(g for _ in rows for g in (next(by), next(by), None, None))
+        share, by_kl = _shares(grads[-1], ctx.prior_std)
+        found = list[Tensor | None]()
+        for (mean, log_std, eps), center, by_out in zip(rows, ctx.centers, grads[:-1], strict=True):
+            by_mean, by_log = torch.empty_like(mean), torch.empty_like(mean)
+            shift = mean if center is None else mean - center
+            arguments = _like(mean, by_out), log_std, shift, eps, by_mean, by_log
+            _run("draw_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
+            found += [by_mean, by_log, None, None]
+        return None, *found
+
+
+class _Variances(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, prior_std: float, *tensors: Any) -> tuple[Tensor, ...]:
+        rows = _rows(tensors, 3)
+        kl, moments = _Sum((row[0] for row in rows), prior_std), list[Tensor]()
+        ctx.prior_std, ctx.centers = prior_std, tensors[2::3]
+        ctx.set_materialize_grads(False)
+        for mean, log_std, center in rows:
+            moments += [mean, torch.empty_like(mean)]
+            n, shift = mean.numel(), mean if center is None else mean - center
+            _run("variance", n, (log_std, shift, moments[-1], kl.place(n)), *kl.constants, dtype=mean.dtype)
+        ctx.save_for_backward(*(t for row, variance in zip(rows, moments[1::2], strict=True) for t in (row[0], row[1], variance)))
+        return *moments, kl.total(moments[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        rows = _rows(ctx.saved_tensors, 3)
+        if torch.is_grad_enabled():
+            by = iter(_gradients(_composed_variances, ctx, rows, grads))
+            return None, *(g for _ in rows for g in (next(by), next(by), None))
+        share, by_kl = _shares(grads[-1], ctx.prior_std)
+        found = list[Tensor | None]()
+        for (mean, _, variance), center, by in zip(rows, ctx.centers, _rows(grads[:-1], 2), strict=True):
+            by_out, by_variance = (_like(mean, g) for g in by)
+            by_mean, by_log = torch.empty_like(mean), torch.empty_like(mean)
+            shift = mean if center is None else mean - center
+            arguments = by_out, by_variance, variance, shift, by_mean, by_log
+            _run("variance_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
+            found += [by_mean, by_log, None]
+        return None, *found
+
+
+def _like(mean: Tensor, grad: Tensor | None) -> Tensor:
+    """A gradient in the mean's order in memory."""
+    if grad is None:
+        return torch.zeros_like(mean)
+    return grad if grad.stride() == mean.stride() else torch.empty_like(mean).copy_(grad)
+
+
+def _shares(by_kl: Tensor | None, prior_std: float) -> tuple[float, float]:
+    """The gradient of the KL's squares, and of the KL."""
+    value = 0.0 if by_kl is None else float(by_kl)
+    return value / prior_std**2, value
+
+
+def _gradients(
+    composed: Callable[..., list[Tensor]], ctx: Any, rows: Sequence[Sequence[Tensor]], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients in means and log_stds with a graph of their own."""
+    inputs = [t for row in rows for t in row[:2]]
+    outputs = composed(rows, ctx.centers, ctx.prior_std)
+    pairs = [(out, by) for out, by in zip(outputs, grads, strict=True) if by is not None and out.requires_grad]
+    used = [t for t in inputs if t.requires_grad]
+    found = iter(
+        torch.autograd.grad([out for out, _ in pairs], used, [by for _, by in pairs], create_graph=True, allow_unused=True)
+    )
+    return [next(found) if t.requires_grad else None for t in inputs]
+
+
+def _composed_kl(rows: Sequence[Sequence[Tensor]], centers: Sequence[Tensor | None], prior_std: float) -> Tensor:
+    total = rows[0][0].new_zeros(())
+    for (mean, log_std, _), center in zip(rows, centers, strict=True):
+        shift = mean if center is None else mean - center
+        squares = torch.exp(2 * log_std).sum() + shift.square().sum()
+        total = total + squares / (2 * prior_std**2) - log_std.sum() + mean.numel() * (math.log(prior_std) - 0.5)
+    return total
+
+
+def _composed_draws(rows: Sequence[Sequence[Tensor]], *prior: Any) -> list[Tensor]:
+    return [*(mean + log_std.exp() * eps for mean, log_std, eps in rows), _composed_kl(rows, *prior)]
+
+
+def _composed_variances(rows: Sequence[Sequence[Tensor]], *prior: Any) -> list[Tensor]:
+    moments = [t for mean, log_std, _ in rows for t in (mean.view_as(mean), torch.exp(2 * log_std))]
+    return [*moments, _composed_kl(rows, *prior)]
+
+
+def with_square(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x and x * x, whose gradients are added in one pass."""
+    return _WithSquare.apply(x) if x.requires_grad and is_plain(x) else (x, x * x)
+
+
+class _WithSquare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x)
+        return x, x * x
+
+    @staticmethod
+    def backward(ctx: Any, by_x: Tensor | None, by_square: Tensor | None) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        if by_square is None:
+            return by_x
+        return 2 * x * by_square if by_x is None else torch.addcmul(by_x, x, by_square, value=2)
+
+
+class _LocalDraw(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, eps: Tensor, least: float) -> Tensor:
+        out = torch.empty_like(mean)
+        _run("reparameterize", mean.numel(), (mean, variance, eps, out), least, 0.5, dtype=mean.dtype)
+        ctx.least = least
+        ctx.save_for_backward(variance, eps)  # now the slope, eps / (2 std)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        variance, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            std = variance.clamp_min(ctx.least).sqrt()
+            slope = slope * std.detach() / std
+        return grad, grad * slope, None, None

@@ -1,0 +1,217 @@
+"""Networks that could differ from the plain network with the weights of a draw, without an error: each is right, or announced."""
+
+import copy
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from bayesify import Gaussian, MeanField, bayesify, predict, summary
+from bayesify.core.model import Bayesian
+from bayesify.errors import BayesifyWarning, DataError
+from bayesify.testing.trial import captured_weights, require_equal_moments
+
+
+class Net(nn.Module):
+    """Computes with two linear layers as a function says, which keeps what it likes in `memory`."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.score = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(4, 1)
+        self.function, self.memory = function, Memory()
+        self.register_buffer("average", torch.zeros(6))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(self, *inputs)
+
+
+class Memory:
+    """What a network keeps where attributes of modules do not show it."""
+
+    hidden: Tensor | None = None
+
+
+def _inputs(rows: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _nets(function: Callable[..., Tensor]) -> tuple[nn.Module, Bayesian]:
+    """The plain network and the Bayesian one, with a standard deviation of the weights of 0.4."""
+    torch.manual_seed(5)
+    net = Net(function).double().eval()
+    return net, bayesify(copy.deepcopy(net), {"first": MeanField(initial_std=0.4), "second": MeanField(initial_std=0.4)}).eval()
+
+
+def _require_right(net: nn.Module, bnn: Bayesian, *inputs: Tensor) -> None:
+    """Require that coherent draws are the plain network with their weights."""
+    with captured_weights(bnn) as weights, torch.no_grad():
+        draws = bnn(*inputs, samples=4, coherent=True).outputs
+        expected = torch.stack([functional_call(net, each, inputs) for each in weights[-4:]])
+    torch.testing.assert_close(draws, expected, rtol=1e-6, atol=1e-8)
+
+
+def _gated(net: Any, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(hidden * (hidden.mean(0) > 0))
+
+
+def _clipped(net: Any, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(hidden.tanh()) / hidden.abs().max().clamp(min=50)
+
+
+def _sorted(net: Any, x: Tensor, keys: Tensor) -> Tensor:
+    order = keys.argsort(stable=True)
+    return net.second(net.first(x[order]).tanh()[order.argsort()])
+
+
+def _sorted_by_scores(net: Any, x: Tensor) -> Tensor:
+    return _sorted(net, x, net.first(1e-3 * x)[:, 0])  # the bias decides, which is that of the draw
+
+
+@pytest.mark.parametrize(
+    ("function", "batches"),
+    [
+        (_gated, [(_inputs(6),), (_inputs(6, 1),), (_inputs(9, 2),)]),
+        (_clipped, [(_inputs(6),), (100 * _inputs(6),)]),  # rows affect each other in the second batch only
+        (_sorted, [(_inputs(6), torch.full((6,), 2)), (_inputs(6, 1), torch.tensor([3, 1, 2, 3, 1, 2]))]),
+        (_sorted_by_scores, [(_inputs(6),), (_inputs(6, 1),), (_inputs(9, 2),)]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
+def test_coupling_that_the_first_batch_does_not_show(function, batches) -> None:
+    net, bnn = _nets(function)
+    for _ in range(3):
+        for inputs in batches:
+            _require_right(net, bnn, *inputs)
+
+
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_extreme_weights_of_another_draw_do_not_separate_independent_rows(rows: int) -> None:
+    net, bnn = _nets(lambda net, x: net.second(F.layer_norm(net.first(x), (6,)).relu()).softmax(-1))
+    _require_right(net, bnn, _inputs(rows))
+
+
+def _by_parameters(net: Any, x: Tensor) -> Tensor:
+    weight, bias = list(net.first.parameters())[:2]
+    return net.second(F.linear(x, weight, bias).tanh())
+
+
+def _by_functional_call(net: Any, x: Tensor) -> Tensor:
+    doubled = {name: 2 * p for name, p in net.first.named_parameters()}
+    return net.second(functional_call(net.first, doubled, (x,)).tanh())
+
+
+def _by_copy(net: Any, x: Tensor) -> Tensor:
+    return net.second(copy.deepcopy(net.first)(x) + net.first(x))
+
+
+def _by_class(net: Any, x: Tensor) -> Tensor:
+    return net.second(net.first(x) if type(net.first) is nn.Linear else x.new_zeros(len(x), 6))
+
+
+@pytest.mark.parametrize("function", [_by_parameters, _by_functional_call, _by_copy, _by_class])
+def test_a_layer_that_the_network_does_not_call_as_a_layer_is_named(function) -> None:
+    net, bnn = _nets(function)
+    with pytest.warns(BayesifyWarning, match=r"does not compute what .* same weights, because of 'first': .* leave them out"):
+        bnn(_inputs(5))
+    assert "does not compute what it does with plain layers" in str(summary(bnn))
+    torch.testing.assert_close(bnn.net.get_parameter("first.weight"), net.get_parameter("first.weight"))  # and is unchanged
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = bayesify(copy.deepcopy(net), {"second": MeanField(initial_std=0.4)}).eval()  # the way out
+        _require_right(net, other, _inputs(5))
+
+
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+def test_parameters_that_do_not_reach_the_outputs_may_be_read() -> None:
+    def penalized(net: Any, x: Tensor) -> Tensor:
+        net.memory.penalty = sum(p.square().sum() for p in net.parameters())
+        return net.second(net.first(x).tanh())
+
+    _require_right(*_nets(penalized), _inputs(5))
+
+
+def _remembering(net: Any, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    before, net.memory.hidden = net.memory.hidden, hidden.detach()
+    return net.second(hidden if before is None or before.shape != hidden.shape else hidden + before)
+
+
+def _averaging(net: Any, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    outputs = net.second(hidden - net.average)
+    net.average.lerp_(hidden.detach().mean(0), 0.5)
+    return outputs
+
+
+@pytest.mark.parametrize("function", [_remembering, _averaging])
+def test_a_network_that_keeps_results_between_calls_is_announced(function) -> None:
+    _, bnn = _nets(function)
+    with pytest.warns(BayesifyWarning, match="gives other outputs when it is called again with the same inputs and weights"):
+        bnn(_inputs(5), samples=2)
+
+
+def test_a_network_that_differentiates_its_layers_gets_one_function_per_draw() -> None:
+    """A gradient with respect to the inputs is not that of the weights if outputs have noise of their own."""
+
+    def forces(net: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = net.second(net.first(x).tanh())[:, :1].sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    net, bnn = _nets(forces)
+    x = _inputs(3)
+    _require_right(net, bnn, x)
+    with torch.no_grad():
+        weights = bnn.passes.draw((layers := dict(bnn.random_layers())).values(), 2000)
+        drawn = torch.cat([bnn(x, samples=20).outputs.detach() for _ in range(100)])
+        expected = []
+        for s in range(2000):
+            named = {f"{name}.weight": weights[layer][0][s] for name, layer in layers.items()}
+            named |= {f"{name}.bias": bias[s] for name, layer in layers.items() if (bias := weights[layer][1]) is not None}
+            expected.append(functional_call(net, named, (x,)).detach())
+    require_equal_moments(drawn, torch.stack(expected))
+
+
+def test_a_scripted_submodule_stays_as_it_is() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.Tanh())), nn.Linear(6, 3)).double()
+    bnn = bayesify(copy.deepcopy(net), MeanField())
+    assert [name for name, _ in bnn.random_layers()] == ["0", "2"]
+    _require_right(net, bnn, _inputs(5))
+
+
+def test_a_parametrized_bias_stays_as_it_is() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
+    nn.utils.parametrize.register_parametrization(net[0], "bias", nn.Softplus())
+    bnn = bayesify(copy.deepcopy(net), MeanField())
+    assert {report.name: report.reason for report in bnn.report}["0"] == "its bias is parametrized"
+    _require_right(net, bnn, _inputs(5))
+
+
+def _convolved(net: Any, x: Tensor, adjacency: Tensor) -> Tensor:
+    return net.second((adjacency @ net.first(x)).tanh())
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
+def test_predictions_of_a_graph_with_a_dense_or_sparse_adjacency_agree() -> None:
+    x, adjacency = _inputs(5), torch.softmax(torch.randn(5, 5).double(), -1)
+    options: dict[str, Any] = {"samples": 6, "seed": 0, "coherent": True}
+    means = []
+    for matrix in (adjacency, adjacency.to_sparse(), adjacency.to_sparse_csr()):
+        net, bnn = _nets(_convolved)
+        _require_right(net, bnn, x, matrix)
+        means.append(predict(bnn, [((x, matrix),)], Gaussian(std=1.0), **options).mean)
+    torch.testing.assert_close(predict(bnn, (x, adjacency), Gaussian(std=1.0), **options).mean, means[0])
+    for mean in means[1:]:
+        torch.testing.assert_close(mean, means[0])
+    with pytest.raises(DataError, match=re.escape("a sparse tensor (torch.sparse_coo) cannot be; give an iterable of batches")):
+        predict(bnn, (x, adjacency.to_sparse()), Gaussian(std=1.0), **options)
