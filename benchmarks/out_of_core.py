@@ -3,8 +3,9 @@
     python -m benchmarks.out_of_core [--rows 20000000] [--files 20] [--method Deterministic]
         [--batch-size 1024] [--folder FOLDER]
 
-Generates a table of 20 columns (14 numbers, 2 integers, 3 of text, a date), unless the folder has it, and trains on it with
-`fit_files` in one pass. Writes results/out_of_core.json: the peak of the process's memory, and rows per second of processor time.
+Generates a table of 20 columns (14 numbers, 2 integers, 2 of text, a date, the target), unless the folder has it, and trains on it
+with `fit_files` in one pass. Writes results/out_of_core.json: the peak of the process's memory, and rows per second of processor
+time.
 """
 
 from __future__ import annotations

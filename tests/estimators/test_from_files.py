@@ -251,6 +251,10 @@ def test_values_that_cannot_be_trained_on(tmp_path, small_sample, monkeypatch):
     table["written"] = table["written"].where(table.index != 888, "soon")
     with pytest.raises(DataError, match=r"rows .*: column 'written' must be of kind 'datetime', got 'soon'"):
         fit(table)
+    with pytest.raises(DataError, match=r"rows .*: Input y contains infinity"):
+        fit(_table(900).assign(t=lambda x: x["t"].where(x.index != 850, np.inf)))
+    with pytest.raises(ConfigurationError, match="the target 't' has numbers; for classes, pass"):
+        fit(_table(900), BayesianClassifier)
     with pytest.raises(DataError, match="missing in every row"):
         fit(_table(900).assign(t=np.nan))
     with pytest.raises(DataError, match="the same number in every row"):
@@ -285,3 +289,18 @@ def test_a_file_that_changes_between_passes_is_an_error(tmp_path):
     (tmp_path / "part2.parquet").unlink()
     with pytest.raises(DataError, match=r"part2.parquet cannot be read"):
         list(table.pieces(len(table.groups) - 1))
+
+
+@pytest.mark.filterwarnings("ignore:column")
+def test_a_target_that_is_text(tmp_path, small_sample):
+    table = _table(900)
+    numbers = table["t"].round(2)
+    table["t"] = [f"${value}" for value in numbers]
+    table.loc[::50, "t"] = "unknown"
+    source = ParquetTable(_write(tmp_path, table), "t")
+    with pytest.warns(match="is text and read as numbers"):
+        _ = source.sample
+    assert source.sample.task == "regression"
+    model = BayesianRegressor(**QUICK).fit_files(source)
+    assert model.history_.n == pytest.approx(882 * 0.8, abs=60)
+    assert model.target_mean_[0] == pytest.approx(numbers.mean(), abs=4 * numbers.std() / 300**0.5)

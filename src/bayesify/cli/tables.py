@@ -10,8 +10,16 @@ from typing import Any
 import pandas as pd
 
 from bayesify.cli.terminal import UsageError
-from bayesify.data import drop_missing_target, infer_task, read_table, read_target, split_target, target_format, task_reason
-from bayesify.errors import warn
+from bayesify.data import (
+    drop_missing_target,
+    infer_task,
+    read_table,
+    read_target,
+    split_target,
+    target_format,
+    task_reason,
+    tell_format,
+)
 from bayesify.estimators import BayesianClassifier, BayesianEstimator
 from bayesify.persistence import CHECKPOINT, load_config, load_model
 
@@ -122,8 +130,7 @@ def read_training(path: Path, target: str, task: str, options: TextOptions) -> T
     features, y = split_target(table, target)
     written = target_format(y, task)
     if written:
-        comma = " with a decimal comma" if written == "," else ""
-        warn(f"the target {target!r} is text and read as numbers{comma}, such as {y.dropna().iloc[0]!r}")
+        tell_format(y, written)
     features, y = drop_missing_target(features, read_target(y, written), str(path))
     is_chosen = task != "auto"
     chosen = task if is_chosen else infer_task(y)

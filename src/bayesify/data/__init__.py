@@ -5,7 +5,7 @@ from bayesify.data.columns import conform, describe_columns
 from bayesify.data.encoding import SoftClip, preprocessing
 from bayesify.data.imputation import imputations, unknown_values
 from bayesify.data.interchange import as_table
-from bayesify.data.parquet_files import parquet_files
+from bayesify.data.parquet import parquet_files
 from bayesify.data.parquet_table import ParquetTable
 from bayesify.data.reading import read_table
 from bayesify.data.summary import TableSummary
@@ -17,6 +17,7 @@ from bayesify.data.target import (
     split_target,
     target_format,
     task_reason,
+    tell_format,
 )
 from bayesify.data.unusual import drift, unusual_values
 
@@ -40,6 +41,7 @@ __all__ = [
     "split_target",
     "target_format",
     "task_reason",
+    "tell_format",
     "unknown_values",
     "unusual_values",
 ]

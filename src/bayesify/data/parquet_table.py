@@ -14,12 +14,21 @@ import pandas as pd
 import pyarrow as pa
 
 from bayesify.core.checks import check_choice, check_fraction, check_integer
-from bayesify.data.parquet_files import ParquetFile, check_schema, columns_of, opened, parquet_files
-from bayesify.data.target import drop_missing_target, infer_task, read_target, split_target, target_format, task_reason
+from bayesify.data.parquet import ParquetFile, check_schema, columns_of, opened, parquet_files
+from bayesify.data.pieces import Piece, Rows, Sample
+from bayesify.data.target import (
+    drop_missing_target,
+    infer_task,
+    read_target,
+    split_target,
+    target_format,
+    task_reason,
+    tell_format,
+)
 from bayesify.errors import DataError, warn
 from bayesify.formatting import listing
 
-__all__ = ["ParquetTable", "Piece", "Sample"]
+__all__ = ["ParquetTable"]
 
 MOST_TEST_ROWS = 20_000
 MOST_CLASSES = 1000
@@ -36,64 +45,6 @@ class _Group:
     number: int
     rows: int
     first: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Consecutive rows with a known target.
-
-    Attributes:
-        positions: of the rows in the table.
-        X, y: inputs and target.
-        source: file and rows, for messages.
-    """
-
-    positions: np.ndarray
-    X: pd.DataFrame
-    y: pd.Series
-    source: str
-
-    def __getitem__(self, rows: np.ndarray | slice) -> Piece:
-        return Piece(self.positions[rows], self.X.iloc[rows], self.y.iloc[rows], self.source)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """What the first pass over a table keeps.
-
-    Attributes:
-        train: a random sample of the training rows, with two rows of every class.
-        test: the rows held out for evaluation.
-        written: decimal separator of a target that is text, from `target_format`.
-        task, reason: "regression" or "classification", and why it was inferred, where the target leaves a choice.
-    """
-
-    train: Piece
-    test: Piece
-    written: str
-    task: str
-    reason: str
-
-
-class _Rows:
-    """Rows that a pass keeps."""
-
-    def __init__(self) -> None:
-        self.positions: list[np.ndarray] = []
-        self.tables: list[pa.Table] = []
-
-    def add(self, positions: np.ndarray, batch: pa.RecordBatch, mask: np.ndarray) -> None:
-        if mask.any():
-            self.positions.append(positions[mask])
-            self.tables.append(pa.Table.from_batches([batch]).filter(pa.array(mask)))
-
-    def table(self, *others: _Rows) -> tuple[np.ndarray, pd.DataFrame]:
-        """Return positions and rows, also those of others, in the order of the positions."""
-        parts = (self, *others)
-        positions = np.concatenate([np.zeros(0, dtype=np.int64), *(x for part in parts for x in part.positions)])
-        table = pa.concat_tables([table for part in parts for table in part.tables], promote_options="permissive")
-        order = positions.argsort(kind="stable")
-        return positions[order], table.take(order).to_pandas().reset_index(drop=True)
 
 
 class ParquetTable:
@@ -189,9 +140,7 @@ class ParquetTable:
         written, dtype = self.sample.written, self.sample.train.y.dtype
         for positions, batch, source in self._batches(self.groups[group], columns, categories):
             table = batch.to_pandas().reset_index(drop=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the sample has told what is no number
-                y = read_target(table[self.target], written) if written else table[self.target]
+            y = read_target(table[self.target], written, tell=False)
             known = y.notna().to_numpy()
             y = y[known]
             yield Piece(positions[known], table.loc[known].drop(columns=self.target), _as_dtype(y, dtype, source), source)
@@ -199,7 +148,7 @@ class ParquetTable:
     @cached_property
     def sample(self) -> Sample:
         """What the first pass over the files keeps, which takes place at the first access."""
-        kept = {use: _Rows() for use in ("train", "test", "rare")}
+        kept = {use: Rows() for use in ("train", "test", "rare")}
         counts: dict[object, int] | None = {}
         missing = 0
         for group in self.groups:
@@ -220,11 +169,14 @@ class ParquetTable:
             warn(f"the target {self.target!r} is missing in {missing:,} of {self.rows:,} rows; they are not used")
         return self._sample(kept, counts)
 
-    def _sample(self, kept: Mapping[str, _Rows], counts: dict[object, int] | None) -> Sample:
+    def _sample(self, kept: Mapping[str, Rows], counts: dict[object, int] | None) -> Sample:
         if not kept["train"].positions:
             raise DataError(f"test_fraction leaves no row of {self.rows} to train on")
         positions, table = kept["train"].table(kept["rare"])
         written = target_format(table[self.target], self._task)
+        if written:
+            tell_format(table[self.target], written)
+            read_target(table[self.target], written)  # warns of text that is no number
         full = self._known(positions, table, written)
         task = infer_task(full.y) if self._task == "auto" else self._task
         if task == "classification" and counts is None:
@@ -244,7 +196,7 @@ class ParquetTable:
         X, y = split_target(table, self.target)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # exact numbers come from all rows
-            X, known = drop_missing_target(X, read_target(y, written))
+            X, known = drop_missing_target(X, read_target(y, written, tell=False))
         return Piece(positions[known.index], X.reset_index(drop=True), known.reset_index(drop=True), "the sample")
 
     def _batches(

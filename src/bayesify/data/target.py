@@ -24,6 +24,7 @@ __all__ = [
     "split_target",
     "target_format",
     "task_reason",
+    "tell_format",
 ]
 
 _MAX_CLASSES = 30
@@ -75,12 +76,19 @@ def target_format(y: pd.Series, task: str = "auto") -> str:
     return number_format(text.astype(str)) or "."
 
 
-def read_target(y: pd.Series, written: str) -> pd.Series:
-    """Read a target in the format of the training table; text that is no number is missing, with a warning.
+def tell_format(y: pd.Series, written: str) -> None:
+    """Warn that a target is text which is read as numbers; `written` is from `target_format`."""
+    comma = " with a decimal comma" if written == "," else ""
+    warn(f"the target {y.name!r} is text and read as numbers{comma}, such as {y.dropna().iloc[0]!r}")
+
+
+def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:
+    """Read a target in the format of the training table; text that is no number is missing.
 
     Args:
         y: the target of any table.
         written: from `target_format`.
+        tell: whether to warn of text that is no number, and to raise an error if all of it is.
 
     Raises:
         DataError: no value is a number.
@@ -94,6 +102,8 @@ def read_target(y: pd.Series, written: str) -> pd.Series:
     if not written or not _is_text(present):
         return y
     result = parse_numbers(y.astype(object).where(y.notna(), "").astype(str), written)
+    if not tell:
+        return result
     strays = present[result[y.notna()].isna().to_numpy()]
     examples = listing(map(repr, dict.fromkeys(strays)), most=3)
     if len(strays) == len(present):

@@ -22,6 +22,7 @@ from bayesify.train.loggers import Loggers
 try:
     import numpy as np
     import pandas as pd
+    from sklearn.base import is_classifier
     from sklearn.utils.validation import check_random_state
 except ImportError as error:
     raise MissingDependencyError("the estimators", "scikit-learn and pandas", extra="tables") from error
@@ -29,7 +30,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from lightning.fabric.loggers.logger import Logger
 
-    from bayesify.data.parquet_table import Piece
+    from bayesify.data.pieces import Piece
     from bayesify.tracking import Run
 
 __all__ = ["FileTraining"]
@@ -74,6 +75,10 @@ class FileTraining:
         path = None if checkpoint is None else Path(checkpoint).absolute()
         self._check_parameters()
         self._check_files_parameters()
+        if is_classifier(self) and table.sample.task != "classification":
+            raise ConfigurationError(
+                f"the target {table.target!r} has numbers; for classes, pass ParquetTable(..., task='classification')"
+            )
         self.stack_, self.stack_weights_ = (), ()
         with Loggers(loggers, path) as log:
             log.start({"estimator": self.resolved()})
@@ -172,7 +177,7 @@ class _Survey:
             conformed = conform(used.X, summary.columns, new=False)
             if len(used.y):
                 estimator._training_target(used.y)
-        except DataError as error:
+        except ValueError as error:  # a DataError, or one of scikit-learn
             raise DataError(f"{piece.source}: {error}") from error
         learned = uses[uses != "test"] != "calibration"
         summary.add(conformed[learned], used.y[learned])
