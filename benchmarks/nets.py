@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WORKLOADS", "Workload", "resnet50", "transformer"]
+__all__ = ["WORKLOADS", "Workload", "resnet50", "sequence_classifier", "transformer"]
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,18 @@ class TransformerBlock(nn.Module):
 def transformer(blocks: int, width: int) -> nn.Module:
     """The blocks of a language model, without its token embedding."""
     return nn.Sequential(*(TransformerBlock(width) for _ in range(blocks)))
+
+
+class MeanOverPositions(nn.Module):
+    """The mean over the positions of a sequence, for a classifier."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def sequence_classifier(blocks: int, width: int) -> nn.Module:
+    """Transformer blocks, and one linear layer for 10 classes."""
+    return nn.Sequential(transformer(blocks, width), MeanOverPositions(), nn.Linear(width, 10))
 
 
 WORKLOADS: dict[str, Workload] = {

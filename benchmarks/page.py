@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.breakdown import KINDS, OTHER
-from benchmarks.measure import read
+from benchmarks.measure import RESULTS, read
 
 __all__ = ["PAGE", "fill_tables"]
 
@@ -82,6 +82,47 @@ def _compiled() -> str:
     ]
     table = _table(["", "eager (ms)", "compiled, of eager", "compiling (s)"], rows)
     return f"{table}\n\n{_environment(results)}"
+
+
+def _compiled_small() -> str:
+    results = read("compiled_small")
+    kinds = ("eager", "compiled", "fit_many")
+    rows = [
+        [
+            _code(name),
+            *(f"{row[kind]['ratio']:.2f}" for kind in kinds),
+            *(f"{row[kind]['ratio'] / row['plain, compiled']['ratio']:.2f}" for kind in kinds[1:]),
+        ]
+        for name, row in results["results"].items()
+    ]
+    head = [
+        "",
+        "eager",
+        "compiled loss",
+        "`fit_many`, compiled",
+        "compiled loss / plain, compiled",
+        "`fit_many`, compiled / plain, compiled",
+    ]
+    plain = [row["plain"]["milliseconds"] / results["settings"]["repeats"] for row in results["results"].values()]
+    return f"{_table(head, rows)}\n\nThe plain step takes {min(plain):.2f} to {max(plain):.2f} ms. {_environment(results)}"
+
+
+def _gpu() -> str:
+    if not (RESULTS / "gpu.json").exists():
+        return "Not measured yet: `python -m benchmarks.gpu` on a machine with a GPU writes this section."
+    results = read("gpu")
+    tables = []
+    for part, rows in results["results"].items():
+        lines = [
+            [label, _code(name), f"{row['milliseconds']:.3f}", f"{row['ratio']:.2f}"]
+            for label, timed in rows.items()
+            for name, row in timed.items()
+        ]
+        tables.append(_table([part, "", "ms", "of the first"], lines))
+    failures = [f"`{part}` failed: {error}." for part, error in results["errors"].items()]
+    gpu = results["machine"].get("gpu", results["device"])
+    where = f"{gpu}, a copy moves {results['bandwidth']:g} GB/s. {_environment(results)}"
+    return "\n\n".join([*tables, *failures, where])
 
 
 def _prediction() -> str:
@@ -229,6 +270,8 @@ _TABLES: dict[str, Callable[[], str]] = {
     "training step": _training_step,
     "breakdown": _breakdown,
     "compiled": _compiled,
+    "compiled small": _compiled_small,
+    "gpu": _gpu,
     "prediction": _prediction,
     "pretrained": _pretrained,
     "peers": _peers,

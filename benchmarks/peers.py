@@ -1,12 +1,13 @@
 """A training step and a prediction from 100 draws by bayesify and by other libraries, against the plain network.
 
-    pip install bayesian-torch blitz-bayesian-pytorch torchbnn tyxe
+    pip install bayesian-torch blitz-bayesian-pytorch torchbnn tyxe && pip install --no-deps torch-uncertainty
     python -m benchmarks.peers [--nets LeNet5 ...] [--rounds 15] [--samples 100]
 
 All use mean-field inference: "local" draws outputs (local reparameterization), "Flipout" draws weights and flips signs per example,
-the others draw weights once per batch. Peers predict by a loop over draws, as documented; libraries that are not installed are
-skipped. Writes results/peers.json and peers.png: milliseconds and ratios to the plain network, interleaved in one process, and the
-peak memory in excess of the plain network's, each measured in a separate process.
+the others draw weights once per batch. Normalization layers are deterministic. Peers predict by a loop over draws, as documented;
+libraries that are not installed are skipped. Of torch-uncertainty only the layers are imported, because the package needs
+torchvision. Writes results/peers.json and peers.png: milliseconds and ratios to the plain network, interleaved in one process, and
+the peak memory in excess of the plain network's, each measured in a separate process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import importlib.metadata
 import importlib.util
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,9 @@ from torch import Tensor, nn
 
 from bayesify import Categorical, MeanField, Method, bayesify, predict
 from benchmarks.measure import interleave, parser, print_timings, repeat, write
-from benchmarks.nets import WORKLOADS, Workload
+from benchmarks.nets import WORKLOADS, Workload, sequence_classifier
 from benchmarks.prediction import loop_over_passes
-from benchmarks.training_step import bayesian_step, plain_step
+from benchmarks.training_step import bayesian_step, only_contractions, plain_step
 
 OURS: dict[str, Method] = {
     "bayesify, local": MeanField(),
@@ -41,10 +43,16 @@ PEERS = {
     "bayesian-torch, Flipout": "bayesian_torch",
     "blitz, weights": "blitz",
     "torchbnn, weights": "torchbnn",
+    "torch-uncertainty, weights": "torch_uncertainty",
     "TyXe, weights": "tyxe",
     "TyXe, local": "tyxe",
 }
-NETS = ("MLP 784-400-400-10", "LeNet5")
+NETS = {
+    **{name: WORKLOADS[name] for name in ("MLP 784-400-400-10", "LeNet5", "ResNet18")},
+    "transformer block": Workload(lambda: sequence_classifier(1, 256), (64, 256), 16),
+}
+_FEWER_DRAWS = {"ResNet18": 10, "transformer block": 20}  # a draw takes as long as a hundred of the small networks
+_PACKAGES = "bayesian-torch", "blitz-bayesian-pytorch", "torchbnn", "torch-uncertainty", "tyxe", "pyro-ppl"
 _ROWS = 50_000  # of the training set, the divisor of the KL
 
 
@@ -61,22 +69,45 @@ def peer(name: str, net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
         kl: Any = importlib.import_module("blitz.losses")
         made = _replaced(
             net,
-            lambda old: modules.BayesianLinear(old.in_features, old.out_features),
+            lambda old: modules.BayesianLinear(old.in_features, old.out_features, bias=old.bias is not None),
             lambda old: modules.BayesianConv2d(
-                old.in_channels, old.out_channels, old.kernel_size, padding=old.padding, stride=old.stride
+                old.in_channels, old.out_channels, old.kernel_size, padding=old.padding, stride=old.stride,
+                bias=old.bias is not None,
             ),
-        )
+        )  # fmt: skip
         return made, lambda: kl.kl_divergence_from_nn(made)
+    if name.startswith("torch-uncertainty"):
+        return _torch_uncertainty(net)
     torchbnn: Any = importlib.import_module("torchbnn")
     made = _replaced(
         net,
-        lambda old: torchbnn.BayesLinear(0.0, 0.1, old.in_features, old.out_features),
+        lambda old: torchbnn.BayesLinear(0.0, 0.1, old.in_features, old.out_features, bias=old.bias is not None),
         lambda old: torchbnn.BayesConv2d(
-            0.0, 0.1, old.in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
+            0.0, 0.1, old.in_channels, old.out_channels, old.kernel_size, old.stride, old.padding, bias=old.bias is not None
         ),
-    )  # fmt: skip
+    )
     divergence = torchbnn.BKLLoss(reduction="sum")
     return made, lambda: divergence(made)
+
+
+def _torch_uncertainty(net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The network with the layers of torch-uncertainty, and the KL that these estimate from the weights of a pass."""
+    for name in ("torch_uncertainty", "torch_uncertainty.layers"):  # packages without their imports
+        spec = importlib.util.find_spec(name)
+        if spec is not None and name not in sys.modules:
+            package = sys.modules[name] = types.ModuleType(name)
+            package.__path__ = list(spec.submodule_search_locations or ())
+            package.__spec__ = spec
+    layers: Any = importlib.import_module("torch_uncertainty.layers.bayesian")
+    made = _replaced(
+        net,
+        lambda old: layers.BayesLinear(old.in_features, old.out_features, bias=old.bias is not None),
+        lambda old: layers.BayesConv2d(
+            old.in_channels, old.out_channels, old.kernel_size, old.stride, old.padding, bias=old.bias is not None
+        ),
+    )
+    drawn: list[Any] = [module for module in made.modules() if isinstance(module, layers.BayesLinear | layers.BayesConv2d)]
+    return made, lambda: torch.stack([layer.log_variational_posterior - layer.log_prior for layer in drawn]).sum()
 
 
 def tyxe(net: nn.Module) -> tuple[Any, Any]:
@@ -89,7 +120,8 @@ def tyxe(net: nn.Module) -> tuple[Any, Any]:
     guide = functools.partial(
         package.guides.AutoNormal, init_scale=0.01, init_loc_fn=package.guides.PretrainedInitializer.from_net(net)
     )
-    prior = package.priors.IIDPrior(distributions.Normal(0.0, 1.0))
+    hidden = [nn.BatchNorm2d, nn.LayerNorm]
+    prior = package.priors.IIDPrior(distributions.Normal(0.0, 1.0), hide_module_types=hidden)
     return package.VariationalBNN(net, prior, package.likelihoods.Categorical(dataset_size=_ROWS), guide), optim.Adam({"lr": 1e-4})
 
 
@@ -100,8 +132,9 @@ def _tyxe_noise(name: str) -> Any:
 
 def _replaced(net: nn.Module, linear: Callable[[Any], nn.Module], conv: Callable[[Any], nn.Module]) -> nn.Module:
     makers = {nn.Linear: linear, nn.Conv2d: conv}
-    for name, layer in list(net.named_children()):
-        setattr(net, name, makers[type(layer)](layer) if type(layer) in makers else layer)
+    for name, layer in list(net.named_modules()):
+        if type(layer) in makers:
+            net.set_submodule(name, makers[type(layer)](layer))
     return net
 
 
@@ -133,7 +166,8 @@ def training(name: str, workload: Workload, x: Tensor, y: Tensor) -> Callable[[]
 def prediction(name: str, workload: Workload, x: Tensor, samples: int) -> Callable[[], object]:
     """Mean probabilities over the draws; one pass of the plain network."""
     if name in OURS:
-        bnn = bayesify(workload.net().eval(), OURS[name])
+        plain = workload.net().eval()
+        bnn = bayesify(plain, only_contractions(plain, OURS[name]))
         return lambda: predict(bnn, x, Categorical(), samples=samples, progress=False)
     if name.startswith("TyXe"):
         tyxe_bnn, adam = tyxe(workload.net())
@@ -157,7 +191,7 @@ def memory(name: str, net: str, what: str, samples: int) -> float:
 def work(name: str, net: str, what: str, samples: int) -> Callable[[], object]:
     """A candidate to time."""
     torch.manual_seed(0)
-    workload = WORKLOADS[net]
+    workload = NETS[net]
     x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
     return training(name, workload, x, y) if what == "training" else prediction(name, workload, x, samples)
 
@@ -187,8 +221,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     options = parser(__doc__, rounds=15)
-    options.add_argument("--nets", nargs="*", default=list(NETS), choices=NETS)
+    options.add_argument("--nets", nargs="*", default=list(NETS), choices=list(NETS))
     options.add_argument("--samples", type=int, default=100)
+    options.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     options.add_argument("--alone", help=argparse.SUPPRESS)
     options.add_argument("--what", help=argparse.SUPPRESS)
     args = options.parse_args()
@@ -198,18 +233,19 @@ def main() -> None:
         peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
         print(int(peak.split()[1]) / 1024)
         return
-    names = ["plain", *OURS, *(name for name, package in PEERS.items() if importlib.util.find_spec(package) is not None)]
+    names = ["plain", *OURS, *(name for name in args.peers if importlib.util.find_spec(PEERS[name]) is not None)]
     results: dict[str, Any] = {}
     for net in args.nets:
+        samples = min(args.samples, _FEWER_DRAWS.get(net, args.samples))
         for what in ("training", "prediction"):
-            timed = interleave({name: work(name, net, what, args.samples) for name in names}, args.rounds)
-            base = memory("plain", net, what, args.samples)
+            timed = interleave({name: work(name, net, what, samples) for name in names}, args.rounds)
+            base = memory("plain", net, what, samples)
             for name, row in timed.items():
-                row["extra_megabytes"] = round(memory(name, net, what, args.samples) - base) if name != "plain" else 0
+                row["extra_megabytes"] = round(memory(name, net, what, samples) - base) if name != "plain" else 0
             print_timings(f"{net}, {what}", timed)
             results.setdefault(net, {})[what] = timed
     if not args.dry:
-        versions = {name: _version(name) for name in ("bayesian-torch", "blitz-bayesian-pytorch", "torchbnn", "tyxe", "pyro-ppl")}
+        versions = {name: _version(name) for name in _PACKAGES}
         path = write("peers", {"rounds": args.rounds, "samples": args.samples, "versions": versions, "nets": results})
         draw(results, path.with_suffix(".png"))
 

@@ -106,7 +106,7 @@ def plain_step(workload: Workload, x: Tensor, y: Tensor) -> Callable[[], None]:
 
 
 def bayesian_step(workload: Workload, method: Method, x: Tensor, y: Tensor) -> Callable[[], None]:
-    bnn = bayesify(workload.net().train(), _only_contractions(workload.net(), method))
+    bnn = bayesify(workload.net().train(), only_contractions(workload.net(), method))
     if bnn.has_optimizer:
         likelihood = Categorical() if workload.net()(x).shape[-1] > 1 else Gaussian(std=1.0)
         optimizer = bnn.optimizer(likelihood, learning_rate=1e-4)
@@ -135,7 +135,7 @@ def steps(workload: Workload, methods: Mapping[str, Method]) -> dict[str, Callab
     }
 
 
-def _only_contractions(net: nn.Module, method: Method) -> Method | dict[str, Method]:
+def only_contractions(net: nn.Module, method: Method) -> Method | dict[str, Method]:
     """Keep normalization layers deterministic, as in the papers' tables, unless the method chooses its layers itself."""
     if type(method).assign is not Method.assign or isinstance(method, RepulsiveEnsemble | DVI):
         return method

@@ -49,7 +49,7 @@ def compile_steps(objective: Objective, device: torch.device, *, sizes_vary: boo
 
 
 def _kept_guards(guards: Sequence[GuardFilterEntry]) -> list[bool]:
-    """Whether to check each before a call: not whether functions of installed packages were replaced, a tenth of a small step."""
+    """Whether to check each before a call: not whether functions of these packages were replaced."""
     return [not guard.name.startswith(_PACKAGES) for guard in guards]
 
 

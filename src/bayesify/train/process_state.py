@@ -31,7 +31,8 @@ def seed_noise(device: torch.device, *parts: object) -> None:
     seed = seed_for(*parts)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        with torch.cuda.device(device):  # manual_seed seeds the current device
+            torch.cuda.manual_seed(seed)
 
 
 @contextmanager
