@@ -97,7 +97,7 @@ def reference(name: str, likelihood: Gaussian, world: int) -> dict[str, Tensor]:
     return {key: value.detach() for key, value in state(bnn, likelihood).items()}
 
 
-def _fit(name: str, likelihood: Gaussian, **arguments: Any) -> dict[str, Tensor]:
+def train(name: str, likelihood: Gaussian, **arguments: Any) -> dict[str, Tensor]:
     bnn, (_, world) = model(name), rank_and_size()
     arguments = {"epochs": EPOCHS, "batch_size": JOINT // world, "optimizer": SGD, "accelerator": "cpu", **arguments}
     fit(bnn, arguments.pop("data", data()), likelihood, **arguments)
@@ -127,15 +127,15 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     own = folder / f"host{rank}"
     own.mkdir()
     records, path = [], own / "run.ckpt"
-    whole = _fit("MeanField", Sampled(), epochs=4)
-    _fit("MeanField", Sampled(), checkpoint=path, loggers=[records.append])
+    whole = train("MeanField", Sampled(), epochs=4)
+    train("MeanField", Sampled(), checkpoint=path, loggers=[records.append])
     found = {"files": [file.name for file in own.iterdir()], "records": len(records), "uninterrupted": whole}
-    found["resumed"] = _fit("MeanField", Sampled(), checkpoint=path, epochs=4)
+    found["resumed"] = train("MeanField", Sampled(), checkpoint=path, epochs=4)
     other = own / ("absent.ckpt" if rank == 0 else "present.ckpt")
     if rank:
         other.touch()
     shared = folder / "shared.ckpt"
-    without_noise(lambda: _fit("MeanField", Sampled(), checkpoint=shared, epochs=1))
+    without_noise(lambda: train("MeanField", Sampled(), checkpoint=shared, epochs=1))
     return {**found, "elsewhere": _message(checkpoint=other), "one epoch": shared.read_bytes()}
 
 
@@ -157,15 +157,15 @@ def elastic(folder: Path) -> dict[str, Any]:
             return super().step(closure)
 
     arguments: dict[str, Any] = {"epochs": 5, "optimizer": partial(Dying, lr=0.01), "validation": data()}
-    found = {name: _fit(name, Sampled(), **arguments, checkpoint=folder / f"{name}.ckpt") for name in METHODS}
+    found = {name: train(name, Sampled(), **arguments, checkpoint=folder / f"{name}.ckpt") for name in METHODS}
     arguments["optimizer"] = partial(torch.optim.Adam, lr=0.01)
-    standard = {name: _fit(name, Sampled(), **arguments) for name in METHODS}
+    standard = {name: train(name, Sampled(), **arguments) for name in METHODS}
     return {"resumed": found, "uninterrupted": standard, "starts": starts.read_text().count("start")}
 
 
 def _message(**arguments: Any) -> str:
     try:
-        _fit("MeanField", Sampled(), **arguments)
+        train("MeanField", Sampled(), **arguments)
     except Exception as error:  # noqa: BLE001 - the test reads it
         return f"{type(error).__name__}: {error}"
     return "trained"
@@ -197,8 +197,8 @@ def differences() -> dict[str, str]:
 def main(folder: Path, *cases: str) -> None:
     found: dict[str, Any] = {}
     if "trajectories" in cases:
-        found["kl"] = {name: _fit(name, Silent()) for name in METHODS}
-        found["data"] = {name: without_noise(lambda name=name: _fit(name, Sampled())) for name in METHODS}
+        found["kl"] = {name: train(name, Silent()) for name in METHODS}
+        found["data"] = {name: without_noise(lambda name=name: train(name, Sampled())) for name in METHODS}
     if "noise" in cases:
         found["gradients"] = noisy_gradients()
     if "checkpoint" in cases:

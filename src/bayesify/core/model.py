@@ -55,12 +55,14 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         local_beta: the method's default weight of the per-example KL, as in `Draws`.
         auxiliary_beta: the weight of the per-example KL at auxiliary inputs; if it is above 0, `fit` makes some.
         one_pass: whether any number of draws takes one pass through the network.
+        calls_layers: whether passes call the random layers as modules, at which FSDP gathers their parameters.
         pays_kl: whether passes return the KL; in `predict` it is not needed, and zero.
     """
 
     local_beta: float = 1.0
     auxiliary_beta: float = 0.0
     one_pass: bool = False
+    calls_layers: bool = True
     pays_kl: bool = True
     accepts_loss_kwargs: bool = False  # so that transformers.Trainer divides mean losses by its accumulation steps
 

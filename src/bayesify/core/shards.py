@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from bayesify.errors import PassError
 
-__all__ = ["check_whole", "reshard", "shards_of", "with_whole_parameters"]
+__all__ = ["check_whole", "local_part", "reshard", "shards_of", "with_whole_parameters"]
 
 T = TypeVar("T")
 
@@ -21,6 +21,12 @@ def shards_of(layer: nn.Module) -> dict[str, Tensor]:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return {}
     return {name: p for name, p in layer.named_parameters() if getattr(p, "full_tensor", None) is not None}
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds: all of it unless it is sharded."""
+    sharded: Any = tensor
+    return sharded.to_local() if hasattr(sharded, "to_local") else tensor
 
 
 def reshard(net: nn.Module) -> None:

@@ -7,6 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.shards import local_part
+
 __all__ = ["may_look_at", "spread_errors"]
 
 _LARGEST_LOG_STD = math.log(1e15)  # as for hyperparameters; single precision holds its square
@@ -28,7 +30,8 @@ def spread_errors(state: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for name, x in state.items():
         if not name.startswith(prefix) or not name.endswith(("log_std", "log_alpha")) or not isinstance(x, Tensor) or x.is_meta:
             continue
-        largest = float(x.max()) if x.numel() else 0.0
+        values = local_part(x)
+        largest = float(values.max()) if values.numel() else 0.0
         if not largest <= _LARGEST_LOG_STD:
             yield (
                 f"{name} has a value of {largest:g}, but the logarithm of a spread must be at most {_LARGEST_LOG_STD:.1f}; the "

@@ -42,6 +42,7 @@ class MomentRoot(Folded):
     """Root of a chain of linear layers and ReLUs: any number of draws of the outputs takes one pass of moments."""
 
     one_pass = True
+    calls_layers = False
 
     def __init__(self, net: nn.Module, full: bool) -> None:
         super().__init__(net)

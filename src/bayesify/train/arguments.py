@@ -85,6 +85,11 @@ class SingleModelOptions:
     loggers: tuple[str | Run | Logger | Callable[[dict[str, float]], object], ...] = ()
     progress: bool | None = None
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters are sharded."""
+        return isinstance(self.strategy, str) and self.strategy.lower() == "fsdp"
+
 
 def check_arguments(training: Training, settings: Settings, **counts: int) -> None:
     """Check everything except the data.

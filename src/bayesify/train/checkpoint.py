@@ -9,7 +9,7 @@ import dataclasses
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,14 @@ from bayesify.errors import CheckpointError
 from bayesify.files import atomic_file
 from bayesify.native import native_is_used
 from bayesify.objectives import Constant, KLSchedule
+from bayesify.train.agreement import by_first_process, exists_for_first_process
 from bayesify.train.arguments import Settings, Training
 from bayesify.train.data_loading import Batches, RowGroupBatches
 from bayesify.train.history import History
 from bayesify.train.model_data import ModelData
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 __all__ = ["TrainingState", "check_identity", "checksum", "read", "read_of_run", "run_identity", "write"]
 
@@ -37,18 +41,26 @@ _NATIVE = "native random numbers"
 class TrainingState:
     """State of a training run between two epochs; random numbers depend on seed and epoch alone and need no state.
 
+    Its methods are called by all processes, of which the first reads and writes.
+
     Attributes:
         module: network and likelihood.
-        scaler: Fabric's precision plugin, which scales the gradients in "16-mixed".
+        fabric: whose precision plugin scales the gradients in "16-mixed".
         best: the state of `module` after the epoch with the lowest validation NLL.
     """
 
     module: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
-    scaler: Any
+    fabric: Fabric
     history: History = dataclasses.field(default_factory=History)
     best: dict[str, Tensor] | None = None
+
+    def exists(self, path: Path) -> bool:
+        """Return whether there is a checkpoint to resume from."""
+        if path.is_dir():
+            raise CheckpointError(path, "it is a folder, as of a run with strategy='fsdp'", "give a file, or that strategy")
+        return exists_for_first_process(self.fabric, path)
 
     def start(self, path: Path, identity: dict[str, Any]) -> None:
         """Write the first checkpoint and read it back, before training.
@@ -60,6 +72,38 @@ class TrainingState:
             identity: the settings and data that a resumed run must have in common with the interrupted one.
         """
         self.save(path, identity)
+        by_first_process(self.fabric, lambda: self._read_back(path))
+
+    def save(self, path: Path, identity: dict[str, Any]) -> None:
+        """Write a checkpoint; errors as in `write`."""
+        tensors = {"module": dict(self.module.state_dict()), "optimizer": self.optimizer.state_dict(), "best": self.best}
+        by_first_process(self.fabric, lambda: write(path, {**self.rest(identity), **tensors}))
+
+    def resume(self, path: Path, identity: dict[str, Any]) -> None:
+        """Restore the state from a checkpoint; errors as in `read_of_run`."""
+        state = by_first_process(self.fabric, lambda: read_of_run(path, identity))
+        self.module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best = state["best"]
+        self.restore_rest(state)
+
+    def rest(self, identity: dict[str, Any]) -> dict[str, Any]:
+        """Return the state but for module and optimizer."""
+        return {
+            "settings": identity,
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": self.fabric.strategy.precision.state_dict(),
+            "history": self.history.to_dict(),
+        }
+
+    def restore_rest(self, state: dict[str, Any]) -> None:
+        """Restore what `rest` returned."""
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.fabric.strategy.precision.load_state_dict(state["scaler"])
+        self.history = History(**state["history"])
+
+    def _read_back(self, path: Path) -> None:
         try:
             read(path)
         except CheckpointError as error:
@@ -68,29 +112,6 @@ class TrainingState:
                 f"the state of {type(self.optimizer).__name__} or {type(self.scheduler).__name__} contains more than tensors, "
                 "numbers and strings and cannot be read back safely; pass checkpoint=None, or give it a plain state_dict"
             ) from error
-
-    def save(self, path: Path, identity: dict[str, Any]) -> None:
-        """Write a checkpoint; errors as in `write`."""
-        state = {
-            "settings": identity,
-            "module": dict(self.module.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "history": self.history.to_dict(),
-            "best": self.best,
-        }
-        write(path, state)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state from the content of a checkpoint."""
-        self.module.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.history = History(**state["history"])
-        self.best = state["best"]
 
 
 def run_identity(

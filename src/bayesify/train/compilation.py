@@ -22,8 +22,10 @@ _PACKAGES = ("G['__builtins_dict", "G['__import_bayesify_dot_", "G['__import_tor
 __all__ = ["check_compilable", "compile_steps", "compiler_errors_explained"]
 
 
-def check_compilable(bnn: Bayesian) -> None:
-    """Raise a `ConfigurationError` for a network whose steps depend on more than the gradient of the loss."""
+def check_compilable(bnn: Bayesian, *, is_sharded: bool) -> None:
+    """Raise a `ConfigurationError` for a network whose steps depend on more than the gradient of the loss, or that is sharded."""
+    if is_sharded:
+        raise ConfigurationError("compile=True is not possible with strategy='fsdp', which gathers parameters between layers")
     if bnn.has_optimizer:
         raise ConfigurationError(
             "compile=True is not possible for the method of bnn: its own optimizer observes the passes of a step, which compiled "

@@ -10,14 +10,18 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.train.arguments import SingleModelOptions
+from bayesify.train.sharding import check_shardable, sharding_strategy
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+    from bayesify.core.model import Bayesian
+
 __all__ = ["broadcast_buffers", "choose_device", "make_fabric", "reduce"]
 
 
-def make_fabric(bnn: nn.Module, options: SingleModelOptions) -> Fabric:
+
+def make_fabric(bnn: Bayesian, options: SingleModelOptions) -> Fabric:
     """Return a launched Fabric on the device of `choose_device`.
 
     Raises:
@@ -27,6 +31,7 @@ def make_fabric(bnn: nn.Module, options: SingleModelOptions) -> Fabric:
     """
     check_choice("precision", options.precision, ("32-true", "16-mixed", "bf16-mixed"))
     device, devices, strategy = choose_device(bnn, options.accelerator), options.devices, options.strategy
+    expected = options.num_nodes * (len(devices) if isinstance(devices, list) else devices)
     try:
         from lightning.fabric import Fabric
         from lightning.fabric.strategies.ddp import DDPStrategy
@@ -35,15 +40,17 @@ def make_fabric(bnn: nn.Module, options: SingleModelOptions) -> Fabric:
         raise MissingDependencyError("training", "Lightning Fabric", extra="train") from error
     if devices == 1 and device.index is not None:
         devices = [device.index]
+    if options.is_sharded:
+        check_shardable(bnn, expected)
+        if options.precision == "16-mixed":
+            raise ConfigurationError("strategy='fsdp' has no precision='16-mixed'; use 'bf16-mixed'")
+        strategy = sharding_strategy(expected)
     fabric = Fabric(
         accelerator=device.type, devices=devices, num_nodes=options.num_nodes, strategy=strategy, precision=options.precision
     )
-    if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
-        raise ConfigurationError(
-            f"strategy must be 'auto' or 'ddp', got {strategy!r}; for sharded training write a loop with elbo and Fabric"
-        )
+    if not options.is_sharded and not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ConfigurationError(f"strategy must be 'auto', 'ddp' or 'fsdp', got {strategy!r}; for others write a loop with elbo")
     fabric.launch()
-    expected = options.num_nodes * (len(devices) if isinstance(devices, list) else devices)
     if fabric.world_size != expected:
         raise ConfigurationError(
             f"devices={devices} and num_nodes={options.num_nodes} are {expected} processes, but {fabric.world_size} were started; "

@@ -111,8 +111,8 @@ def fit(
         validation_samples: draws of the predictive distribution in validation, with the same noise every epoch.
         patience: stop after this number of epochs without a lower validation NLL; needs `validation`, and a posterior that is not
             collected along training.
-        checkpoint: file for the state of the run, which the first of several processes reads and writes; it is not deleted at the
-            end. Of an ensemble as for `fit_many`.
+        checkpoint: file for the state of the run, or folder with "fsdp", which is not deleted at the end. Of several processes the
+            first one reads and writes the file. Of an ensemble as for `fit_many`.
         checkpoint_every: epochs between two checkpoints (one is always written after the last epoch).
         resume: continue from `checkpoint` if the file exists; False starts afresh and overwrites it. A finished run returns
             immediately; more `epochs` continue it, if `beta` is constant, there is no `scheduler`, and nothing is collected.
@@ -128,7 +128,8 @@ def fit(
         devices: number of processes on this host, or the GPUs; more than one trains data-parallel (DDP), with one process each
             that runs the script. None for the processes that torchrun or SLURM started, otherwise one.
         num_nodes: number of hosts; None for that of torchrun or SLURM, otherwise one. `batch_size` is that of one process.
-        strategy: "auto", "ddp" or a Fabric strategy object of these kinds.
+        strategy: "auto", "ddp", a Fabric strategy object of these kinds, or "fsdp", which shards parameters, gradients and the
+            optimizer's state among processes.
         loggers: "mlflow:URI" or "tensorboard:FOLDER" (`bayesify.tracking`), which with `checkpoint` continue the run of an
             interrupted training; Fabric loggers; or functions of the epoch's record (a dict of numbers). All are called after the
             checkpoint; for ensembles and on a cluster, when training ends.

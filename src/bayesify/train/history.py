@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["NAN_VALIDATION", "History", "divergence", "epoch_record"]
+from bayesify.core.shards import local_part
+from bayesify.formatting import listing
+
+if TYPE_CHECKING:
+    from bayesify.core.model import Bayesian
+
+__all__ = ["NAN_VALIDATION", "History", "culprits", "divergence", "epoch_record"]
 
 NAN_VALIDATION = "the validation NLL is NaN although all weights are finite; check for extreme validation inputs."
 
@@ -92,3 +98,12 @@ def divergence(losses: Tensor, finite: bool, epoch: int, learning_rate: float) -
         f"{event} of epoch {epoch}. Try standardized inputs and targets, a lower learning_rate (now "
         f"{learning_rate:.3g}), clip_norm=1.0, or precision 'bf16-mixed' instead of '16-mixed'."
     )
+
+
+@torch.no_grad()
+def culprits(bnn: Bayesian) -> str:
+    """Return a sentence that names the layers whose weights or KL are NaN or infinite; empty if there are none."""
+    bad = [name for name, p in bnn.named_parameters() if not local_part(p).isfinite().all()]
+    if not bad and not any(p is not local_part(p) for p in bnn.parameters()):
+        bad = [f"the KL of {name}" for name, layer in bnn.random_layers() if not layer.posterior.kl(layer).isfinite()]
+    return f" NaN or infinite: {listing(bad, most=3)}." if bad else ""

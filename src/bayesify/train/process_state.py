@@ -36,12 +36,13 @@ def seed_noise(device: torch.device, *parts: object) -> None:
 
 
 @contextmanager
-def preserved_state(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Move a module to `device`; restore its device and modes, and PyTorch's random state, afterwards."""
+def preserved_state(module: nn.Module, device: torch.device, move: bool = True) -> Iterator[None]:
+    """Move a module to `device`, unless without `move`; restore its device and modes, and PyTorch's random state, afterwards."""
     original_device = next(module.parameters()).device
     with generators_kept(device), _flushed_subnormals(), modes_kept(module.modules()):
         try:
-            module.to(device)
+            if move:
+                module.to(device)
             yield
         finally:
             module.zero_grad()

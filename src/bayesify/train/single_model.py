@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -16,33 +17,35 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from bayesify.core.shards import local_part
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
-from bayesify.formatting import listing
 from bayesify.jobs.worker import versions
 from bayesify.objectives import KLSchedule
 from bayesify.progress import ProgressBar
 from bayesify.train.after_training import check_completable, complete_posterior
-from bayesify.train.agreement import by_first_process, check_agreement, exists_for_first_process, raised_everywhere
+from bayesify.train.agreement import check_agreement, raised_everywhere
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.batch import Batch
-from bayesify.train.checkpoint import TrainingState, checksum, read_of_run, run_identity
+from bayesify.train.checkpoint import TrainingState, checksum, run_identity
 from bayesify.train.compilation import check_compilable, compile_steps, compiler_errors_explained
 from bayesify.train.data_loading import Batches
 from bayesify.train.dataset_size import warn_if_more_examples
 from bayesify.train.fabric import broadcast_buffers, make_fabric, reduce
-from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
+from bayesify.train.history import NAN_VALIDATION, History, culprits, divergence, epoch_record
 from bayesify.train.loggers import Loggers, configuration
 from bayesify.train.model_data import load_model_data
 from bayesify.train.objective import Objective, log_density
 from bayesify.train.process_state import preserved_state, seed_noise
 from bayesify.train.running_statistics import tell_of_misfits
+from bayesify.train.sharding import copy_gathered
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-    from bayesify.core.model import Bayesian
 
 __all__ = ["fit_single_model"]
+
+_LARGE = 1024  # rows of a batch in which draws are evaluated one by one
 
 
 def fit_single_model(training: Training, settings: Settings, options: SingleModelOptions) -> History:
@@ -52,10 +55,15 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
     if not parameters:
         raise ConfigurationError("bnn has no parameter with requires_grad=True, there is nothing to train")
     if options.compile:
-        check_compilable(training.bnn)
+        check_compilable(training.bnn, is_sharded=options.is_sharded)
     fabric = make_fabric(training.bnn, options)
     show = options.progress if fabric.is_global_zero else False
-    with preserved_state(model, fabric.device):
+    original, sharded = training, options.is_sharded
+    if sharded:  # a copy: shards cannot be undone
+        bnn, likelihood = copy.deepcopy((training.bnn, training.likelihood))
+        training = dataclasses.replace(training, bnn=bnn, likelihood=likelihood)
+        parameters = [p for p in (*bnn.parameters(), *likelihood.parameters()) if p.requires_grad]
+    with preserved_state(model, fabric.device, move=not sharded):
         check_completable(training, fabric.world_size)
         training.bnn.forget()
         given = options.loggers if fabric.is_global_zero else ()
@@ -70,9 +78,11 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
         training.bnn.passes.optimizer = None  # its state is that of this run
         if loop.state.best is not None:
             loop.state.module.load_state_dict(loop.state.best)
+        if sharded:
+            copy_gathered(loop.objective, bnn=original.bnn, likelihood=original.likelihood)
         complete_posterior(training, loop.data, show)
         if loop.last is not None and fabric.world_size == 1:
-            tell_of_misfits(training.bnn, [loop.last])
+            tell_of_misfits(original.bnn, [loop.last])
     return loop.state.history
 
 
@@ -96,16 +106,29 @@ class _Loop:
             self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
             if options.compile:
                 compile_steps(self.objective, fabric.device, sizes_vary=self.data.train.sizes_vary)
-            optimizer = self._optimizer(parameters)
-            scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
-            self.state = TrainingState(self.objective, optimizer, scheduler, fabric.strategy.precision)
+            self.state = self._state(parameters)
         several = fabric.world_size > 1
         self.identity = self._identity() if several or options.checkpoint is not None else {}
         if several:
             check_agreement(fabric, self._facts())
-        self.model, self.optimizer = fabric.setup(self.objective, optimizer)
+        if options.is_sharded:
+            self.model = fabric.setup_module(self.objective)
+            self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
+            self.state = self._state(self.parameters)  # the optimizer of shards
+            self.optimizer: Any = fabric.setup_optimizers(self.state.optimizer)
+        else:
+            self.model, self.optimizer = fabric.setup(self.objective, self.state.optimizer)
         self.done = 0.0  # fraction of training up to which snapshots were taken
         self.last: Batch | None = None
+
+    def _state(self, parameters: list[nn.Parameter]) -> TrainingState:
+        optimizer = self._optimizer(parameters)
+        scheduler = None if self.settings.scheduler is None else self.settings.scheduler(optimizer)
+        if not self.options.is_sharded:
+            return TrainingState(self.objective, optimizer, scheduler, self.fabric)
+        from bayesify.train.sharded_checkpoint import ShardedState  # imports much of torch.distributed
+
+        return ShardedState(self.objective, optimizer, scheduler, self.fabric)
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         training = self.training
@@ -137,11 +160,10 @@ class _Loop:
         path, epochs = self.options.checkpoint, self.settings.epochs
         if path is None:
             return
-        resume = self.options.resume and exists_for_first_process(self.fabric, path)
-        if not resume:
-            by_first_process(self.fabric, lambda: self.state.start(path, self.identity))
+        if not (self.options.resume and self.state.exists(path)):
+            self.state.start(path, self.identity)
             return
-        self.state.restore(by_first_process(self.fabric, lambda: read_of_run(path, self.identity)))
+        self.state.resume(path, self.identity)
         done = len(self.state.history)
         if done > epochs:
             raise CheckpointError(path, f"it has {done} epochs, more than epochs={epochs}", "raise epochs, or pass resume=False")
@@ -191,7 +213,7 @@ class _Loop:
                 terms.append(self._step(batch, betas[-1], group, is_last))
             except (torch.linalg.LinAlgError, DivergenceError) as error:  # pyright: ignore[reportPrivateImportUsage]
                 reason = f"in batch {number + 1} of epoch {epoch}, {str(error).rstrip('.')}."
-                raise self._divergence_error(reason + _culprits(self.training.bnn)) from error
+                raise self._divergence_error(reason + culprits(self.training.bnn)) from error
             sizes.append(batch.size)
             self.last = batch
             if is_last:
@@ -204,9 +226,10 @@ class _Loop:
         # Batches of row groups differ by one row between processes, whose records must be equal.
         weights = reduce(self.fabric, torch.tensor(sizes, device=self.fabric.device).float(), "mean").tolist()
         learning_rate = float(self.state.optimizer.param_groups[0]["lr"])
-        finite = bool(torch.stack([p.detach().isfinite().all() for p in self.parameters]).all())
+        finite = torch.stack([local_part(p.detach()).isfinite().all() for p in self.parameters]).all()
+        finite = bool(reduce(self.fabric, finite.float(), "mean") == 1)
         if failure := divergence(table[:, 0], finite, epoch, learning_rate):
-            raise self._divergence_error(failure + _culprits(self.training.bnn))
+            raise self._divergence_error(failure + culprits(self.training.bnn))
         return epoch_record(table, weights, betas, learning_rate)
 
     def _collect(self, done: float) -> None:
@@ -250,38 +273,39 @@ class _Loop:
         fabric, objective = self.fabric, self.objective
         objective.eval()
         total = torch.zeros(2, dtype=torch.float64, device=fabric.device)
-        for number, batch in enumerate(batches.epoch(0)):
-            if number % fabric.world_size != fabric.global_rank:
-                continue
+        for batch, counts in self._own_batches(batches):
             with fabric.autocast():
                 log_prob = partial(objective.log_prob, batch)
-                density = log_density(log_prob, batch.size, self.settings.samples, self.settings.validation_samples)
+                # Processes that gather shards have to make the same number of passes.
+                size = _LARGE if self.options.is_sharded else batch.size
+                density = log_density(log_prob, size, self.settings.samples, self.settings.validation_samples)
             weights = torch.ones_like(density) if batch.weights is None else batch.weights
-            total += torch.stack(((weights * density).double().sum(), weights.double().sum()))
+            total += counts * torch.stack(((weights * density).double().sum(), weights.double().sum()))
         log_prob, weight = reduce(fabric, total, "sum").tolist()
         if math.isnan(log_prob):
             raise self._divergence_error(NAN_VALIDATION)
         return -log_prob / weight
 
+    def _own_batches(self, batches: Batches) -> Iterator[tuple[Batch, bool]]:
+        """Yield the validation batches of this process, each with whether it counts: with shards all have the same number."""
+        batch, number = None, -1
+        for number, batch in enumerate(batches.epoch(0)):
+            if number % self.fabric.world_size == self.fabric.global_rank:
+                yield batch, True
+        rest = (number + 1) % self.fabric.world_size
+        if self.options.is_sharded and batch is not None and 0 < rest <= self.fabric.global_rank:
+            yield batch, False
+
     def _report(self, epoch: int, record: dict[str, float]) -> None:
         """Write a checkpoint if one is due, then update the progress bar and call the loggers."""
-        options, path = self.options, self.options.checkpoint
+        options = self.options
         due = epoch % options.checkpoint_every == 0 or epoch == self.settings.epochs or self.state.history.stopped_early
-        if path is not None and due:
-            by_first_process(self.fabric, lambda: self.state.save(path, self.identity))
+        if options.checkpoint is not None and due:
+            self.state.save(options.checkpoint, self.identity)
         labels = {"loss": "loss", "kl": "KL", "validation_nll": "validation"}
         values = (f"{labels[name]} {value:.4g}" for name, value in record.items() if name in labels)
         self.bar.text = " · ".join([f"epoch {epoch}", *values])
         self.loggers.log(epoch, record)
-
-
-@torch.no_grad()
-def _culprits(bnn: Bayesian) -> str:
-    """Return a sentence that names the layers whose weights or KL are NaN or infinite; empty if there are none."""
-    bad = [name for name, p in bnn.named_parameters() if not p.isfinite().all()]
-    if not bad:
-        bad = [f"the KL of {name}" for name, layer in bnn.random_layers() if not layer.posterior.kl(layer).isfinite()]
-    return f" NaN or infinite: {listing(bad, most=3)}." if bad else ""
 
 
 def _grouped(batches: Batches, epoch: int, accumulate: int) -> Iterator[tuple[Batch, int, bool]]:
