@@ -1,7 +1,7 @@
 """Max pooling in predictions on a CPU.
 
-PyTorch's kernel for contiguous images looks at one value at a time and keeps indices for a gradient. The maximum over blocks that do
-not overlap is that of strided slices, which has the same values and is much faster.
+PyTorch's kernel for contiguous images looks at one value at a time and keeps indices for a gradient. The maximum over blocks that
+do not overlap is that of strided slices, which has the same values and is much faster.
 """
 
 from __future__ import annotations
