@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["broadcast_buffers", "choose_device", "make_fabric", "reduce"]
 
 
-
 def make_fabric(bnn: Bayesian, options: SingleModelOptions) -> Fabric:
     """Return a launched Fabric on the device of `choose_device`.
 
