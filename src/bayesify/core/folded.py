@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,46 +14,24 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
-from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
 from bayesify.core.forward_pass import ForwardPass, NewLayerError, RowsError
 from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.model import Bayesian
-from bayesify.core.modes import can_compare, eval_mode
+from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
-from bayesify.core.recent import Recent
+from bayesify.core.planning import OtherDecisionsError, Plan, Planning
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 from bayesify.core.restoration import restore
 from bayesify.core.shards import check_whole, reshard, shards_of
-from bayesify.core.turns import TurnError, turn
+from bayesify.core.turns import turn
 from bayesify.core.unfolding import stack, unfold
 from bayesify.core.watch import Decisions
-from bayesify.errors import PassError
-from bayesify.formatting import listing
 
 __all__ = ["Folded"]
 
 
-class _Plan(NamedTuple):
-    """How a call makes its passes; see `Verdict`."""
-
-    noise_per_row: bool
-    folds: bool
-    layers_without_rows: tuple[int, ...] = ()
-    unused_layers: tuple[int, ...] = ()
-    decisions: frozenset[tuple[bool, ...]] = frozenset()
-
-
-class OtherDecisionsError(PassError):
-    """A folded pass took decisions by values of the inputs that no examined pass took."""
-
-    def __init__(self, taken: tuple[bool, ...]) -> None:
-        super().__init__("the network decides by values of its inputs what it computes")
-        self.taken = taken
-
-
-class Folded(Bayesian):
+class Folded(Planning):
     """The default root: S draws are folded into the batch and take one pass over S*B rows.
 
     Every draw takes a separate pass with `fold=False`, if the batch is not the first dimension, if the rows of a batch affect each
@@ -65,8 +42,6 @@ class Folded(Bayesian):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        self._verdicts = Recent[object, Verdict]()
-        self._training_verdicts = Recent[object, bool]()
         self._prefix: Prefix | None = None
         self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
 
@@ -77,26 +52,25 @@ class Folded(Bayesian):
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         call.shared = samples > 1 or not self.pays_kl  # `predict` makes several calls
-        plan = self._plan(call, samples)
+        plan = self.plan(call, samples)
         coherent = coherent or not plan.noise_per_row
         with noise_of_rank(self.net, self.training):
             try:
                 passes, outputs = self._passes(call, samples, coherent, plan)
             except NewLayerError:  # the network was changed: another adapter is active
-                self._verdicts.clear()
-                self._training_verdicts.clear()
-                plan = self._plan(call, samples)
+                self.forget_verdicts()
+                plan = self.plan(call, samples)
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
             except OtherDecisionsError as error:
                 if self._prefix is not None:  # `predict` repeats the pass without replay
                     raise
-                plan = self._plan_for_other_decisions(call, samples, error)
+                plan = self.plan_for_other_decisions(call, samples, error)
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
             except RowsError as error:
                 if not plan.folds or self.fold:
                     raise
-                self._distrust(call, str(error))
-                passes, outputs = self._passes(call, samples, True, _Plan(False, False))
+                self.distrust(call, str(error))
+                passes, outputs = self._passes(call, samples, True, Plan(False, False))
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].found_kls)
         local_kl = torch.zeros(call.batch, dtype=kl.dtype, device=kl.device)
@@ -106,7 +80,7 @@ class Folded(Bayesian):
 
     # How passes are made
 
-    def _passes(self, call: Inputs, samples: int, coherent: bool, plan: _Plan) -> tuple[list[ForwardPass], Any]:
+    def _passes(self, call: Inputs, samples: int, coherent: bool, plan: Plan) -> tuple[list[ForwardPass], Any]:
         """The passes for all draws and the outputs (S, B, ...)."""
         if plan.folds and samples > 1:
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch, plan)
@@ -119,7 +93,7 @@ class Folded(Bayesian):
             runs.append(self._run(passes[-1], call, 1))
         return passes, tree_map(lambda *ys: stack(ys, call.batch, self.batch_dim), *runs)
 
-    def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None, plan: _Plan) -> ForwardPass:
+    def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None, plan: Plan) -> ForwardPass:
         positions = plan.layers_without_rows
         layers = [layer for i, (_, layer) in enumerate(self.random_layers()) if i in positions] if positions else []
         unused = (
@@ -139,7 +113,7 @@ class Folded(Bayesian):
             records=self.is_observed,
         )
 
-    def _run_as_examined(self, forward_pass: ForwardPass, call: Inputs, samples: int, plan: _Plan) -> Any:
+    def _run_as_examined(self, forward_pass: ForwardPass, call: Inputs, samples: int, plan: Plan) -> Any:
         """`_run`, which must take decisions that an examined pass took: other code may let rows affect each other.
 
         Raises:
@@ -170,107 +144,6 @@ class Folded(Bayesian):
             self._prefix = None
         return outputs
 
-    # Whether draws may be folded
-
-    def _plan(self, call: Inputs, samples: int) -> _Plan:
-        verdict = self._verdicts.get(call.kind)
-        if verdict is None:
-            verdict = self._examined(call)
-        if verdict is None:  # tracing, or a network that fails on these inputs: correct for every network
-            return _Plan(False, False)
-        if verdict.without_rows:
-            call.without(verdict.without_rows)
-        if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
-            return _Plan(not verdict.draws_weights, True, verdict.layers_without_rows, verdict.unused_layers)
-        per_row = verdict.independent_rows and not verdict.draws_weights
-        folds = verdict.independent_rows and self.fold is not False
-        folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
-        return _Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers, verdict.decisions)
-
-    def _plan_for_other_decisions(self, call: Inputs, samples: int, error: OtherDecisionsError) -> _Plan:
-        """A plan for inputs by which the network decides otherwise than for those that were examined."""
-        known = self._verdicts[call.kind].decisions
-        verdict = self._examine(call, whole=True)
-        if verdict is not None and not verdict.independent_rows:
-            self._verdicts[call.kind] = verdict
-        elif verdict is None or error.taken not in verdict.decisions:
-            self._distrust(call, str(error))
-        else:
-            self._verdicts[call.kind] = dataclasses.replace(verdict, decisions=known | verdict.decisions)
-        return self._plan(call, samples)
-
-    def _examined(self, call: Inputs) -> Verdict | None:
-        """Examine the network; while `torch.compile` traces, with the values of the traced inputs."""
-        if torch.compiler.is_compiling():
-            flat = call.spec is None
-            fields = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else None
-            return None if fields is None else Verdict(fields[0], without_rows=fields[1], layers_without_rows=fields[2])
-        if not can_compare(self.net):
-            return None
-        verdict = self._examine(call)
-        if verdict is not None:
-            self._verdicts[call.kind] = verdict
-        return verdict
-
-    def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool, tuple[int, ...], tuple[int, ...]] | None:
-        """`_examined`, called by the compiler itself."""
-        if any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in leaves):
-            return None
-        call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
-        try:
-            with turn(limit=5):  # a prediction in another thread may wait for the compiler
-                verdict = self._examine(call)
-        except TurnError:
-            return None
-        if verdict is None:
-            return None
-        return verdict.independent_rows and not verdict.draws_weights, verdict.without_rows, verdict.layers_without_rows
-
-    # As torch.compiler.assume_constant_result does, which would import the compiler: called with the values of the arguments.
-    _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-    def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
-        layers = dict(self.random_layers())
-        verdict = examine(self.net, layers.values(), self.passes, call, whole)
-        if verdict is None:
-            return None
-        if verdict.finding:
-            self.tell(verdict.finding)
-        reads = any(layer.is_read for layer in layers.values())
-        if not verdict.independent_rows and self.batch_dim == 0 and (reads or not self.fold):
-            self._warn_of_separate_passes(verdict.reason)
-        if unused := [name for name, layer in layers.items() if not layer.is_used]:
-            self.tell(
-                f"the network does not use {len(unused)} of its random layers for these inputs; they only add their KL: "
-                f"{listing(unused, most=5)}"
-            )
-        return verdict
-
-    def _folds_in_training(self, call: Inputs, verdict: Verdict) -> bool:
-        if not can_compare(self.net):
-            return not pools_batches(self.net)
-        key = call.kind, tuple(module.training for module in self.net.modules())
-        if key not in self._training_verdicts:
-            layers = [layer for _, layer in self.random_layers()]
-            folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call, verdict)
-            if not folds:
-                self.tell(
-                    "in training mode every draw takes a separate pass, because the rows of a batch affect each other there (batch "
-                    "normalization); S draws take the time of S passes"
-                )
-        return self._training_verdicts[key]
-
-    def _distrust(self, call: Inputs, reason: str) -> None:
-        """Stop folding, after a folded pass failed although the few rows had agreed."""
-        self._verdicts[call.kind] = Verdict(False, reason)
-        self._warn_of_separate_passes(reason)
-
-    def _warn_of_separate_passes(self, reason: str) -> None:
-        self.tell(
-            f"every draw takes a separate pass, with one draw of the weights for the whole batch, because {reason}; S draws take "
-            "the time of S passes"
-        )
-
     # Prediction and functions
 
     @contextmanager
@@ -289,7 +162,7 @@ class Folded(Bayesian):
                 possible = not self.training and is_worth_replay(self.net, call.leaves) and has_prefix(self.net)
                 believed[key] = possible and self._replays(call, coherent, reseed)
             if believed[key]:
-                self._prefix = Prefix(call.batch, self._plan(call, 2).folds)
+                self._prefix = Prefix(call.batch, self.plan(call, 2).folds)
             try:
                 yield
             finally:
@@ -315,7 +188,7 @@ class Folded(Bayesian):
         except MISFITS:  # a few rows are no input of this network, such as a graph's
             return False
         try:
-            self._prefix = Prefix(few, self._plan(self.inputs_of(args, kwargs), 2).folds)
+            self._prefix = Prefix(few, self.plan(self.inputs_of(args, kwargs), 2).folds)
             outputs(0)  # with different noise, which exposes networks that draw noise themselves
             replayed = outputs(1)
         except MISFITS:

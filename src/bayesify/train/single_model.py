@@ -34,18 +34,17 @@ from bayesify.train.fabric import broadcast_buffers, make_fabric, reduce
 from bayesify.train.history import NAN_VALIDATION, History, culprits, divergence, epoch_record
 from bayesify.train.loggers import Loggers, configuration
 from bayesify.train.model_data import load_model_data
-from bayesify.train.objective import Objective, log_density
+from bayesify.train.objective import Objective
 from bayesify.train.process_state import preserved_state, seed_noise
 from bayesify.train.running_statistics import tell_of_misfits
 from bayesify.train.sharding import copy_gathered
+from bayesify.train.validation import validation_nll
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
 __all__ = ["fit_single_model"]
-
-_LARGE = 1024  # rows of a batch in which draws are evaluated one by one
 
 
 def fit_single_model(training: Training, settings: Settings, options: SingleModelOptions) -> History:
@@ -267,34 +266,11 @@ class _Loop:
         dtype = torch.promote_types(self.parameters[0].dtype, torch.float32)
         return torch.full((), beta, dtype=dtype, device=self.fabric.device)
 
-    @torch.no_grad()
     def _validate(self, batches: Batches) -> float:
-        """Return the mean negative log predictive density, in nats per example."""
-        fabric, objective = self.fabric, self.objective
-        objective.eval()
-        total = torch.zeros(2, dtype=torch.float64, device=fabric.device)
-        for batch, counts in self._own_batches(batches):
-            with fabric.autocast():
-                log_prob = partial(objective.log_prob, batch)
-                # Processes that gather shards have to make the same number of passes.
-                size = _LARGE if self.options.is_sharded else batch.size
-                density = log_density(log_prob, size, self.settings.samples, self.settings.validation_samples)
-            weights = torch.ones_like(density) if batch.weights is None else batch.weights
-            total += counts * torch.stack(((weights * density).double().sum(), weights.double().sum()))
-        log_prob, weight = reduce(fabric, total, "sum").tolist()
-        if math.isnan(log_prob):
+        nll = validation_nll(self.fabric, self.objective, batches, self.settings, is_sharded=self.options.is_sharded)
+        if math.isnan(nll):
             raise self._divergence_error(NAN_VALIDATION)
-        return -log_prob / weight
-
-    def _own_batches(self, batches: Batches) -> Iterator[tuple[Batch, bool]]:
-        """Yield the validation batches of this process, each with whether it counts: with shards all have the same number."""
-        batch, number = None, -1
-        for number, batch in enumerate(batches.epoch(0)):
-            if number % self.fabric.world_size == self.fabric.global_rank:
-                yield batch, True
-        rest = (number + 1) % self.fabric.world_size
-        if self.options.is_sharded and batch is not None and 0 < rest <= self.fabric.global_rank:
-            yield batch, False
+        return nll
 
     def _report(self, epoch: int, record: dict[str, float]) -> None:
         """Write a checkpoint if one is due, then update the progress bar and call the loggers."""

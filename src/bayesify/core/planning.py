@@ -1,0 +1,152 @@
+"""Decisions of the default root about its passes: whether draws are folded, and what layers draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
+from bayesify.core.inputs import Inputs
+from bayesify.core.model import Bayesian
+from bayesify.core.modes import can_compare
+from bayesify.core.recent import Recent
+from bayesify.core.turns import TurnError, turn
+from bayesify.errors import PassError
+from bayesify.formatting import listing
+
+__all__ = ["OtherDecisionsError", "Plan", "Planning"]
+
+
+class Plan(NamedTuple):
+    """How a call makes its passes; see `Verdict`."""
+
+    noise_per_row: bool
+    folds: bool
+    layers_without_rows: tuple[int, ...] = ()
+    unused_layers: tuple[int, ...] = ()
+    decisions: frozenset[tuple[bool, ...]] = frozenset()
+
+
+class OtherDecisionsError(PassError):
+    """A folded pass took decisions by values of the inputs that no examined pass took."""
+
+    def __init__(self, taken: tuple[bool, ...]) -> None:
+        super().__init__("the network decides by values of its inputs what it computes")
+        self.taken = taken
+
+
+class Planning(Bayesian):
+    """A root that examines its network at the first call with each kind of inputs, and plans its passes accordingly."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self._verdicts = Recent[object, Verdict]()
+        self._training_verdicts = Recent[object, bool]()
+
+    def plan(self, call: Inputs, samples: int) -> Plan:
+        """Return how to make the passes of a call."""
+        verdict = self._verdicts.get(call.kind)
+        if verdict is None:
+            verdict = self._examined(call)
+        if verdict is None:  # tracing, or a network that fails on these inputs: correct for every network
+            return Plan(False, False)
+        if verdict.without_rows:
+            call.without(verdict.without_rows)
+        if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
+            return Plan(not verdict.draws_weights, True, verdict.layers_without_rows, verdict.unused_layers)
+        per_row = verdict.independent_rows and not verdict.draws_weights
+        folds = verdict.independent_rows and self.fold is not False
+        folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
+        return Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers, verdict.decisions)
+
+    def plan_for_other_decisions(self, call: Inputs, samples: int, error: OtherDecisionsError) -> Plan:
+        """A plan for inputs by which the network decides otherwise than for those that were examined."""
+        known = self._verdicts[call.kind].decisions
+        verdict = self._examine(call, whole=True)
+        if verdict is not None and not verdict.independent_rows:
+            self._verdicts[call.kind] = verdict
+        elif verdict is None or error.taken not in verdict.decisions:
+            self.distrust(call, str(error))
+        else:
+            self._verdicts[call.kind] = dataclasses.replace(verdict, decisions=known | verdict.decisions)
+        return self.plan(call, samples)
+
+    def forget_verdicts(self) -> None:
+        """Examine the network again at the next call: its layers have changed."""
+        self._verdicts.clear()
+        self._training_verdicts.clear()
+
+    def _examined(self, call: Inputs) -> Verdict | None:
+        """Examine the network; while `torch.compile` traces, with the values of the traced inputs."""
+        if torch.compiler.is_compiling():
+            flat = call.spec is None
+            fields = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else None
+            return None if fields is None else Verdict(fields[0], without_rows=fields[1], layers_without_rows=fields[2])
+        if not can_compare(self.net):
+            return None
+        verdict = self._examine(call)
+        if verdict is not None:
+            self._verdicts[call.kind] = verdict
+        return verdict
+
+    def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool, tuple[int, ...], tuple[int, ...]] | None:
+        """`_examined`, called by the compiler itself."""
+        if any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in leaves):
+            return None
+        call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
+        try:
+            with turn(limit=5):  # a prediction in another thread may wait for the compiler
+                verdict = self._examine(call)
+        except TurnError:
+            return None
+        if verdict is None:
+            return None
+        return verdict.independent_rows and not verdict.draws_weights, verdict.without_rows, verdict.layers_without_rows
+
+    # As torch.compiler.assume_constant_result does, which would import the compiler: called with the values of the arguments.
+    _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+    def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
+        layers = dict(self.random_layers())
+        verdict = examine(self.net, layers.values(), self.passes, call, whole)
+        if verdict is None:
+            return None
+        if verdict.finding:
+            self.tell(verdict.finding)
+        reads = any(layer.is_read for layer in layers.values())
+        if not verdict.independent_rows and self.batch_dim == 0 and (reads or not self.fold):
+            self._warn_of_separate_passes(verdict.reason)
+        if unused := [name for name, layer in layers.items() if not layer.is_used]:
+            self.tell(
+                f"the network does not use {len(unused)} of its random layers for these inputs; they only add their KL: "
+                f"{listing(unused, most=5)}"
+            )
+        return verdict
+
+    def _folds_in_training(self, call: Inputs, verdict: Verdict) -> bool:
+        if not can_compare(self.net):
+            return not pools_batches(self.net)
+        key = call.kind, tuple(module.training for module in self.net.modules())
+        if key not in self._training_verdicts:
+            layers = [layer for _, layer in self.random_layers()]
+            folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call, verdict)
+            if not folds:
+                self.tell(
+                    "in training mode every draw takes a separate pass, because the rows of a batch affect each other there (batch "
+                    "normalization); S draws take the time of S passes"
+                )
+        return self._training_verdicts[key]
+
+    def distrust(self, call: Inputs, reason: str) -> None:
+        """Stop folding, after a folded pass failed although the few rows had agreed."""
+        self._verdicts[call.kind] = Verdict(False, reason)
+        self._warn_of_separate_passes(reason)
+
+    def _warn_of_separate_passes(self, reason: str) -> None:
+        self.tell(
+            f"every draw takes a separate pass, with one draw of the weights for the whole batch, because {reason}; S draws take "
+            "the time of S passes"
+        )
