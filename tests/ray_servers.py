@@ -16,6 +16,7 @@ def ray_cluster(*cpus, client_port=None):
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     before, os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH", ""), os.pathsep.join(path for path in sys.path if path)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, other tests leave its jobs no time
     head, *others = cpus
     ports = {} if client_port is None else {"ray_client_server_port": client_port}
     common = {"object_store_memory": MEMORY}
