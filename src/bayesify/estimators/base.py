@@ -26,7 +26,7 @@ from bayesify.estimators.schedule import Schedule
 from bayesify.estimators.stacking import Stacking
 from bayesify.estimators.updating import BayesianUpdating
 from bayesify.prediction import predict
-from bayesify.train import History, Training, Weighted, fit
+from bayesify.train import Training, Weighted
 from bayesify.train.loggers import Loggers
 
 try:
@@ -121,19 +121,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
                 self._fit_stack(X, y, sample_weight, path, log)
             else:
                 training, settings = self._prepare(X, y, sample_weight)
-                self.history_: History = fit(
-                    training.bnn,
-                    training.data,
-                    training.likelihood,
-                    validation=training.validation,
-                    seed=training.seed,
-                    beta=training.beta,
-                    learning_rate=training.learning_rate,
-                    checkpoint=path,
-                    loggers=log.opened,
-                    **settings,
-                    progress=self.progress,
-                )
+                self._train(training, settings, path, log)
                 self.settle()
             self._calibrate()
         return self

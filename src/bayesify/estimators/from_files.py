@@ -16,7 +16,7 @@ from bayesify.data.column import Column
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import calibration_rows
 from bayesify.jobs.where import LOCAL
-from bayesify.train import History, RowGroups, Training, fit
+from bayesify.train import RowGroups, Training
 from bayesify.train.loggers import Loggers
 
 try:
@@ -83,19 +83,7 @@ class FileTraining:
         with Loggers(loggers, path) as log:
             log.start({"estimator": self.resolved()})
             training, settings = self._prepare_files(table)
-            self.history_: History = fit(
-                training.bnn,
-                training.data,
-                training.likelihood,
-                validation=training.validation,
-                seed=training.seed,
-                beta=training.beta,
-                learning_rate=training.learning_rate,
-                checkpoint=path,
-                loggers=log.opened,
-                **settings,
-                progress=self.progress,
-            )
+            self._train(training, settings, path, log)
         self.settle()
         self._calibrate()
         return self

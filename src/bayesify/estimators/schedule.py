@@ -1,9 +1,11 @@
-"""How long an estimator is trained, and which rows choose the epoch."""
+"""Training of an estimator: for how long, and which rows choose the epoch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,6 +15,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.methods import DeepEnsemble
+from bayesify.train import History, Training, fit
+from bayesify.train.loggers import Loggers
 
 try:
     import numpy as np
@@ -29,6 +33,7 @@ class Schedule(EstimatorParameters):
     """Training and validation rows of an estimator, and the settings of training that follow from their number."""
 
     seed_: int
+    history_: History
 
     def _split(self, rows: int) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
         """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble."""
@@ -69,3 +74,19 @@ class Schedule(EstimatorParameters):
             "accelerator": self.accelerator,
             "on": self.on,
         }
+
+    def _train(self, training: Training, settings: Mapping[str, Any], checkpoint: Path | None, log: Loggers) -> None:
+        """Train the network; `settings` are those of `_schedule`."""
+        self.history_ = fit(
+            training.bnn,
+            training.data,
+            training.likelihood,
+            validation=training.validation,
+            seed=training.seed,
+            beta=training.beta,
+            learning_rate=training.learning_rate,
+            checkpoint=checkpoint,
+            loggers=log.opened,
+            **settings,
+            progress=self.progress,
+        )
