@@ -88,13 +88,13 @@ def bernoulli(*size: int, p: float, like: Tensor) -> Tensor:
 def _randn(size: Sequence[int], dtype: torch.dtype, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
     if dtype != torch.float64 and _is_native(size, device):
         return fill_normal(torch.empty(size, dtype=torch.float32, device=device), generator).to(dtype)
-    return torch.randn(size, dtype=dtype, device=device, generator=generator)
+    return torch.randn(size, dtype=dtype, device=device, **_given(generator))
 
 
 def _rand(size: Sequence[int], dtype: torch.dtype, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
     if dtype == torch.float32 and _is_native(size, device):  # rounded to a lower precision, they would reach 1
         return fill_uniform(torch.empty(size, dtype=dtype, device=device), generator)
-    return torch.rand(size, dtype=dtype, device=device, generator=generator)
+    return torch.rand(size, dtype=dtype, device=device, **_given(generator))
 
 
 def _bernoulli(
@@ -103,7 +103,12 @@ def _bernoulli(
     if _is_native(size, device):
         return fill_bernoulli(torch.empty(size, dtype=torch.float32, device=device), p, generator).to(dtype)
     # On a CPU four times faster than Tensor.bernoulli_.
-    return (torch.rand(size, device=device, generator=generator) >= 1 - p).to(dtype)
+    return (torch.rand(size, device=device, **_given(generator)) >= 1 - p).to(dtype)
+
+
+def _given(generator: torch.Generator | None) -> dict[str, Any]:
+    # PyTorch's operators with a generator, even None, cannot be exported with a dynamic size.
+    return {} if generator is None else {"generator": generator}
 
 
 def _is_native(size: Sequence[int], device: torch.device) -> bool:
