@@ -28,7 +28,7 @@ MODELS = {
 @pytest.fixture(autouse=True, scope="module")
 def portfolio():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BayesianRegressor, "portfolio", MODELS | {"small": SMALL | {"likelihood": "heteroscedastic"}})
+        patch.setattr(BayesianRegressor, "portfolio", MODELS | {"small": SMALL | {"likelihood": "heteroscedastic", "epochs": 300}})
         patch.setattr(BayesianClassifier, "portfolio", MODELS)
         yield
 
