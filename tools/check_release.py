@@ -27,7 +27,22 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS = ("train", "metrics", "tables", "data", "plots", "excel", "report", "transformers", "laplace", "mcmc", "fast", "ray", "cli")
+EXTRAS = (
+    "train",
+    "metrics",
+    "tables",
+    "data",
+    "plots",
+    "excel",
+    "report",
+    "transformers",
+    "laplace",
+    "mcmc",
+    "fast",
+    "ray",
+    "tracking",
+    "cli",
+)
 """Extras of users."""
 
 TWO_LINES = """
@@ -54,6 +69,7 @@ IMPORTS = {
     "mcmc": "import pyro, bayesify; bayesify.HMC()",
     "fast": "import torch, bayesify.native\nassert bayesify.native.native_fwht(torch.ones(512))[0] == 512",
     "ray": "import ray; from bayesify.jobs import RayCluster",
+    "tracking": "import mlflow, tensorboard; from bayesify.tracking import open_run",
     "cli": "from bayesify.cli.app import app",
 }
 """What each extra is for, as a program that must run."""

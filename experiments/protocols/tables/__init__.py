@@ -108,11 +108,15 @@ def _defaults(name: str, task: str, epochs: int | None) -> dict[str, Any]:
     if not name.startswith("bayesify"):
         return {}
     from bayesify.estimators import BayesianClassifier, BayesianRegressor
+    from bayesify.estimators.recipes import SINGLE
 
     kind = BayesianRegressor if task == "regression" else BayesianClassifier
     stacked = kind(method=name.partition(" ")[2] or None).is_stacked
     recipe = kind.recipe(kind.default_method if stacked else name.partition(" ")[2] or kind.default_method)
-    defaults = {"recipe": recipe.method.to_dict(), "beta": recipe.beta, "training": dataclasses.asdict(recipe.training)}
+    training = dataclasses.asdict(recipe.training)
+    if training["noise"] == SINGLE.noise:  # results from before it was a field had this value
+        del training["noise"]
+    defaults = {"recipe": recipe.method.to_dict(), "beta": recipe.beta, "training": training}
     if stacked:
         defaults["portfolio"] = {name: dict(params) for name, params in kind.portfolio.items()}
     return json.loads(json.dumps(defaults | ({} if epochs is None else {"epochs": epochs})))
