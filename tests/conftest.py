@@ -34,6 +34,24 @@ def _replay_of_small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bayesify.core.replay.prefix.WORTH_REPLAY", 0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn_figures(request):
+    """Tests of the command line write reports without drawn figures, which take most of its time; tests/report draws them."""
+    if request.path.parent.name != "cli" or any(importlib.util.find_spec(name) is None for name in ("matplotlib", "jinja2")):
+        yield
+        return
+    from bayesify.report import reasons, sections
+    from bayesify.report.figures import Picture
+
+    def undrawn(title, alt, caption, *_, **__):
+        return Picture(title, caption, "<svg></svg>")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (reasons, sections):
+            patch.setattr(module, "picture", undrawn)
+        yield
+
+
 @pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory):
     """An empty database of MLflow, whose creation takes seconds."""
