@@ -260,6 +260,20 @@ class BayesianLayer(nn.Module):
         """Reshape v (R, K) or (1, K), per row and input channel, to multiply x (R, ...)."""
         raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")
 
+    def scaled(self, x: Tensor, v: Tensor, shift: Tensor | None = None) -> Tensor:
+        """x (R, ...) times v (R, K) or (1, K) per row and channel, plus a shift (K,) per channel, in the dtype of x."""
+        y = x * self.over_channels(v, x).to(x.dtype)
+        return y if shift is None else y.add_(self.over_outputs(shift, y))
+
+    def op_of_scaled(self, x: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`op` of x with factors v (R, K) of its channels.
+
+        A factor of the only channel commutes with the weight; on the output it needs no gradient of the layer's input.
+        """
+        if self.input_channels == 1:
+            return self.scaled(self.op(x, weight, None), v.expand(-1, self.output_channels), bias)
+        return self.op(self.scaled(x, v), weight, bias)
+
     def over_outputs(self, v: Tensor, y: Tensor) -> Tensor:
         """Reshape v (O,), per output channel, to broadcast with the output y (R, ...)."""
         raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")

@@ -201,12 +201,9 @@ class StructuredDropoutPosterior(Posterior):
         if self.method.hierarchical:
             z = layer.forward_pass.once(self, self.scale)  # one per pass, also if the module is used twice in it
             factor = (factor.unflatten(0, (len(z), -1)) * z.unsqueeze(1)).flatten(0, 1)
-        if not self.of_kernels and len(self.log_alpha) > 1:
-            return layer.op(x * layer.over_channels(factor, x).to(x.dtype), layer.weight, layer.bias)
-        # noise per kernel acts on the output; so may that of a single input, which needs no gradient of the layer's input
-        y = layer.op(x, layer.weight, None)
-        y = y * layer.over_channels(factor, y).to(y.dtype)
-        return y if layer.bias is None else y.add_(layer.over_outputs(layer.bias, y))
+        if self.of_kernels:
+            return layer.scaled(layer.op(x, layer.weight, None), factor, layer.bias)
+        return layer.op_of_scaled(x, factor, layer.weight, layer.bias)
 
     def _over_weight(self, v: Tensor, layer: BayesianLayer) -> Tensor:
         """Shape v (..., K) to multiply the weight."""
