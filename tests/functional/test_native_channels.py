@@ -1,5 +1,5 @@
 """Factors of channels and the KL of Gaussian dropout in one pass: values and gradients of the composed operators."""
-# pyright: basic
+# pyright: basic, reportArgumentType=false
 
 import pytest
 import torch
