@@ -1,4 +1,4 @@
-"""Posteriors whose spreads became huge, in a file or in training: a named error, not NaN later."""
+"""Posteriors whose spreads became huge, in a file or in training, and matrices without a factorization: a named error, not NaN."""
 
 import math
 
@@ -6,8 +6,28 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import DVI, ELRG, VMG, VSD, WHVI, Categorical, Gaussian, MeanField, VariationalDropout, bayesify, elbo, predict
-from bayesify.errors import DataError, DivergenceError
+from bayesify import (
+    DVI,
+    ELRG,
+    SLANG,
+    SNGP,
+    VMG,
+    VSD,
+    WHVI,
+    Categorical,
+    Gaussian,
+    Laplace,
+    MeanField,
+    NoisyKFAC,
+    Poisson,
+    TensorFactorized,
+    VariationalDropout,
+    bayesify,
+    elbo,
+    predict,
+    spectrum,
+)
+from bayesify.errors import ConfigurationError, DataError, DivergenceError
 from bayesify.train import fit
 
 LIKELIHOOD = Gaussian(std=0.1)
@@ -108,3 +128,74 @@ def test_predictions_whose_variance_would_be_infinite():
         predict(bnn, x, LIKELIHOOD, samples=4, seed=0)
     bnn = set_spreads(network().double(), 43.0)
     assert predict(bnn, x.double(), LIKELIHOOD, samples=4, seed=0).variance.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [3, 400])  # fewer and more than the weights of a layer
+@pytest.mark.parametrize(("method", "scale"), [(SLANG(), 1e100), (SLANG(), 1e150), (NoisyKFAC(), 1e160)])
+def test_natural_gradients_whose_squares_are_infinite(method, scale, rows):
+    """In a training loop, where `fit` names no batch."""
+    bnn = bayesify(nn.Linear(3, 1).double(), method)
+    optimizer, x = bnn.optimizer(LIKELIHOOD), scale * torch.randn(rows, 3, dtype=torch.float64)
+
+    def train():
+        for _ in range(3):
+            draws = bnn(x)
+            (-elbo(draws, -0.5 * draws.outputs.squeeze(-1).square(), n=rows)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(DivergenceError, match=r"diverged|infinite"):
+        train()
+
+
+def test_observing_log_probabilities_without_gradients():
+    bnn = bayesify(nn.Linear(3, 1), SLANG())
+    bnn.optimizer()
+    with pytest.raises(ConfigurationError, match=r"log_prob has no gradient, .* compute it from draws\.outputs"):
+        elbo(bnn(data()[0]), torch.zeros(1, 20), n=20)
+    with torch.no_grad():
+        assert elbo(bnn(data()[0]), torch.zeros(1, 20), n=20).isfinite()
+
+
+def test_a_gaussian_process_without_a_factorization():
+    bnn, (x, _) = network(SNGP(features=16)).double(), data()
+    bnn.net[2].posterior.weight.data.fill_(1e4)  # rates of the Poisson distribution overflow
+    with pytest.raises(DivergenceError, match=r"SNGP\(\) cannot make a posterior of these weights: .* standardize inputs"):
+        bnn.complete([(x.double(), torch.ones(20))], Poisson())
+
+
+def test_a_laplace_approximation_without_a_factorization():
+    pytest.importorskip("laplace", reason="laplace-torch is not installed: see README.md")
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    bnn = bayesify(net, Laplace(structure="full", layers="all"))
+    x = 1e120 * data()[0].double()
+    with pytest.raises(DivergenceError, match=r"Laplace\(\) cannot make a posterior of these weights: .* standardize inputs"):
+        bnn.complete([(x, torch.ones(20))], LIKELIHOOD)
+
+
+def test_spectra_of_extreme_weights():
+    layer = nn.Linear(4, 3).double()
+    expected = spectrum(layer)[0]
+    with torch.no_grad():
+        layer.weight.mul_(2.0**900)
+        row = spectrum(layer)[0]
+        assert row.spectral_norm == pytest.approx(2.0**900 * expected.spectral_norm, rel=1e-12)
+        assert row.stable_rank == pytest.approx(expected.stable_rank, rel=1e-12)
+        layer.weight[0, 0] = math.inf
+    with pytest.raises(DataError, match="weights of 'the network' have NaN or infinite values"):
+        spectrum(layer)
+
+
+@pytest.mark.parametrize("method", [MeanField(), TensorFactorized()], ids=["MeanField", "TensorFactorized"])
+def test_plain_checkpoints_with_nan(method):
+    bnn, plain = network(method), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).state_dict()
+    plain["2.weight"][0, 1] = math.nan
+    with pytest.raises(RuntimeError, match=r"2\.weight has NaN or infinite values; the checkpoint is damaged"):
+        bnn.net.load_state_dict(plain)
+
+
+def test_weights_that_trained_cores_cannot_represent():
+    bnn, plain = network(TensorFactorized()), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).state_dict()
+    nn.init.zeros_(bnn.net[0].posterior.core_mean)
+    with pytest.raises(ConfigurationError, match="have no inverse, so it cannot represent the weights"):
+        bnn.net.load_state_dict(plain)

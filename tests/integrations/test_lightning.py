@@ -179,6 +179,16 @@ def test_a_posterior_is_collected_along_training(accumulate, tmp_path):
     torch.testing.assert_close(again.bnn.state_dict(), module.bnn.state_dict())
 
 
+def test_validation_before_the_first_snapshot_warns_of_nothing():
+    module = BayesianModule(bayesify(_net(), SWAG(start=0.5, snapshots=4, rank=2)), Gaussian(std=0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        _trainer(max_epochs=4, num_sanity_val_steps=2).fit(module, _loader(), _loader())
+    assert module.bnn.findings == []
+    with pytest.warns(BayesifyWarning, match="no snapshot has been collected"):
+        predict(bayesify(_net(), SWAG()), torch.zeros(2, 3), Gaussian(), samples=2)
+
+
 def test_a_collected_posterior_needs_a_number_of_steps():
     class Stream(IterableDataset):
         def __iter__(self):

@@ -537,8 +537,10 @@ def test_batches_without_labels_and_wrong_labels_are_refused(tmp_path):
 
 def test_a_posterior_is_collected_along_training_and_saved(tmp_path):
     bnn, data = bayesify(bert(dropout=0.0), SWAG(start=0.5, snapshots=4, rank=2), output="logits"), _data()
-    trainer = _trainer(bnn, tmp_path, data, changes={"max_steps": 8, "save_strategy": "steps", "save_steps": 6})
-    trainer.train()
+    changes = {"max_steps": 8, "save_strategy": "steps", "save_steps": 6, "eval_strategy": "steps", "eval_steps": 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)  # of evaluations before the first snapshot
+        _trainer(bnn, tmp_path, data, changes=changes).train()
     counts = {int(layer.posterior.count) for _, layer in bnn.random_layers()}
     assert counts == {4}
     resumed = bayesify(bert(dropout=0.0), SWAG(start=0.5, snapshots=4, rank=2), output="logits")

@@ -318,7 +318,7 @@ def test_layers_that_a_structure_cannot_serve():
         bayesify(nn.LayerNorm(3), Laplace(layers="all"))
 
 
-def test_predictions_before_completion_warn():
+def test_predictions_while_training_warn():
     with pytest.warns(BayesifyWarning, match="no posterior was made after training"):
         predict(bayesify(mlp(), Laplace()), torch.zeros(2, 2).double(), Gaussian(), samples=2)
 

@@ -81,7 +81,7 @@ class TestKernel:
         torch.testing.assert_close(phi @ phi.T, expected, rtol=0, atol=error)
         assert 0.05 < expected[0, 1:].max() < 0.95 or length_scale == 0.5
 
-    def test_outputs_before_completion_are_those_of_the_features(self) -> None:
+    def test_outputs_while_training_are_those_of_the_features(self) -> None:
         bnn, x = network(), torch.randn(4, 3, dtype=F64)
         bias = bnn.net.get_submodule("2").bias
         assert isinstance(bias, Tensor)

@@ -62,6 +62,7 @@ class Collecting(nn.Module):
     """The part of `Bayesian` that concerns posteriors collected along training."""
 
     findings: list[str]
+    _trains: bool  # as in `Completing`
 
     @abstractmethod
     def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
@@ -113,7 +114,8 @@ class Collecting(nn.Module):
         if not collecting or collecting[0][1].count.is_meta:
             return
         if not all(bool(posterior.count > 0) for _, posterior in collecting):
-            self.tell(_NOTHING)
+            if not self._trains:
+                self.tell(_NOTHING)
             return
         if _NOTHING in self.findings:
             self.findings.remove(_NOTHING)

@@ -16,7 +16,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.shards import check_whole
 from bayesify.core.stored import StoredPosterior
-from bayesify.errors import ConfigurationError
+from bayesify.errors import ConfigurationError, DivergenceError
 from bayesify.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Completing(nn.Module):
     """The part of `Bayesian` that concerns posteriors made after training."""
 
     findings: list[str]
-    _trains = False  # in a trainer that will complete it
+    _trains = False  # in a trainer that will make the posterior
 
     @abstractmethod
     def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
@@ -143,6 +143,7 @@ class Completing(nn.Module):
 
         Raises:
             ConfigurationError: no posterior is made after training, or the method cannot serve this likelihood.
+            DivergenceError: a matrix of the posterior has no factorization.
             MissingDependencyError: the method needs a package that is not installed.
 
         Example:
@@ -169,7 +170,7 @@ class Completing(nn.Module):
         with own_noise([*self.parameters(), *self.buffers()]) as reseed:
             reseed(seed)
             for method, names in methods.items():
-                with ProgressBar(type(method).__name__, progress, total=1.0) as bar:
+                with ProgressBar(type(method).__name__, progress, total=1.0) as bar, _named(method):
                     method.complete(cast("Bayesian", self), names, batches, likelihood, scale, bar.advance)
 
     def check_completion(self, likelihood: Any, *, weighted: bool = False) -> None:
@@ -191,8 +192,8 @@ class Completing(nn.Module):
             self.tell(_INCOMPLETE)
 
     @contextmanager
-    def before_completion(self) -> Iterator[None]:
-        """Let predictions in this context, such as validation while training, not warn that a posterior is yet to be made."""
+    def while_training(self) -> Iterator[None]:
+        """Let predictions in this context, such as validation, not warn that a posterior is yet to be made or collected."""
         self._trains = True
         try:
             yield
@@ -203,6 +204,18 @@ class Completing(nn.Module):
         for name, layer in self.random_layers():
             if isinstance(layer.posterior, CompletedPosterior):
                 yield name, layer.posterior
+
+
+@contextmanager
+def _named(method: Method) -> Iterator[None]:
+    """Name the method whose matrices have no factorization."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+        raise DivergenceError(
+            f"{type(method).__name__}() cannot make a posterior of these weights: {str(error).rstrip('.')}. Inputs or weights are "
+            "too large, or training diverged; standardize inputs, or train with a lower learning rate"
+        ) from error
 
 
 _INCOMPLETE = (

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.passes import Passes
-from bayesify.core.values import spread_errors
+from bayesify.core.values import not_finite, spread_errors
 from bayesify.functional import local_reparameterization
 
 __all__ = ["BayesianLayer", "Posterior"]
@@ -308,7 +308,12 @@ class BayesianLayer(nn.Module):
         values = {name: state_dict.get(f"{prefix}{name}") for name in ("weight", "bias")}
         shapes = {"weight": self.weight_shape, "bias": self.bias_shape}
         mismatched = [name for name, value in values.items() if value is not None and tuple(value.shape) != shapes[name]]
-        if not mismatched:
+        if invalid := not_finite(values):
+            error_msgs.extend(
+                f"{prefix}{name} has NaN or infinite values; the checkpoint is damaged, or its training diverged."
+                for name in invalid
+            )
+        elif not mismatched:
             with torch.no_grad():
                 weight, bias = (None if value is None else value.to(like) for value in values.values())
                 assert weight is not None

@@ -123,6 +123,11 @@ class Observation:
         return log_prob if self.weights is None else log_prob * self.weights
 
     def _observe(self, layers: Sequence[BayesianLayer], log_prob: Tensor) -> None:
+        if not log_prob.requires_grad:
+            raise ConfigurationError(
+                "log_prob has no gradient, but the optimizer of this network needs those of single examples; compute it from "
+                "draws.outputs, or call the network under torch.no_grad() for the value of the ELBO alone"
+            )
         chosen = set(layers)
         calls = [(k, *call) for k, each in enumerate(self.passes) for call in each.calls if call[0] in chosen]
         if missing := [layer for layer in layers if layer.is_used is not False and layer not in {call[1] for call in calls}]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayesify.core.shards import local_part
 
-__all__ = ["may_look_at", "spread_errors"]
+__all__ = ["may_look_at", "not_finite", "spread_errors"]
 
 _LARGEST_LOG_STD = math.log(1e15)  # as for hyperparameters; single precision holds its square
 
@@ -23,6 +23,12 @@ def may_look_at(*tensors: Tensor) -> bool:
     if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
         return False
     return all(type(x) in (Tensor, nn.Parameter) and not x.is_meta for x in tensors)
+
+
+def not_finite(values: Mapping[str, Tensor | None]) -> list[str]:
+    """Names of the tensors that have NaN or infinite values."""
+    known = {name: local_part(x) for name, x in values.items() if x is not None and not x.is_meta}
+    return [name for name, x in known.items() if not bool(x.isfinite().all())]
 
 
 def spread_errors(state: Mapping[str, Any], prefix: str) -> Iterator[str]:

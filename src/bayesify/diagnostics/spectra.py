@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import layer_type
 from bayesify.core.model import Bayesian
-from bayesify.errors import ConfigurationError
+from bayesify.errors import ConfigurationError, DataError
 
 __all__ = ["LayerSpectrum", "spectrum"]
 
@@ -52,6 +52,7 @@ def spectrum(net: nn.Module) -> tuple[LayerSpectrum, ...]:
     Raises:
         TypeError: `net` is not a module.
         ConfigurationError: `net` has no such layer.
+        DataError: weights are NaN or infinite.
 
     Source: Nguyen et al. (2021), table 9 and appendix E; Neyshabur, Bhojanapalli & Srebro, *A PAC-Bayesian approach to
     spectrally-normalized margin bounds for neural networks* (2018).
@@ -74,6 +75,10 @@ def spectrum(net: nn.Module) -> tuple[LayerSpectrum, ...]:
         bayesian = layer_type(kind)
         if module not in inner and bayesian is not None and bayesian.contracts:
             weight = module.posterior.mean(module)[0] if isinstance(module, BayesianLayer) else cast(Tensor, module.weight)
+            if not weight.isfinite().all():
+                raise DataError(
+                    f"the weights of {name or 'the network'!r} have NaN or infinite values; load or train the network again"
+                )
             rows.append(LayerSpectrum(name, kind.__name__, *_norm_and_rank(_matrix(weight.detach(), kind))))
     if not rows:
         raise ConfigurationError("net has no linear layer or convolution with a weight")
@@ -88,6 +93,8 @@ def _matrix(weight: Tensor, kind: type[nn.Module]) -> Tensor:
 def _norm_and_rank(matrix: Tensor) -> tuple[float, float]:
     # Eigenvalues of the smaller of W W' and W' W: much faster than singular values, and as exact for the largest one.
     matrix = matrix.cpu().double()
+    unit = float(matrix.abs().max()) or 1.0  # squares of elements are representable
+    matrix = matrix / unit
     gram = matrix @ matrix.mT if matrix.shape[0] <= matrix.shape[1] else matrix.mT @ matrix
     largest = float(torch.linalg.eigvalsh(gram)[-1])
-    return math.sqrt(max(largest, 0.0)), float(gram.trace()) / largest if largest > 0 else math.nan
+    return unit * math.sqrt(max(largest, 0.0)), float(gram.trace()) / largest if largest > 0 else math.nan

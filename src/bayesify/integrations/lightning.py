@@ -196,7 +196,7 @@ class BayesianModule(lightning.LightningModule):
 
     def _evaluate(self, batch: Batch, index: int) -> None:
         seed = index * self.trainer.world_size + self.global_rank
-        with self.bnn.before_completion() if self.trainer.state.fn == TrainerFn.FITTING else nullcontext():
+        with self.bnn.while_training() if self.trainer.state.fn == TrainerFn.FITTING else nullcontext():
             predictive = self(batch.inputs, seed=seed)
         self._statistics.append(statistics_of(predictive, batch.y))
 

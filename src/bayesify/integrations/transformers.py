@@ -211,7 +211,7 @@ class BayesianTrainer(transformers.Trainer):
         seed = self.args.seed + self._batches * max(1, self.args.world_size) + self.args.process_index
         self._batches += 1
         chunk = 1 if self.columns.is_language_model else None  # the memory of one draw
-        with self.accelerator.autocast(), self.bnn.before_completion() if self.is_in_train else nullcontext():
+        with self.accelerator.autocast(), self.bnn.while_training() if self.is_in_train else nullcontext():
             predictive = predict(
                 self.bnn,
                 self.columns.inputs(inputs),

@@ -212,16 +212,25 @@ def _solved(diagonal: Tensor, factor: Tensor, vector: Tensor) -> Tensor:
 def _leading(vectors: Tensor, rank: int) -> Tensor:
     """V (P, L) such that V V^T has the L largest eigenvalues of F F^T, F (P, R), and their vectors; V V^T <= F F^T in any case."""
     size, count = vectors.shape
-    if not bool(vectors.isfinite().all()):
-        raise DivergenceError("the gradients of examples are not finite: training diverged. Lower learning_rate, or raise damping")
     if size <= count and size <= _EXACT:
-        values, directions = torch.linalg.eigh(vectors @ vectors.mT)
+        values, directions = _eigh(vectors @ vectors.mT)
         return directions[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
     if count <= _EXACT:
-        return vectors @ torch.linalg.eigh(vectors.mT @ vectors).eigenvectors[:, -rank:]
+        return vectors @ _eigh(vectors.mT @ vectors)[1][:, -rank:]
     generator = torch.Generator(vectors.device).manual_seed(0)  # equal in all processes
     start = torch.randn(count, rank + _EXTRA, dtype=vectors.dtype, device=vectors.device, generator=generator)
     for _ in range(_ITERATIONS):
         start = torch.linalg.qr(vectors.mT @ (vectors @ start)).Q
     images = vectors @ start
-    return images @ torch.linalg.eigh(images.mT @ images).eigenvectors[:, -rank:]
+    return images @ _eigh(images.mT @ images)[1][:, -rank:]
+
+
+def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues in ascending order, and eigenvectors."""
+    if not bool(gram.isfinite().all()):
+        raise DivergenceError(
+            "the gradients of examples, or their squares, are not finite: inputs are too large, or training diverged. Standardize "
+            "inputs, lower learning_rate, or raise damping"
+        )
+    values, vectors = torch.linalg.eigh(gram)
+    return values, vectors

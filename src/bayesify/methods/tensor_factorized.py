@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
+from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization, standard_normal
 
 __all__ = ["TensorFactorized"]
@@ -113,7 +114,13 @@ class FactorizedPosterior(Posterior):
         u, s, v = torch.linalg.svd(weight.reshape(weight.shape[0], -1), full_matrices=False)
         rank = min(self.rank, len(s))
         self.first.zero_()[:, :rank] = u[:, :rank] * s[:rank].sqrt()
-        self.first.copy_(torch.linalg.solve(product, self.first, left=False))
+        first, info = torch.linalg.solve_ex(product, self.first, left=False)
+        if bool(info != 0):
+            raise ConfigurationError(
+                "the cores of a tensor-factorized layer have no inverse, so it cannot represent the weights of a checkpoint; load "
+                "them into a network fresh from bayesify(...)"
+            )
+        self.first.copy_(first)
         self.last.zero_()[:rank] = s[:rank].sqrt().unsqueeze(1) * v[:rank]
 
     def remark(self) -> str:
