@@ -38,7 +38,7 @@ class Inputs:
 
     Attributes:
         batch: B.
-        kind: numbers of dimensions, types, which inputs have rows, and settings, without sizes; verdicts on folding are stored by it.
+        kind: numbers of dimensions, types, which inputs have rows, and settings; verdicts on folding are stored by it. No sizes.
         shared: whether several passes get these inputs; each then gets copies, which networks may change in place.
 
     Args:
