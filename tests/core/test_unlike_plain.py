@@ -1,6 +1,7 @@
 """Networks that could differ from the plain network with the weights of a draw, without an error: each is right, or announced."""
 
 import copy
+import enum
 import re
 import warnings
 from collections.abc import Callable
@@ -31,6 +32,10 @@ class Net(nn.Module):
         return self.function(self, *inputs)
 
 
+class Center(enum.Enum):
+    NO, YES = 1, 2
+
+
 class Memory:
     """What a network keeps where attributes of modules do not show it."""
 
@@ -48,7 +53,7 @@ def _nets(function: Callable[..., Tensor]) -> tuple[nn.Module, Bayesian]:
     return net, bayesify(copy.deepcopy(net), {"first": MeanField(initial_std=0.4), "second": MeanField(initial_std=0.4)}).eval()
 
 
-def _require_right(net: nn.Module, bnn: Bayesian, *inputs: Tensor) -> None:
+def _require_right(net: nn.Module, bnn: Bayesian, *inputs: Any) -> None:
     """Require that coherent draws are the plain network with their weights."""
     with captured_weights(bnn) as weights, torch.no_grad():
         draws = bnn(*inputs, samples=4, coherent=True).outputs
@@ -96,6 +101,22 @@ def test_coupling_that_the_first_batch_does_not_show(function, batches) -> None:
     for _ in range(3):
         for inputs in batches:
             _require_right(net, bnn, *inputs)
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
+@pytest.mark.parametrize(
+    "settings",
+    [(False, True), ("none", "batch"), (0, 1), (0.0, 0.5), (None, 2.0), ({"center": False}, {"center": True}), tuple(Center)],
+    ids=str,
+)
+def test_coupling_that_another_argument_switches_on(settings: tuple[Any, Any]) -> None:
+    def centered(net: Any, x: Tensor, setting: Any) -> Tensor:
+        hidden = net.first(x)
+        return net.second(hidden - hidden.mean(0) if setting == settings[1] else hidden)
+
+    net, bnn = _nets(centered)
+    for setting in (*settings, *settings):
+        _require_right(net, bnn, _inputs(6), setting)
 
 
 @pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
@@ -180,6 +201,22 @@ def test_a_layer_that_the_network_does_not_call_as_a_layer_is_named(function) ->
         warnings.simplefilter("error")
         other = bayesify(copy.deepcopy(net), {"second": MeanField(initial_std=0.4)}).eval()  # the way out
         _require_right(net, other, _inputs(5))
+
+
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+def test_a_normalization_in_lower_precision_than_the_network_is_no_difference() -> None:
+    class RMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(4)), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            lower = x.float()
+            return self.weight * (lower * torch.rsqrt(lower.square().mean(-1, keepdim=True) + self.eps)).to(x)
+
+    bnn = bayesify(nn.Sequential(RMSNorm(), nn.Linear(4, 2)).double(), MeanField())
+    assert len(list(bnn.random_layers())) == 2
+    bnn(_inputs(5), samples=2)
 
 
 @pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
