@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.passes import Passes
-from bayesify.core.values import not_finite, spread_errors
+from bayesify.core.plain_checkpoint import adopt_plain_weights
+from bayesify.core.values import spread_errors
 from bayesify.functional import local_reparameterization
 
 __all__ = ["BayesianLayer", "Posterior"]
@@ -298,34 +299,6 @@ class BayesianLayer(nn.Module):
     ) -> None:
         """Load a checkpoint; one of the plain network has no posterior, and the posterior starts from its weights."""
         if f"{prefix}weight" in state_dict and not any(key.startswith(f"{prefix}posterior.") for key in state_dict):
-            self._load_plain(state_dict, prefix, missing_keys, error_msgs)
+            adopt_plain_weights(self, state_dict, prefix, missing_keys, error_msgs)
         error_msgs.extend(spread_errors(state_dict, f"{prefix}posterior."))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-
-    def _load_plain(self, state_dict: dict[str, Any], prefix: str, missing_keys: list[str], error_msgs: list[str]) -> None:
-        """Start from the weights of a plain layer; report missing ones and wrong shapes as PyTorch does."""
-        like = next(iter((*self.posterior.parameters(), *self.parameters())))
-        values = {name: state_dict.get(f"{prefix}{name}") for name in ("weight", "bias")}
-        shapes = {"weight": self.weight_shape, "bias": self.bias_shape}
-        mismatched = [name for name, value in values.items() if value is not None and tuple(value.shape) != shapes[name]]
-        if invalid := not_finite(values):
-            error_msgs.extend(
-                f"{prefix}{name} has NaN or infinite values; the checkpoint is damaged, or its training diverged."
-                for name in invalid
-            )
-        elif not mismatched:
-            with torch.no_grad():
-                weight, bias = (None if value is None else value.to(like) for value in values.values())
-                assert weight is not None
-                self.posterior.adopt(self, weight, bias)
-        for name, shape in shapes.items():
-            if self._parameters.get(name) is None and shape is not None:  # replaced by the posterior: PyTorch does not check it
-                key, value = f"{prefix}{name}", state_dict.pop(f"{prefix}{name}", None)
-                if value is None:
-                    missing_keys.append(key)
-                elif name in mismatched:
-                    error_msgs.append(
-                        f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, "
-                        f"the shape in current model is {torch.Size(shape)}."
-                    )
-        state_dict.update({f"{prefix}posterior.{key}": value for key, value in self.posterior.state_dict().items()})
