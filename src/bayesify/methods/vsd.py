@@ -46,6 +46,7 @@ from bayesify.functional import (
     dropout_kl,
     standard_normal,
     structured_noise,
+    structured_noise_and_kl,
     vsd_hierarchical_kl,
     vsd_kl,
 )
@@ -157,10 +158,16 @@ class StructuredDropoutPosterior(Posterior):
         """
         eps = standard_normal(rows, len(self.log_alpha), like=self.log_alpha)
         with without_autocast(self.log_alpha.device):
-            form = compact_form(self.vectors())
-            if layer.forward_pass.wants_kl():
-                layer.forward_pass.kl(self, self._kl(layer, form))
-            return structured_noise(self.log_alpha, form, eps)
+            vectors, wants_kl, kl = self.vectors(), layer.forward_pass.wants_kl(), None
+            if wants_kl and not self.method.hierarchical:
+                noise, kl = structured_noise_and_kl(self.log_alpha, vectors, eps, self.columns)
+            else:
+                form = compact_form(vectors)
+                noise = structured_noise(self.log_alpha, form, eps)
+                kl = self._kl_of_noise(form) if wants_kl else None
+            if kl is not None:
+                layer.forward_pass.kl(self, self._with_prior(layer, kl))
+            return noise
 
     def scale(self, samples: int) -> Tensor:
         """z (samples, K)."""
@@ -181,10 +188,9 @@ class StructuredDropoutPosterior(Posterior):
         return layer.weight * self._over_weight(factor, layer), layer.bias
 
     def kl(self, layer: BayesianLayer) -> Tensor:
-        return self._kl(layer, compact_form(self.vectors()))
+        return self._with_prior(layer, self._kl_of_noise(compact_form(self.vectors())))
 
-    def _kl(self, layer: BayesianLayer, form: CompactForm) -> Tensor:
-        kl = self._kl_of_noise(form)
+    def _with_prior(self, layer: BayesianLayer, kl: Tensor) -> Tensor:
         if self.method.prior_std is None:
             return kl
         return kl + dropout_kl(layer.weight, layer.bias, 0.0, self.method.prior_std)
