@@ -44,7 +44,7 @@ def compile_steps(objective: Objective, device: torch.device, *, sizes_vary: boo
     """
     # The compiler's own draws are slower than PyTorch's on a CPU, and others than those without a compiler (nn.Dropout).
     compiler = {"fallback_random": device.type == "cpu", "guard_filter_fn": _kept_guards}
-    # PyTorch limits the versions of one code object. With its own, networks that were trained before do not count, nor stay in memory.
+    # PyTorch limits the versions of one code object: with its own, networks that were trained before do not count.
     call = FunctionType(_call.__code__.replace(), globals(), _call.__name__)
     dynamic = None if sizes_vary else False
     objective._compiled_call_impl = torch.compile(MethodType(call, objective), fullgraph=True, dynamic=dynamic, options=compiler)
