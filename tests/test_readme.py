@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,24 @@ import pytest
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
+CHECKING = next(number for number, block in enumerate(BLOCKS) if "check_method" in block)
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
+
+@pytest.mark.parametrize("number", [number for number in range(len(BLOCKS)) if number != CHECKING])
 def test_python_blocks_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(number, tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("layers_of_examples")
+def test_a_method_of_ones_own_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(CHECKING, tmp_path, monkeypatch)
+
+
+def _run(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"readme_block_{number}"
-    (tmp_path / f"{name}.py").write_text(BLOCKS[number])
-    monkeypatch.syspath_prepend(tmp_path)
+    (folder / f"{name}.py").write_text(BLOCKS[number])
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop(name, None)
     importlib.import_module(name)  # as a module, because pickling needs importable classes
 
 

@@ -21,6 +21,7 @@ from bayesify.train import Training, fit, fit_many
 from bayesify.train.many import on_cluster
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+passes_on = pytest.mark.slow  # reaches the cluster by `fit_many`, whose tests are not slow; every call starts a process of Ray
 ARGUMENTS = {"epochs": 3, "batch_size": 16, "accelerator": "cpu", "progress": False}
 
 
@@ -109,6 +110,7 @@ def test_a_machine_without_the_folder_of_the_checkpoint_says_so(tmp_path):
     assert len(trained.history) == 3
 
 
+@passes_on
 def test_members_of_an_ensemble(cluster):
     x = torch.linspace(-1, 1, 64).unsqueeze(1)
     torch.manual_seed(0)
@@ -121,6 +123,7 @@ def test_members_of_an_ensemble(cluster):
     assert likelihoods[0].state_dict() == likelihoods[1].state_dict()
 
 
+@passes_on
 def test_estimators_and_cross_validation(cluster):
     pytest.importorskip("sklearn")
     import numpy as np
@@ -137,6 +140,7 @@ def test_estimators_and_cross_validation(cluster):
     np.testing.assert_allclose(model.predict(X), expected.predict(X), rtol=1e-4, atol=1e-5)
 
 
+@passes_on
 def test_auto(cluster, monkeypatch, tmp_path):
     pytest.importorskip("sklearn")
     import numpy as np
