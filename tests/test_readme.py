@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,23 +11,12 @@ import pytest
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
-CHECKING = next(number for number, block in enumerate(BLOCKS) if "check_method" in block)
 
-
-@pytest.mark.parametrize("number", [number for number in range(len(BLOCKS)) if number != CHECKING])
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_python_blocks_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _run(number, tmp_path, monkeypatch)
-
-
-@pytest.mark.usefixtures("layers_of_examples")
-def test_a_method_of_ones_own_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _run(CHECKING, tmp_path, monkeypatch)
-
-
-def _run(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"readme_block_{number}"
-    (folder / f"{name}.py").write_text(BLOCKS[number])
-    monkeypatch.syspath_prepend(folder)
+    (tmp_path / f"{name}.py").write_text(BLOCKS[number])
+    monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop(name, None)
     importlib.import_module(name)  # as a module, because pickling needs importable classes
 
@@ -36,3 +26,25 @@ def test_commands_exist() -> None:
 
     commands = {command.name or command.callback.__name__ for command in app.registered_commands}
     assert set(re.findall(r"^bayesify (\w+)", README.read_text(), re.MULTILINE)) <= commands
+
+
+def test_the_page_on_the_package_index_has_no_relative_links_and_images() -> None:
+    """The substitutions of pyproject.toml, as the build applies them."""
+    settings = tomllib.loads((README.parent / "pyproject.toml").read_text())
+    page = README.read_text()
+    for each in settings["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        page = re.sub(each["pattern"], each["replacement"], page)
+    outside = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"\]\(([^)]+)\)", outside)
+    assert len(targets) > 30
+    assert all(target.startswith("https://") for target in targets)
+    assert "![" not in outside
+    assert "<!--" not in page
+    assert "[Start]" not in page
+    assert "Start has a method of 20 lines" in page
+
+
+def test_length() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 130
+    assert max(map(len, lines)) <= 132
