@@ -19,6 +19,7 @@ import experiments.protocols  # noqa: F401 # fills the registry
 from bayesify.cli.options import Track
 from bayesify.cli.terminal import print_table, say
 from bayesify.errors import ClusterError, ConfigurationError, MissingDependencyError, TrackingError
+from bayesify.files import write_atomically
 from bayesify.formatting import duration
 from bayesify.jobs import RayCluster
 from bayesify.jobs.where import LOCAL, cluster_of
@@ -148,7 +149,7 @@ def report(tables: Tables = None, root: Root = ROOT) -> None:
     for document in DOCUMENTS if root == ROOT else ():
         text = document.read_text(encoding="utf-8")
         if (quoted := quote(text)) != text:
-            document.write_text(quoted, encoding="utf-8")
+            write_atomically(document, quoted.encode())
             say(f"{document}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -53,7 +54,9 @@ def write_report(experiment: Experiment) -> None:
     if figure is None:
         (folder / _FIGURE).unlink(missing_ok=True)
     else:  # without matplotlib's version in it, equal results give equal files
-        figure.savefig(folder / _FIGURE, dpi=150, metadata={"Software": None}, facecolor="white")
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=150, metadata={"Software": None}, facecolor="white")
+        write_atomically(folder / _FIGURE, picture.getvalue())
 
 
 def _results(experiment: Experiment) -> dict[str, Mapping[str, Unit]]:

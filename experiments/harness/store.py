@@ -12,11 +12,14 @@ from typing import Any
 
 from bayesify.errors import DataError
 from bayesify.files import write_atomically
+from bayesify.persistence.lock import held
 from experiments.harness.config import UsageError
 from experiments.harness.protocol import Job, Protocol, Table, Unit, digest
 from experiments.harness.settings import agree
 
 __all__ = ["Recorder", "Results", "cache_path", "read", "results_path"]
+
+_SECONDS = 60  # to wait for another process that writes results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +121,18 @@ class Recorder:
         if not units:
             return
         self.saved |= units.keys()
+        path = results_path(self.table, self.job.key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with held(path, wait=_SECONDS):  # another process may add its units at the same time
+                write_atomically(path, self._merged(units).encode())
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror or error}; make room, and the same command continues with what is missing"
+            ) from error
+
+    def _merged(self, units: Mapping[str, Unit]) -> str:
+        """The text of the file with further units."""
         existing = self.existing()
         run = {**self.origin, "date": self.date, "process": os.getpid(), "seconds": round(time.perf_counter() - self.started, 3)}
         run["units"] = [name for name in self.job.units if name in self.saved]
@@ -126,18 +141,16 @@ class Recorder:
         earlier = [{**r, "units": [name for name in r["units"] if name not in self.saved]} for r in earlier]
         merged = {**(existing.units if existing else {}), **units}
         order = {name: index for index, name in enumerate(self.job.units)}
-        _write(
-            results_path(self.table, self.job.key),
-            {
-                "table": self.table.name,
-                "job": self.job.key,
-                "fingerprint": self.fingerprint,
-                "settings": self.job.settings,
-                "data": self.data,
-                "runs": [*earlier, run],
-                "units": dict(sorted(merged.items(), key=lambda item: order.get(item[0], len(order)))),
-            },
-        )
+        content = {
+            "table": self.table.name,
+            "job": self.job.key,
+            "fingerprint": self.fingerprint,
+            "settings": self.job.settings,
+            "data": self.data,
+            "runs": [*earlier, run],
+            "units": dict(sorted(merged.items(), key=lambda item: order.get(item[0], len(order)))),
+        }
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def _check(name: str, unit: object) -> None:
@@ -148,14 +161,3 @@ def _check(name: str, unit: object) -> None:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise DataError(f"result {key!r} of {name} must be finite and ready for JSON, got {value!r}: {error}") from None
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}; make room, and the same command continues with what is missing"
-        ) from error

@@ -119,6 +119,13 @@ def test_coupling_that_another_argument_switches_on(settings: tuple[Any, Any]) -
         _require_right(net, bnn, _inputs(6), setting)
 
 
+@pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
+def test_a_sort_that_keeps_rows_in_place_is_named() -> None:
+    _, bnn = _nets(_sorted)
+    bnn(_inputs(6), torch.full((6,), 2), samples=2)  # of equal keys
+    assert "the network sorts the rows of its batch" in str(summary(bnn))
+
+
 @pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
 def test_branches_whose_rows_are_independent_fold() -> None:
     def padded(net: Any, x: Tensor) -> Tensor:

@@ -52,13 +52,15 @@ ESTIMATORS = [BayesianRegressor, BayesianClassifier]
 @parametrize_with_checks(
     [kind(method="MeanField", epochs=30, random_state=0) for kind in ESTIMATORS], expected_failed_checks=inexact
 )
-def test_scikit_learn(estimator, check):
+def test_scikit_learn(estimator, check, monkeypatch):
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # without it, a check is skipped
     check(estimator)
 
 
 @pytest.mark.slow  # every fit traces the networks of the ensemble
 @parametrize_with_checks([kind(epochs=30, random_state=0) for kind in ESTIMATORS], expected_failed_checks=inexact)
-def test_scikit_learn_with_the_default(estimator, check):
+def test_scikit_learn_with_the_default(estimator, check, monkeypatch):
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")
     check(estimator)
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from experiments.harness.config import UsageError, jobs_of, read_table
@@ -176,3 +178,26 @@ def test_files_are_readable_json(tmp_path):
     assert content["table"] == "paper/toys"
     assert content["job"] == "a"
     assert content["units"] == {"0": {"value": 0.1}}
+
+
+def test_another_process_writes_the_same_results(tmp_path, monkeypatch):
+    """A file that another process reads, adds to and writes back waits; it does not lose the units of this one."""
+    table, recorder = _recorder(tmp_path)
+    recorder.save({"0": {"value": 1.0}})
+    path = results_path(table, "a")
+    before = path.read_bytes()
+    script = (
+        "import sys, time; from pathlib import Path; from bayesify.persistence.lock import held\nwith held(Path(sys.argv[1])):\n  "
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script + "print(flush=True); time.sleep(600)", str(path)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"\n"
+        monkeypatch.setattr("experiments.harness.store._SECONDS", 0.1)
+        with pytest.raises(UsageError, match=r"cannot write .*a\.json: another process holds"):
+            recorder.save({"1": {"value": 2.0}})
+        assert path.read_bytes() == before
+        process.kill()
+    recorder.save({"1": {"value": 2.0}})
+    assert list(read(table, "a").units) == ["0", "1"]
+    assert {each.name for each in path.parent.iterdir()} == {"a.json"}

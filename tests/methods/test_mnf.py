@@ -123,6 +123,20 @@ def test_the_bound_by_the_densities_of_joint_draws(layer: nn.Module) -> None:
     assert abs(mean - expected) < 5 * math.hypot(error, expected_error)
 
 
+@torch.no_grad()
+def test_the_log_determinant_of_the_flow_counts_once(monkeypatch) -> None:
+    _, site = _converted(nn.Linear(2, 3), MNF(flow_units=4))
+    p = site.posterior
+    z, eps, log_det = p.draw_z(8)
+    torch.testing.assert_close(log_det, _log_jacobian(p.flows, p.z_mean + p.z_log_std.exp() * eps))
+    bounds = []
+    for more in (0, 1):  # nats, by which q(z) would be less dense
+        monkeypatch.setattr(p, "draw_z", lambda _, more=more: (z, eps, log_det + more))
+        torch.manual_seed(0)
+        bounds.append(p.kl(site))
+    torch.testing.assert_close(bounds[0] - bounds[1], torch.ones_like(bounds[0]))
+
+
 def _log_jacobian(flows: nn.Module, z: Tensor) -> Tensor:
     jacobian = torch.func.vmap(torch.func.jacrev(lambda v: flows(v[None])[0][0]))(z)
     return torch.linalg.slogdet(jacobian)[1]

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,11 @@ from torch import nn
 from bayesify import DeepEnsemble, MeanField, bayesify
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.jobs import RayCluster
+from bayesify.jobs.cluster import Event
 from bayesify.jobs.where import cluster_of
 from bayesify.likelihoods import Gaussian
 from bayesify.train import Training, fit, fit_many
+from bayesify.train.history import History
 from bayesify.train.many import on_cluster
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -121,6 +124,23 @@ def test_members_of_an_ensemble(cluster):
     assert first.loss == second.loss
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
     assert likelihoods[0].state_dict() == likelihoods[1].state_dict()
+
+
+def test_progress_counts_every_epoch_once(monkeypatch):
+    """Of what jobs report, some of it late or never."""
+    trainings, advanced = _trainings(2), []
+    results = [[on_cluster._Trained(History(), t.bnn.state_dict(), t.likelihood.state_dict())] for t in trainings]
+    reports = [
+        (0, "progress", 0.25),
+        (1, "progress", 0.5),
+        (0, "progress", 0.75),
+        (0, "result", results[0]),
+        (1, "result", results[1]),
+    ]
+    monkeypatch.setattr(on_cluster, "connected", nullcontext)
+    monkeypatch.setattr(on_cluster, "run_jobs", lambda *_: (Event(*report) for report in reports))
+    on_cluster.train_on_cluster(fit_many, trainings, {"epochs": 8}, RayCluster(jobs=2), None, advanced.append)
+    assert advanced == [2, 4, 4, 2, 4]
 
 
 @passes_on

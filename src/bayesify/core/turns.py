@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from bayesify.errors import PassError
+from bayesify.errors import PassError, warn
 
 __all__ = ["TurnError", "has_turn", "turn"]
 
@@ -32,6 +32,7 @@ class _Turns:
         self._owner: threading.Thread | None = None
         self._depth = 0
         self._lost = False
+        self._is_new_fork = False
 
     def __enter__(self) -> None:
         self.take(_LIMIT)
@@ -57,6 +58,9 @@ class _Turns:
             )
         self._depth += 1
         self._owner = threading.current_thread()
+        if self._is_new_fork:
+            self._is_new_fork = False
+            _use_one_thread()
 
     @contextmanager
     def taken(self, limit: float) -> Iterator[None]:
@@ -71,9 +75,20 @@ class _Turns:
 
     def forked(self) -> None:
         """Make the lock usable in a new process, which has the thread that forked alone."""
+        self._is_new_fork = True
         if not self.is_mine():
             self._lost = self._owner is not None
             self._lock, self._depth, self._owner = threading.RLock(), 0, None
+
+
+def _use_one_thread() -> None:
+    """PyTorch's threads for operations do not survive a fork: a child that waits for them, or starts new ones, hangs."""
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+        warn(
+            "this process was forked, and PyTorch's threads do not survive that, so it computes on one thread; start processes "
+            "with multiprocessing.get_context('spawn') for more"
+        )
 
 
 _turns = _Turns()

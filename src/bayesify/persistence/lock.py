@@ -1,9 +1,9 @@
-"""The lock of a model directory: one process at a time trains or saves a model there."""
+"""Locks of files and folders between processes; one process at a time trains or saves a model in a directory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bayesify.errors import MissingDependencyError
@@ -13,28 +13,27 @@ try:
 except ImportError as error:
     raise MissingDependencyError("saving models", "filelock", extra="tables") from error
 
-__all__ = ["locked"]
+__all__ = ["held", "locked"]
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory, which the operating system releases if the process is killed; nested calls share it.
+def held(path: Path, wait: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a file or folder, which the operating system releases if the process is killed; nested calls share it.
 
     Args:
-        directory: it need not exist, but its parent must. The lock is a file next to it, as saving replaces the directory.
+        path: it need not exist, but its parent must. The lock is a file next to it, as both may be replaced.
+        wait: seconds to wait for another process.
 
     Raises:
         BlockingIOError: another process holds it.
         OSError: no permission to make files in the parent.
     """
-    path = directory.with_name(f".{directory.name}.lock")
+    path = path.with_name(f".{path.name}.lock")
     lock = FileLock(path, thread_local=False, is_singleton=True)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=wait)
     except Timeout:
-        raise BlockingIOError(
-            f"another process is training or saving a model in {directory}; wait until it has finished, or choose another folder"
-        ) from None
+        raise BlockingIOError(f"another process holds {path}") from None
     try:
         yield
     finally:
@@ -42,3 +41,20 @@ def locked(directory: Path) -> Iterator[None]:
             with suppress(OSError):  # Windows keeps open files
                 path.unlink()  # while it is held: who has opened it meanwhile finds that it has no name, and tries again
         lock.release()
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a model directory.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: no permission to make files in the parent.
+    """
+    advice = "wait until it has finished, or choose another folder"
+    with ExitStack() as exits:
+        try:
+            exits.enter_context(held(directory))
+        except BlockingIOError:
+            raise BlockingIOError(f"another process is training or saving a model in {directory}; {advice}") from None
+        yield
