@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from bayesify import Gaussian, MeanField, bayesify, predict, summary
 from bayesify.core.model import Bayesian
-from bayesify.errors import BayesifyWarning, DataError
+from bayesify.errors import BayesifyWarning, ConfigurationError, DataError
 from bayesify.testing.trial import captured_weights, require_equal_moments
 
 
@@ -283,6 +283,24 @@ def test_a_scripted_submodule_stays_as_it_is() -> None:
     bnn = bayesify(copy.deepcopy(net), MeanField())
     assert [name for name, _ in bnn.random_layers()] == ["0", "2"]
     _require_right(net, bnn, _inputs(5))
+
+
+def test_a_scripted_network_is_refused() -> None:
+    for make in (torch.jit.script, lambda net: torch.jit.trace(net, _inputs(5).float())):
+        with pytest.raises(ConfigurationError, match=r"a scripted network has no layers .* convert the network it was made from"):
+            bayesify(make(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))), MeanField())
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning", "ignore::UserWarning")
+def test_nested_tensors() -> None:
+    def padded(net: Any, x: Tensor) -> Tensor:
+        return net.second(net.first(x).to_padded_tensor(0.0).sum(1))
+
+    net, bnn = _nets(padded)
+    parts = [_inputs(n) for n in (3, 6, 2)]
+    _require_right(net, bnn, torch.nested.nested_tensor(parts, layout=torch.jagged))
+    with pytest.raises(DataError, match=re.escape("layout=torch.jagged")):
+        bnn(torch.nested.nested_tensor(parts))
 
 
 def test_a_parametrized_bias_stays_as_it_is() -> None:

@@ -48,7 +48,7 @@ class Inputs:
         batch_dim: the dimension of the rows.
 
     Raises:
-        DataError: no input has a batch dimension.
+        DataError: no input has a batch dimension, or a nested tensor has no sizes.
     """
 
     def __init__(
@@ -100,6 +100,8 @@ class Inputs:
 
     def _batch(self, names: list[str]) -> int:
         for x, may in self.pairs():
+            if isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided:
+                raise DataError("nested tensors of PyTorch's first layout have no sizes; make them with layout=torch.jagged")
             if may and isinstance(x, Tensor) and x.dim() > self.batch_dim:
                 return x.shape[self.batch_dim]
         kinds = {name: type(x).__name__ for name, x in zip(names, (*self.args, *self.kwargs.values()), strict=True)}

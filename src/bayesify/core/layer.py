@@ -135,6 +135,7 @@ class BayesianLayer(nn.Module):
         weight_shape: the shape of one weight.
         bias_shape: the shape of one bias, or None.
         is_read: whether the network computes with the layer's weight instead of calling the layer.
+        is_repeated: whether the network calls the layer several times in a pass: then it draws weights, not noise per row.
         is_used: whether the network's outputs depend on the layer; None before the first pass.
     """
 
@@ -152,6 +153,7 @@ class BayesianLayer(nn.Module):
     lacks_bias: bool  # whether the class of the layer has no attribute of that name
     requires_grads: tuple[bool, bool]  # of weight and bias before the layer became random
     is_read: bool
+    is_repeated: bool = False
     is_used: bool | None
 
     def forward(self, input: Tensor) -> Tensor:
@@ -188,8 +190,12 @@ class BayesianLayer(nn.Module):
 
     def sampled(self, x: Tensor) -> Tensor:
         """Random output for x (S*B, ...), before `then`."""
-        draws = self.forward_pass.coherent and self.posterior.is_random
-        return self.posterior.outputs(self, x, *self.draw()) if draws else self.posterior(self, x)
+        return self.posterior.outputs(self, x, *self.draw()) if self.draws_weights else self.posterior(self, x)
+
+    @property
+    def draws_weights(self) -> bool:
+        """Whether the layer draws weights in this pass, not noise per row."""
+        return (self.forward_pass.coherent or self.is_repeated) and self.posterior.is_random
 
     def sampled_without_rows(self, x: Tensor) -> Tensor:
         """Output (S, ...) of every draw for the same x, before `then`."""
