@@ -68,7 +68,7 @@ class SimulationCalibration(Fidelity):
                     data=(task.x, y),
                     likelihood=Gaussian(std=NOISE),
                     seed=number,
-                    beta=LinearWarmup(beta=1.0, fraction=0.3),
+                    beta=LinearWarmup(beta=settings.get("beta", 1.0), fraction=0.3),
                     learning_rate=settings["learning_rate"],
                 )
             )

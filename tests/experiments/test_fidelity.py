@@ -42,6 +42,7 @@ def test_scores():
     scores = distances(one, other, mask)
     assert scores["variation"] == pytest.approx((0.3 + 0.7) / 2)
     assert scores["agreement"] == 0.5
+    assert scores["confidence"] == pytest.approx((0.0 - 0.1) / 2)
     assert scores["ratio"] == pytest.approx(math.sqrt(2.0))  # of standard deviations: 2 and 1
 
 
@@ -107,7 +108,9 @@ def test_a_uci_set_is_standardized_by_its_training_rows(monkeypatch):
 def test_a_uci_set_reads_data_and_other_tasks_keep_their_settings(tmp_path):
     protocol = Fidelity()
     (job, _) = protocol.jobs(table(tmp_path, data="yacht", noise=0.3))
-    assert (job.data, job.settings["noise"]) == (("yacht",), 0.3)
+    assert (job.data, job.settings["noise"], "beta" in job.settings) == (("yacht",), 0.3, False)
+    (job, _) = protocol.jobs(table(tmp_path, beta=0.1))
+    assert (job.settings["beta"], "noise" in job.settings) == (0.1, False)
     (job, _) = protocol.jobs(table(tmp_path))
     assert not job.data
     assert "noise" not in job.settings  # results from before it was a setting stay current

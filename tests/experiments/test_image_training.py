@@ -11,6 +11,7 @@ from experiments.protocols.images.training import Augmented, calibrate, predict_
 from scipy import optimize, special, stats
 
 from bayesify import VIFO
+from bayesify.errors import ConfigurationError
 
 # --- scores
 
@@ -100,6 +101,15 @@ def test_weight_decay_is_for_the_nets_own_parameters():
     )
     for name in first:
         assert torch.equal(first[name], second[name]) == (".posterior." in name), name
+
+
+def test_natural_gradient_steps_have_the_rate_and_no_weight_decay():
+    setup = setup_of(posterior={"method": "IVON"}, learning_rate=0.02, decay=0.3, decay_every=3)
+    history = train(setup, data_of(), 10, 0, lambda share: None).history
+    np.testing.assert_allclose(history.learning_rate, [0.02 * 0.3 ** (epoch // 3) for epoch in range(7)], rtol=1e-9)
+    decayed = setup_of(posterior={"method": "IVON"}, weight_decay=0.1)
+    with pytest.raises(ConfigurationError, match="weight_decay must be 0"):
+        train(decayed, data_of(), 10, 0, lambda share: None)
 
 
 def test_the_weight_of_the_per_example_kl_is_the_methods_own_unless_set():

@@ -127,7 +127,7 @@ def test_damping_narrows_the_posterior_of_noisy_kfac() -> None:
     assert (torch.linalg.eigvalsh(expected - exact) > 0).all()
 
 
-@pytest.mark.parametrize("estimate", [0.2, pytest.param(3.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("estimate", [pytest.param(0.2, marks=pytest.mark.slow), 3.0])
 def test_free_factors_give_a_tensor_factorized_weight_the_prior_of_variational_dropout(estimate: float) -> None:
     r"""A weight w = a c b, c ~ N(mu, sigma^2): over the free a and b, the least KL is log(1 + E[w]^2 / Var[w]) / 2.
 

@@ -49,6 +49,7 @@ class Settings:
         samples: draws in prediction.
         seeds: of data, initial weights and noise; of a UCI set, the splits.
         noise: standard deviation of the targets in regression, known to all methods; standardized ones of a UCI set.
+        beta: weight of the KL, reached after 30 % of the epochs.
         methods: tables with `name`, `method` and settings that override these.
     """
 
@@ -61,12 +62,13 @@ class Settings:
     seeds: int
     methods: list[Mapping[str, Any]]
     noise: float = NOISE
+    beta: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice("data", self.data, TASKS)
         for name in ("rows", "hidden", "epochs", "samples", "seeds"):
             check_integer(name, getattr(self, name))
-        for name in ("learning_rate", "noise"):
+        for name in ("learning_rate", "noise", "beta"):
             check_positive(name, getattr(self, name))
         names = [method_name(method) for method in list_of("methods", self.methods, Mapping)]
         if REFERENCE not in names or len(set(names)) < len(names):
@@ -82,8 +84,9 @@ class Fidelity(Protocol):
     def jobs(self, table: Table) -> list[Job]:
         settings = self.settings_of(table)
         common = {name: value for name, value in dataclasses.asdict(settings).items() if name not in ("methods", "seeds")}
-        if settings.noise == NOISE:
-            del common["noise"]  # results from before it was a setting stay current
+        for name, default in (("noise", NOISE), ("beta", 1.0)):
+            if common[name] == default:
+                del common[name]  # results from before it was a setting stay current
         units = tuple(map(str, range(settings.seeds)))
         data = (settings.data,) if settings.data in UCI_SETS else ()
         jobs = []
@@ -126,7 +129,7 @@ class Fidelity(Protocol):
             batch_size=len(task.x),
             learning_rate=settings["learning_rate"],
             scheduler=schedule_of(bnn, settings["epochs"]),
-            beta=LinearWarmup(beta=1.0, fraction=0.3),
+            beta=LinearWarmup(beta=settings.get("beta", 1.0), fraction=0.3),
             seed=seed,
             accelerator="cpu",
             progress=False,
@@ -156,6 +159,7 @@ class Fidelity(Protocol):
             columns |= {f"Wasserstein distance, {region}": f"wasserstein, {region}" for region in regions}
         if settings.data == "moons":
             columns |= {f"agreement, {region}": f"agreement, {region}" for region in regions}
+            columns |= {f"confidence - {REFERENCE}'s, {region}": f"confidence, {region}" for region in regions}
         else:
             columns |= {f"epistemic std / {REFERENCE}'s, {region}": f"ratio, {region}" for region in regions}
         if settings.data in UCI_SETS:

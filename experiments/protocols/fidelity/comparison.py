@@ -5,6 +5,7 @@ With probabilities q of a method and p of the reference, averaged over the input
 - total variation $\tfrac12 \sum_k |q_k - p_k|$,
 - Wasserstein distance $\int |Q(y) - P(y)|\,dy$ of regressions, by the distribution functions at the edges of the bins,
 - agreement: the share of inputs with the same most probable class,
+- confidence: the mean difference of the largest probabilities (classification),
 - the ratio of epistemic standard deviations (geometric mean; regression).
 """
 
@@ -74,6 +75,7 @@ def distances(unit: Unit, reference: Unit, mask: Tensor) -> dict[str, float]:
     scores = {
         "variation": float(0.5 * (q - p).abs().sum(1).mean()),
         "agreement": float((q.argmax(1) == p.argmax(1)).double().mean()),
+        "confidence": float((q.amax(1) - p.amax(1)).mean()),
     }
     if "epistemic" in unit:
         ours, theirs = (torch.tensor(u["epistemic"], dtype=torch.float64)[mask] for u in (unit, reference))

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from bayesify import Bayesian, Categorical, EvidentialCategorical, bayesify, predict
 from bayesify.calibration import fit_temperature
+from bayesify.errors import ConfigurationError
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive import CategoricalPredictive
 from bayesify.train import History, ensemble_of_draws, fit
@@ -62,12 +63,16 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
         progress: called with the share that is done.
 
     Raises:
+        ConfigurationError: weight decay for a method that has no place for it.
         DivergenceError: training diverged.
     """
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
         images = data[0]
         bnn = bayesify(make_net(setup.net, (images.shape[1], images.shape[2], images.shape[3]), classes), setup.methods())
+    if bnn.has_optimizer and setup.weight_decay:
+        raise ConfigurationError(f"weight_decay must be 0 for methods with natural-gradient steps, got {setup.weight_decay}")
+    optimizer = None if bnn.has_optimizer else lambda parameters: _adam(parameters, bnn, setup)
     likelihood = EvidentialCategorical() if setup.likelihood == "evidential" else Categorical()
     history = fit(
         bnn,
@@ -78,7 +83,8 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
         samples=setup.train_samples,
         beta=setup.beta,
         local_beta=setup.local_beta,
-        optimizer=lambda parameters: _adam(parameters, bnn, setup),
+        learning_rate=setup.learning_rate,
+        optimizer=optimizer,
         scheduler=partial(_decay, setup=setup),
         seed=seed,
         loggers=[lambda record: progress(record["epoch"] / setup.epochs)],

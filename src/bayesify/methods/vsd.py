@@ -18,9 +18,10 @@ is that of the product of the columns' marginals, normals with full covariance m
 evidence of the original prior; nor is that prior fixed, its precisions follow the weights (empirical Bayes).
 
 The factor Q makes this KL large: Q times that of the noise alone, which is the KL of ARD variational dropout (appendix F). The
-paper weights it with 0.1 to 0.5 in classification and 1e-5 to 1e-2 in regression (`beta` of `elbo` and `fit`). It does not limit
-the size of Theta, so networks overfit small data sets: `prior_std` gives Theta and b a normal prior, whose negative log density
-(without the constant) is added to the KL.
+paper weights it with 0.1 to 0.5 in classification and 1e-5 to 1e-2 in regression (`beta` of `elbo` and `fit`). At the full weight
+and with a prior on Theta, weights may vanish: on two moons (`experiments/posterior/moons`) all predictions are 0.5 then, with 0.1
+they are close to those of the posterior. The KL does not limit the size of Theta, so networks overfit small data sets: `prior_std`
+gives Theta and b a normal prior, whose negative log density (without the constant) is added to the KL.
 """
 
 from __future__ import annotations
