@@ -18,6 +18,9 @@ _STEPS = json.loads((ROOT / "benchmarks" / "results" / "training_step.json").rea
 _NETS = {"LeNet5": "LeNet-5", "ResNet18": "ResNet-18"}
 
 
+_DEFAULTS = {"VSD": "VSD, T = 2", "RepulsiveEnsemble": "RepulsiveEnsemble of 5"}
+"""Labels of the measured steps with the default options, if not the name of the method."""
+
 _ELSEWHERE = {
     "Tomczak, Swaroop & Turner 2020, NeurIPS": "https://papers.nips.cc/paper/2020/hash/310cc7ca5a76a446f85c1a0d641ba96d-Abstract.html",
     "Wan et al. 2013, ICML": "https://proceedings.mlr.press/v28/wan13.html",
@@ -65,7 +68,7 @@ def _overview() -> str:
         lines += [f"## {family}\n", f"| {' | '.join(head)} |", "|:---|:---|---:|---:|:---|"]
         for name, kind in methods().items():
             if kind.family == family:
-                times = [_ratio(_STEPS[net].get(name)) for net in _NETS]
+                times = [_ratio(_STEPS[net].get(_DEFAULTS.get(name, name))) for net in _NETS]
                 lines.append(
                     f"| {' | '.join([f'[{name}]({name}.md)', first_sentence(kind.__doc__), *times, _linked(kind.paper)])} |"
                 )

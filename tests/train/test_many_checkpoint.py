@@ -160,8 +160,8 @@ def test_a_finished_run_returns_at_once_and_more_epochs_continue_it(tmp_path, st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seed": 6}, "seed of model 0 was"),
-        ({"batch_size": 9}, "batch_size of model 0 was 8 and is 9"),
+        ({"seed": 6}, r"\(seed was \d+ and is \d+\)"),
+        ({"batch_size": 9}, "\\(batch_size was 8 and is 9, "),
         ({"members": 3}, "models was 2"),
     ],
 )
@@ -170,6 +170,14 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path, arguments, message):
     members = arguments.pop("members", 2)
     with pytest.raises(CheckpointError, match=message):
         train(ensemble(DeepEnsemble(members=members)), checkpoint=tmp_path / "run.ckpt", epochs=1, **arguments)
+
+
+def test_a_difference_of_all_models_is_named_once(tmp_path):
+    train(ensemble(DeepEnsemble(members=5)), checkpoint=tmp_path / "run.ckpt", epochs=1)
+    with pytest.raises(CheckpointError) as caught:
+        train(ensemble(DeepEnsemble(members=5)), checkpoint=tmp_path / "run.ckpt", epochs=1, learning_rate=0.5, batch_size=9)
+    assert caught.value.reason.count("learning_rate was") == caught.value.reason.count("batch_size was 8 and is 9") == 1
+    assert " of model " not in caught.value.reason
 
 
 def test_unwritable_places_are_known_before_the_work(tmp_path, stop_in):

@@ -6,6 +6,7 @@ The file is a dict of tensors, numbers and strings in PyTorch's zip format.
 from __future__ import annotations
 
 import dataclasses
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayesify.errors import CheckpointError
 from bayesify.files import atomic_file
+from bayesify.formatting import listing
 from bayesify.native import native_is_used
 from bayesify.objectives import Constant, KLSchedule
 from bayesify.train.agreement import by_first_process, exists_for_first_process
@@ -208,17 +210,17 @@ def check_identity(path: Path, saved: Mapping[str, Any], current: Mapping[str, A
     Raises:
         CheckpointError: with the differences, and both values.
     """
-    differences = [
-        f"{name} was {_short(saved.get(name, 'absent'))} and is {_short(current.get(name, 'absent'))}"
-        for name in {**saved, **current}
-        if saved.get(name, "absent") != current.get(name, "absent")
-    ]
-    if differences:
-        listing = ", ".join(differences[:3]) + (f", and {len(differences) - 3} more" if len(differences) > 3 else "")
+    found = {}
+    for name in {**saved, **current}:
+        was, now = saved.get(name, "absent"), current.get(name, "absent")
+        if was != now:  # the first of models that are trained together stands for all
+            found.setdefault(re.sub(r" of model \d+$", "", name), f"was {_short(was)} and is {_short(now)}")
+    if found:
+        differences = listing((f"{name} {values}" for name, values in found.items()), most=3)
         advice = f"use the same settings and data or another path, or {_RESTART}"
         if saved.get(_NATIVE) != current.get(_NATIVE):
             advice += "; native random numbers are those of bayesify[fast], unless BAYESIFY_NATIVE=0 or use_native(False)"
-        raise CheckpointError(path, f"it belongs to another run ({listing})", advice)
+        raise CheckpointError(path, f"it belongs to another run ({differences})", advice)
 
 
 def _short(value: object) -> str:
