@@ -52,6 +52,15 @@ def _undrawn_figures(request):
         yield
 
 
+@pytest.fixture(params=["two layers", pytest.param("all layers", marks=pytest.mark.slow)])
+def layers_of_examples(request, monkeypatch):
+    """The layers that `check_method` of an example meets: all of them take a minute."""
+    from bayesify import testing
+
+    if request.param == "two layers":
+        monkeypatch.setattr(testing, "LAYERS", {name: testing.LAYERS[name] for name in ("Linear", "Conv2d")})
+
+
 @pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory):
     """An empty database of MLflow, whose creation takes seconds."""

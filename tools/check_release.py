@@ -114,10 +114,10 @@ def check_contents(sdist: Path, wheel: Path) -> None:
 
 
 def check_texts() -> None:
-    """Print what readers of the package index would miss: images of the README need full addresses there."""
+    """Print what readers of the package index miss: images and links of the README that have no full address."""
     relative = re.findall(r"\]\((?!https?:|#)([^)]+)\)", (ROOT / "README.md").read_text("utf-8"))
     if relative and "urls" not in PROJECT:
-        print(f"note: {len(relative)} links and images of README.md are relative, and [project.urls] is empty: no page to lead to")
+        print(f"note: the package index shows README.md without {len(relative)} links and images: [project.urls] is empty")
 
 
 def environment(folder: Path, requirements: Sequence[str]) -> Path:

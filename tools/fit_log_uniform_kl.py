@@ -24,7 +24,7 @@ def fit() -> tuple[list[mp.mpf], list[mp.mpf]]:
     nodes = [(1 - mp.cos(mp.pi * (2 * i + 1) / (2 * NODES))) / 2 for i in range(NODES)]
     alphas = [s / (1 - s) / SCALE for s in nodes]
     targets = [(exact(a) - mp.log1p(1 / a) / 2) / (1 - s) ** 2 for a, s in zip(alphas, nodes, strict=True)]
-    weights = [(1 - s) ** 2 for s in nodes]
+    weights, p, q = [(1 - s) ** 2 for s in nodes], [mp.mpf(0)], [mp.mpf(1)]
     for _ in range(5):
         rows = [
             [w * s**j for j in range(DEGREE + 1)] + [-w * y * s**j for j in range(1, DEGREE + 1)]

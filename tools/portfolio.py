@@ -35,8 +35,8 @@ CLASSIFICATION = (
 )
 LEAKS = ("rownames", "name", "logwage", "futime", "chapter", "readscr", "mathscr")  # and numbers of rows
 DEFAULT = "default"
-STANDARD = {"encoding": "standard"}
-SMALL = {"hidden": (32, 32), "activation": "tanh"}
+STANDARD: dict[str, Any] = {"encoding": "standard"}
+SMALL: dict[str, Any] = {"hidden": (32, 32), "activation": "tanh"}
 CANDIDATES: dict[str, dict[str, Any]] = {
     DEFAULT: {},
     "standard": STANDARD,
@@ -45,7 +45,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "small": SMALL,
     "linear": {"hidden": ()} | STANDARD,
 }
-NOISE = {"heteroscedastic": STANDARD | {"likelihood": "heteroscedastic"}, "gaussian": STANDARD | {"likelihood": "gaussian"}}
+NOISE: dict[str, dict[str, Any]] = {
+    "heteroscedastic": STANDARD | {"likelihood": "heteroscedastic"},
+    "gaussian": STANDARD | {"likelihood": "gaussian"},
+}
 TRAINING_ROWS, TEST_ROWS = 1500, 3000
 
 
@@ -84,7 +87,7 @@ def main(task: str) -> None:
         for candidate, params in candidates.items():
             started = time.process_time()
             model = kind(random_state=0, progress=False, **params)
-            held_out = _train(model, table, y[train], None, _splits(model._learn_target(y[train]), 0))
+            held_out = _train(model, table, y[train], None, _splits(model._learn_target(y[train]), 0), None)
             log_prob = model.predictive(X.iloc[test]).log_prob(model._encode_target(y[test])).double()
             seconds = time.process_time() - started
             scores[name][candidate] = held_out, log_prob, seconds

@@ -5,9 +5,9 @@ import importlib
 import inspect
 import json
 import re
-from pathlib import Path
 
-from repository_files import ROOT, markdown_pages
+from method_results import errata_of, gap_row, is_of, results_of
+from repository_files import ROOT
 
 from bayesify.cli.method_list import FAMILIES, first_sentence, table_settings
 from bayesify.core.method import Method
@@ -24,6 +24,21 @@ _ELSEWHERE = {
     "Welling & Teh 2011": "https://www.stats.ox.ac.uk/~teh/research/compstats/WelTeh2011a.pdf",
 }
 """Papers that are not on arXiv."""
+
+_RANDOM = {
+    "Weights": "the weights",
+    "Weights, natural gradients": "the weights, whose distribution the method's own optimizer trains",
+    "Dropout": "noise that multiplies the inputs of a layer, or its weights",
+    "Ensembles": "which of several networks, or of several copies of a layer or of its factors, computes a draw",
+    "SWA": "nothing; it is a point estimate, averaged along training",
+    "Along training": "the weights, by their mean and covariance along training",
+    "After training": "weights, by default those of the last layer; their distribution is computed after training",
+    "Sampling": "the weights; every draw is a state of a Markov chain, which runs after training",
+    "Outputs": "the outputs of the network",
+    "Adapters of language models": "a part of the low-rank adapters; all other weights are point estimates or frozen",
+    "Baseline": "nothing",
+}
+"""What is random, by family, or by name where a method differs from its family."""
 
 
 def methods() -> dict[str, type[Method]]:
@@ -63,72 +78,76 @@ def _page(name: str, kind: type[Method]) -> str:
     _, _, text = inspect.cleandoc(module.__doc__ or "").partition("\n") if module else ("", "", "")
     sections = [
         f"# {name}\n\n{first_sentence(kind.__doc__)}",
-        f"**What is random:** {kind.family.lower()}. **Paper:** {_linked(kind.paper) or 'none, the baseline'}.\n\n"
-        f"**When to use it:** {kind.advice}",
-        text.strip(),
+        f"- **What is random:** {_random(name, kind)}.\n- **Paper:** {_linked(kind.paper) or 'none, the baseline'}.\n"
+        f"- **When to use it:** {kind.advice}",
+        f"## Picture\n\n{_picture(name)}",
+        f"## Formulas\n\n{text.strip()}",
         f"## Options\n\n::: bayesify.{name}\n    options:\n      heading_level: 3\n      inherited_members: false",
-        "## Settings on tables\n\nDefault fields of this method in `BayesianRegressor` and `BayesianClassifier`; of two values, "
-        f"the first is for regression and the second for classification.\n\n`{table_settings(name)}`",
-        "## Cost\n\n" + _cost(name),
-        "## Results\n\n" + _results(name),
+        "## Settings on tables\n\n" + _settings(name),
+        "## Cost\n\n" + _cost(name, kind.cost),
+        "## Errata\n\n" + errata_of(kind.paper),
+        "## Results\n\n" + results_of(name),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _cost(name: str) -> str:
-    """The measured training steps of a method and its variants."""
-    variants = list(dict.fromkeys(label for net in _STEPS.values() for label in net if _is_of(label, name)))
+def _random(name: str, kind: type[Method]) -> str:
+    return _RANDOM[name if name in _RANDOM else kind.family]
+
+
+def _picture(name: str) -> str:
+    """The figure of `docs/method_figures.py` and its caption."""
+    figure = (ROOT / "docs" / "images" / "methods" / f"{name}.svg").read_text("utf-8").strip()
+    if row := gap_row(name):
+        made = f"Row `{row}` of [this table](../experiments/posterior/gap.md), whose network has 50 tanh units."
+        made += " Gray: the exact posterior of that network, by [`HMC`](HMC.md)."
+    elif name == "HMC":
+        made = "The reference of [this table](../experiments/posterior/gap.md), whose network has 50 tanh units."
+    elif _needs_adapters(name):
+        made = "Adapters of rank 4 in a network that was trained on another curve: `python -m docs.method_figures`."
+    else:
+        made = "A network of 50 ReLUs: `python -m docs.method_figures`."
+    shown = (
+        "A regression with a gap in its data (points). Blue: mean and two epistemic standard deviations of the predictions, "
+        "without the noise of the data."
+    )
+    return f'<figure class="picture">\n{figure}\n</figure>\n\n{shown} {made}'
+
+
+def _needs_adapters(name: str) -> bool:
+    return methods()[name].family == "Adapters of language models"
+
+
+def _settings(name: str) -> str:
+    if _needs_adapters(name):
+        return "None: the networks for tables have no adapters."
+    return (
+        "Default fields of this method in `BayesianRegressor` and `BayesianClassifier`; of two values, the first is for regression "
+        f"and the second for classification.\n\n`{table_settings(name)}`"
+    )
+
+
+def _cost(name: str, cost: str) -> str:
+    """The measured training steps of a method and its variants, and the passes of a prediction."""
+    training, _, prediction = (part.strip() for part in cost.partition(";"))
+    passes = (
+        f"Prediction: {prediction}, with S draws or M members."
+        if re.search(r"\b[SM]\b", prediction)
+        else f"Prediction: {prediction}."
+    )
+    variants = list(dict.fromkeys(label for net in _STEPS.values() for label in net if is_of(label, name)))
+    if _needs_adapters(name):
+        return f"Training: the seconds in [Bayesian LoRA compared](../bayesian-lora.md). {passes}"
     if not variants:
-        return "Its training step is not among the measured ones; [Performance](../performance.md) has those of similar methods."
+        training = training.removesuffix(" on these")
+        return f"Training: {training}. {passes} [Performance](../performance.md) has the times of other methods."
     lines = [
-        "Time of a training step on 2 CPU cores, as a ratio to the plain network's ([how it was measured](../performance.md)):\n",
+        f"Training step on 2 CPU cores, as a ratio to the plain network's ([how it was measured](../performance.md)). {passes}\n",
         f"| | {' | '.join(_STEPS)} |",
         f"|:---|{'---:|' * len(_STEPS)}",
     ]
     lines += [f"| {label} | {' | '.join(_ratio(net.get(label)) for net in _STEPS.values())} |" for label in variants]
     return "\n".join(lines)
-
-
-def _results(name: str) -> str:
-    """Links to the reports with a row of the method, and its rows in the table of all methods."""
-    found = {}
-    for path, page in markdown_pages().items():
-        text = (ROOT / path).read_text("utf-8")
-        if path.endswith("report.md") and (any(_is_of(row, name) for row in _rows(text)) or _is_paper_of(path, name)):
-            found[page] = text.splitlines()[0].removeprefix("# ")
-    if not found:
-        return "No committed table has this method yet. [Results](../results.md) has the tables."
-    lines = [_standard(name), "Tables with this method:\n", *(f"- [{title}](../{page})" for page, title in found.items())]
-    return "\n".join(line for line in lines if line)
-
-
-def _standard(name: str) -> str:
-    """The method's rows in the sections of uci/standard."""
-    text = (ROOT / "experiments" / "uci" / "standard" / "report.md").read_text("utf-8")
-    sections = [part for part in text.split("\n## ") if name in _rows(part)][:2]
-    if not sections:
-        return ""
-    lines = ["[UCI regression, standard splits](../experiments/uci/standard.md), mean ± standard error over splits:\n"]
-    for number, section in enumerate(sections):
-        table = [line for line in section.splitlines() if line.startswith("|")]
-        row = next(line for line in table if line.startswith(f"| {name} |"))
-        lines += table[:2] if number == 0 else []
-        lines.append(row.replace(f"| {name} |", f"| {section.splitlines()[0]} |", 1))
-    return "\n".join(lines) + "\n\n"
-
-
-def _rows(text: str) -> list[str]:
-    """First cells of all rows of all tables."""
-    return [found.strip(" *`") for found in re.findall(r"^\| *([^|]*?) *\|", text, re.MULTILINE)]
-
-
-def _is_of(label: str, name: str) -> bool:
-    return label == name or label.startswith((f"{name},", f"{name} ", f"{name}("))
-
-
-def _is_paper_of(path: str, name: str) -> bool:
-    """Whether a table is from the folder of the method's paper."""
-    return Path(path).parts[1].replace("-", "") == name.lower()
 
 
 def _ratio(measured: dict[str, float] | None) -> str:

@@ -18,7 +18,7 @@ class Page(NamedTuple):
     Attributes:
         title: heading.
         text: first paragraph.
-        modules: whose public names it documents; of `core` and `errors`, only what `bayesify` exports.
+        modules: whose public names it documents; of `core`, only what `bayesify` exports.
     """
 
     title: str
@@ -87,8 +87,9 @@ def entries() -> dict[str, list[Entry]]:
         address = f"api/{key}.md"
         paths = [f"bayesify.{name}" for name, module in top.items() if _belongs(module, page.modules) and name != "functional"]
         for module in page.modules:
-            if module not in ("core", "errors"):
-                paths += [f"bayesify.{module}.{name}" for name in public_names(module) if name not in top]
+            if module != "core":
+                names = [name for name in public_names(module) if (module, name) != ("errors", "warn")]  # for the library itself
+                paths += [f"bayesify.{module}.{name}" for name in names if name not in top]
         found[key] = [Entry(path, address) for path in sorted(set(paths), key=lambda path: path.rpartition(".")[2].lower())]
     found["methods"] = [Entry(f"bayesify.{name}", f"methods/{name}.md") for name in public_names("methods")]
     return found

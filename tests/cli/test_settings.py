@@ -96,3 +96,11 @@ def test_a_name_takes_what_suits_tables_and_settings_come_first():
         assert estimator.method == recipe.method.replace(transforms=1)
         assert estimator.beta_in_use() == LinearWarmup(beta=recipe.beta, fraction=0.5)
         assert make_estimator(task, "vsd", ["beta=0.7"], seed=0, epochs=3, quiet=True).beta_in_use() == 0.7
+
+
+def test_class_weight_is_balanced_or_none():
+    kind = settings.estimator_fields(BayesianClassifier)["class_weight"]
+    assert settings.convert("class_weight", "balanced", kind) == "balanced"
+    assert settings.convert("class_weight", "none", kind) is None
+    with pytest.raises(UsageError, match=r"--set class_weight must be balanced or none, got 'rare:5'"):
+        settings.convert("class_weight", "rare:5", kind)

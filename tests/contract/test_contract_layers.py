@@ -1,6 +1,6 @@
 """Every method in the registry, on every layer type, through the checks of one layer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -27,28 +27,38 @@ from bayesify import (
 )
 from bayesify.core.method import Method
 from bayesify.errors import ContractError
-from bayesify.testing import LAYERS, References, check_method
+from bayesify.testing import CHECKS, LAYERS, Case, References, check_method
+from bayesify.testing.layer_checks import check_compile, check_export
 
 _EVERYWHERE = (MeanField, VSD, EMP)  # noise on outputs, noise on inputs, and several copies of a layer
 _OF_EACH_KIND = ("Linear", "Conv2d", "LayerNorm", "Embedding")
 _LINEAR = ("Linear", "Linear without bias, on sequences")
 _OTHER_SETTINGS = ("Linear",)
+_UNTRACED = tuple(check for check in CHECKS if check not in (check_compile, check_export))
 
 
 def _cases() -> Iterator[ParameterSet]:
-    """The first setting of some methods meets all layers; otherwise most layers are slow tests, as most code is shared."""
+    """The first setting of some methods meets all layers; otherwise most layers are slow tests, as most code is shared.
+
+    The code of a posterior and that of a layer are traced separately: here every posterior in a linear layer, and every layer
+    with some methods. Tracing their combinations takes three quarters of the time, and is slow, too.
+    """
     seen: set[type[Method]] = set()
     for method, references in METHODS:
         first = type(method) not in seen
         for layer in LAYERS:
-            quick = (first and type(method) in _EVERYWHERE) or layer in (_OF_EACH_KIND if first else _OTHER_SETTINGS)
-            marks = () if quick else pytest.mark.slow
-            yield pytest.param(method, references, layer, marks=marks, id=f"{identify(method)}-{layer}")
+            everywhere = first and type(method) in _EVERYWHERE
+            quick = everywhere or layer in (_OF_EACH_KIND if first else _OTHER_SETTINGS)
+            name = f"{identify(method)}-{layer}"
+            if quick and not everywhere and layer != "Linear":
+                yield pytest.param(method, references, layer, _UNTRACED, id=f"{name}, not traced")
+                quick = False
+            yield pytest.param(method, references, layer, CHECKS, marks=() if quick else pytest.mark.slow, id=name)
         seen.add(type(method))
 
 
-@pytest.mark.parametrize(("method", "references", "layer"), [*_cases()])
-def test_contract(method: Method, references: References, layer: str) -> None:
+@pytest.mark.parametrize(("method", "references", "layer", "checks"), [*_cases()])
+def test_contract(method: Method, references: References, layer: str, checks: tuple[Callable[[Case], None], ...]) -> None:
     contracts = "Norm" not in layer and layer != "Embedding"
     if isinstance(method, ScalaBL):  # adapters are linear layers and convolutions
         contracts = contracts and "Transpose" not in layer and "(I, O)" not in layer
@@ -62,10 +72,10 @@ def test_contract(method: Method, references: References, layer: str) -> None:
         contracts = layer in _LINEAR
     every = MeanField | Deterministic | ELRG | EMP | HMC | IVON | NoisyAdam | Radial | SGLD | SWA
     if contracts or isinstance(method, every):
-        assert check_method(method, {layer: LAYERS[layer]}, references, nets=()) == [layer]
+        assert check_method(method, {layer: LAYERS[layer]}, references, checks, nets=()) == [layer]
     else:
         with pytest.raises(ContractError, match="supports none"):
-            check_method(method, {layer: LAYERS[layer]}, references, nets=())
+            check_method(method, {layer: LAYERS[layer]}, references, checks, nets=())
 
 
 @pytest.mark.parametrize(("name", "method", "references"), ROOTS, ids=[name for name, _, _ in ROOTS])

@@ -1,6 +1,7 @@
 """Networks that could differ from the plain network with the weights of a draw, without an error: each is right, or announced."""
 
 import copy
+import enum
 import re
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from bayesify import Gaussian, MeanField, bayesify, predict, summary
 from bayesify.core.model import Bayesian
-from bayesify.errors import BayesifyWarning, DataError
+from bayesify.errors import BayesifyWarning, ConfigurationError, DataError
 from bayesify.testing.trial import captured_weights, require_equal_moments
 
 
@@ -29,6 +30,10 @@ class Net(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.function(self, *inputs)
+
+
+class Center(enum.Enum):
+    NO, YES = 1, 2
 
 
 class Memory:
@@ -48,7 +53,7 @@ def _nets(function: Callable[..., Tensor]) -> tuple[nn.Module, Bayesian]:
     return net, bayesify(copy.deepcopy(net), {"first": MeanField(initial_std=0.4), "second": MeanField(initial_std=0.4)}).eval()
 
 
-def _require_right(net: nn.Module, bnn: Bayesian, *inputs: Tensor) -> None:
+def _require_right(net: nn.Module, bnn: Bayesian, *inputs: Any) -> None:
     """Require that coherent draws are the plain network with their weights."""
     with captured_weights(bnn) as weights, torch.no_grad():
         draws = bnn(*inputs, samples=4, coherent=True).outputs
@@ -96,6 +101,22 @@ def test_coupling_that_the_first_batch_does_not_show(function, batches) -> None:
     for _ in range(3):
         for inputs in batches:
             _require_right(net, bnn, *inputs)
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
+@pytest.mark.parametrize(
+    "settings",
+    [(False, True), ("none", "batch"), (0, 1), (0.0, 0.5), (None, 2.0), ({"center": False}, {"center": True}), tuple(Center)],
+    ids=str,
+)
+def test_coupling_that_another_argument_switches_on(settings: tuple[Any, Any]) -> None:
+    def centered(net: Any, x: Tensor, setting: Any) -> Tensor:
+        hidden = net.first(x)
+        return net.second(hidden - hidden.mean(0) if setting == settings[1] else hidden)
+
+    net, bnn = _nets(centered)
+    for setting in (*settings, *settings):
+        _require_right(net, bnn, _inputs(6), setting)
 
 
 @pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
@@ -190,6 +211,22 @@ def test_a_layer_that_the_network_does_not_call_as_a_layer_is_named(function) ->
 
 
 @pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+def test_a_normalization_in_lower_precision_than_the_network_is_no_difference() -> None:
+    class RMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(4)), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            lower = x.float()
+            return self.weight * (lower * torch.rsqrt(lower.square().mean(-1, keepdim=True) + self.eps)).to(x)
+
+    bnn = bayesify(nn.Sequential(RMSNorm(), nn.Linear(4, 2)).double(), MeanField())
+    assert len(list(bnn.random_layers())) == 2
+    bnn(_inputs(5), samples=2)
+
+
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
 def test_parameters_that_do_not_reach_the_outputs_may_be_read() -> None:
     def penalized(net: Any, x: Tensor) -> Tensor:
         net.memory.penalty = sum(p.square().sum() for p in net.parameters())
@@ -246,6 +283,24 @@ def test_a_scripted_submodule_stays_as_it_is() -> None:
     bnn = bayesify(copy.deepcopy(net), MeanField())
     assert [name for name, _ in bnn.random_layers()] == ["0", "2"]
     _require_right(net, bnn, _inputs(5))
+
+
+def test_a_scripted_network_is_refused() -> None:
+    for make in (torch.jit.script, lambda net: torch.jit.trace(net, _inputs(5).float())):
+        with pytest.raises(ConfigurationError, match=r"a scripted network has no layers .* convert the network it was made from"):
+            bayesify(make(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))), MeanField())
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning", "ignore::UserWarning")
+def test_nested_tensors() -> None:
+    def padded(net: Any, x: Tensor) -> Tensor:
+        return net.second(net.first(x).to_padded_tensor(0.0).sum(1))
+
+    net, bnn = _nets(padded)
+    parts = [_inputs(n) for n in (3, 6, 2)]
+    _require_right(net, bnn, torch.nested.nested_tensor(parts, layout=torch.jagged))
+    with pytest.raises(DataError, match=re.escape("layout=torch.jagged")):
+        bnn(torch.nested.nested_tensor(parts))
 
 
 def test_a_parametrized_bias_stays_as_it_is() -> None:

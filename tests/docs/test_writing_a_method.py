@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ MARKED = re.compile(r"(?:<!-- excerpt: (\S+) -->\n)?```python\n(.*?)```", re.DOT
 EXCERPTS = [(source, code) for source, code in MARKED.findall(PAGE) if source]
 
 
+@pytest.mark.usefixtures("layers_of_examples")
 def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [code for source, code in MARKED.findall(PAGE) if not source]
     assert blocks
     (tmp_path / "writing_a_method.py").write_text("\n".join(blocks))
     monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("writing_a_method", None)
     importlib.import_module("writing_a_method")  # as a module, because what cannot be imported cannot be pickled
 
 

@@ -1,5 +1,6 @@
 """Settings of image classification: candidates, the method they make, what is refused; the parts of image sets."""
 
+import dataclasses
 import json
 import re
 
@@ -135,6 +136,10 @@ def test_colours_are_standardized_by_the_rows_that_are_trained_on(monkeypatch):
     np.testing.assert_allclose(test.test[0].numpy(), expected(colorful("cifar10", "test").X.double().numpy() / 255), atol=1e-5)
     others = colorful("fashion-mnist", "test").X[:4].double().numpy() / 255
     np.testing.assert_allclose(test.ood["fashion-mnist"].numpy(), expected(others), atol=1e-5)
+    fewer = load_test(dataclasses.replace(setup, test_rows=5), parts.scaling, None)
+    assert fewer.test[1].tolist() == [0, 1, 2, 0, 1]
+    torch.testing.assert_close(fewer.test[0], test.test[0][:5])
+    assert len(fewer.ood["fashion-mnist"]) == 4
 
 
 def test_grey_images_stay_in_zero_to_one(monkeypatch):

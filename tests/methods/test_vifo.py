@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from bayesify import VIFO, MeanField, bayesify, elbo, fit, predict, summary, unbayesify
+from bayesify.errors import ConfigurationError
 from bayesify.functional import vifo_mean_all, vifo_mean_variance
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from bayesify.train import Training, fit_many
@@ -219,6 +220,63 @@ def test_a_net_that_counts_its_rows_is_told_so() -> None:
     with pytest.raises(ValueError, match=r"4 rows in dimension 0 for 4 examples; .* the 8 rows.*VIFO\(separate_std=True\)"):
         bayesify(Flattening(), VIFO())(x)
     assert bayesify(Flattening(), VIFO(separate_std=True))(x, samples=2).outputs.shape == (2, 4, 5, 3)
+
+
+def _in_parts(net: Any, x: Tensor, size: int) -> Tensor:
+    return torch.cat([net.head(part) for part in x.split(size)])
+
+
+def _of_pairs(net: Any, x: Tensor) -> Tensor:
+    first, second = x.chunk(2)
+    return torch.cat([net.head(first + second), net.head(first - second)])
+
+
+def _of_two_views(net: Any, x: Tensor) -> Tensor:
+    y = net.head(torch.cat([x, -x]))
+    return y[: len(x)] - 2 * y[len(x) :]
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "message"),
+    [
+        (lambda net, x: _in_parts(net, x, 2), 6, "the number or the order of the rows"),
+        (lambda net, x: _in_parts(net, x, 4), 6, "on parts of its batch"),  # of more rows than are compared
+        (_of_pairs, 6, "the number or the order of the rows"),
+        (_of_two_views, 6, "the number or the order of the rows"),
+        (lambda net, x: net.head(x.flip(0)).flip(0), 6, "the number or the order of the rows"),
+        (lambda net, x: net.head(x).view(3, -1)[:, :3], 3, "it must keep the 6 rows of its last layer"),
+    ],
+)
+def test_a_net_that_would_mix_means_and_standard_deviations_is_refused(function: Any, rows: int, message: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(self, x)
+
+    torch.manual_seed(0)
+    plain, x = Net().double(), torch.randn(rows, 2, dtype=F64)
+    with pytest.raises(ConfigurationError, match=rf"{message}.*VIFO\(separate_std=True\)"):
+        bayesify(copy.deepcopy(plain), VIFO())(x)
+    bnn = bayesify(copy.deepcopy(plain), VIFO(separate_std=True))  # the way out
+    torch.testing.assert_close(bnn.normal_outputs(x).mean, plain(x))
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_net_that_accepts_whole_batches_alone(separate: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.table = nn.Linear(2, 3), torch.randn(6, 2, dtype=F64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x + self.table)
+
+    plain, x = Net().double(), torch.randn(6, 2, dtype=F64)
+    outputs = bayesify(copy.deepcopy(plain), VIFO(separate_std=separate)).normal_outputs(x)
+    torch.testing.assert_close(outputs.mean, plain(x))
 
 
 def test_bad_arguments() -> None:

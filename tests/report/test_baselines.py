@@ -81,9 +81,9 @@ def test_300_columns_and_256_rows_get_no_green_tick_and_a_way_out():
     X = pd.DataFrame(rng.normal(size=(320, 300)), columns=[f"x{i}" for i in range(300)])
     y = X.iloc[:, :4].sum(axis=1) + 0.5 * rng.normal(size=320)
     model = BayesianRegressor(epochs=30, random_state=0).fit(X[:256], y[:256])
-    started = time.perf_counter()
+    started = time.process_time()
     found = fit_baselines(model, X[:256], torch.tensor(y[:256].to_numpy()), X[256:])
-    assert time.perf_counter() - started < 60
+    assert time.process_time() - started < 60
     verdict = assess(model.predictive(X[256:]), torch.tensor(y[256:].to_numpy()), baselines=found.predictives).verdict
     skill = next(sentence for sentence in verdict if "RMSE is" in sentence.finding)
     assert skill.mark != "good"

@@ -155,16 +155,8 @@ def test_loaders_of_many_sizes_have_two_versions(counter):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolated", [True, False])
-def test_more_networks_than_the_recompile_limit(counter, monkeypatch, isolated):
+def test_more_networks_than_the_recompile_limit(counter):
     """PyTorch compiles 8 versions of one code; those of networks that were trained before do not count."""
-    if not isolated:  # as before PyTorch 2.13
-        original = torch.compile
-
-        def compile(model, *, fullgraph, dynamic, options):
-            return original(model, fullgraph=fullgraph, dynamic=dynamic)
-
-        monkeypatch.setattr(torch, "compile", compile)
     for scale in range(10):
         trained(True, dtype=torch.float32, method=MeanField(prior_std=1.0 + scale), epochs=1)
     assert counter.frame_count == 20

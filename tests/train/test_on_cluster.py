@@ -24,6 +24,7 @@ from bayesify.train.history import History
 from bayesify.train.many import on_cluster
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+passes_on = pytest.mark.slow  # reaches the cluster by `fit_many`, whose tests are not slow; every call starts a process of Ray
 ARGUMENTS = {"epochs": 3, "batch_size": 16, "accelerator": "cpu", "progress": False}
 
 
@@ -112,6 +113,7 @@ def test_a_machine_without_the_folder_of_the_checkpoint_says_so(tmp_path):
     assert len(trained.history) == 3
 
 
+@passes_on
 def test_members_of_an_ensemble(cluster):
     x = torch.linspace(-1, 1, 64).unsqueeze(1)
     torch.manual_seed(0)
@@ -141,6 +143,7 @@ def test_progress_counts_every_epoch_once(monkeypatch):
     assert advanced == [2, 4, 4, 2, 4]
 
 
+@passes_on
 def test_estimators_and_cross_validation(cluster):
     pytest.importorskip("sklearn")
     import numpy as np
@@ -157,6 +160,7 @@ def test_estimators_and_cross_validation(cluster):
     np.testing.assert_allclose(model.predict(X), expected.predict(X), rtol=1e-4, atol=1e-5)
 
 
+@passes_on
 def test_auto(cluster, monkeypatch, tmp_path):
     pytest.importorskip("sklearn")
     import numpy as np

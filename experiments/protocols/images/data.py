@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.datasets import load_images
+from bayesify.datasets import Images, load_images
 from bayesify.errors import DataError
 from experiments.protocols.images.corruption import SEVERITIES, corrupt
 from experiments.protocols.images.settings import Setup
@@ -68,10 +68,11 @@ def load_train(setup: Setup, data_dir: Path | None) -> TrainParts:
     if not 0 < count <= rows:
         required = f"{setup.validation} rows for validation and {count if setup.train_rows else 'some'} to train on"
         raise DataError(f"{setup.dataset} has {len(images.y)} training images, too few for {required}")
-    pixels = images.scaled()
-    scaling = _scaling(pixels[:count])
-    x = scaling(pixels)
-    return TrainParts((x[:count], images.y[:count]), (x[rows:], images.y[rows:]), scaling, len(images.classes), images.note)
+    pixels = _scaled(images, slice(count))
+    scaling = _scaling(pixels)
+    train = scaling(pixels), images.y[:count]
+    validation = scaling(_scaled(images, slice(rows, None))), images.y[rows:]
+    return TrainParts(train, validation, scaling, len(images.classes), images.note)
 
 
 def load_test(setup: Setup, scaling: Scaling, data_dir: Path | None) -> TestParts:
@@ -83,14 +84,15 @@ def load_test(setup: Setup, scaling: Scaling, data_dir: Path | None) -> TestPart
     test = load_images(setup.dataset, "test", data_dir)
     shape, ood = test.X.shape[1:], {}
     for name in setup.ood:
-        pixels = load_images(name, "test", data_dir).scaled()[: setup.ood_rows]
+        pixels = _scaled(load_images(name, "test", data_dir), slice(setup.ood_rows))
         if shape[0] == 1 and pixels.shape[1] == 3:
             pixels = as_gray(pixels, (shape[1], shape[2]))
         if pixels.shape[1:] != shape:
             shapes = f"{tuple(pixels.shape[1:])}, those of {setup.dataset} {tuple(shape)}"
             raise DataError(f"ood must name sets with images of the same shape, but those of {name} have {shapes}")
         ood[name] = scaling(pixels)
-    return TestParts((scaling(test.scaled()), test.y), ood, test.note)
+    rows = slice(setup.test_rows)
+    return TestParts((scaling(_scaled(test, rows)), test.y[rows]), ood, test.note)
 
 
 def as_gray(pixels: Tensor, size: tuple[int, int]) -> Tensor:
@@ -106,6 +108,11 @@ def corrupted(setup: Setup, scaling: Scaling, data_dir: Path | None) -> Iterator
         for severity in SEVERITIES:
             changed = dataclasses.replace(images, X=corrupt(images.X[: setup.subset], name, severity))
             yield f"{name}/{severity}", scaling(changed.scaled())
+
+
+def _scaled(images: Images, rows: slice) -> Tensor:
+    """The pixels of some rows (N, C, H, W) in [0, 1]; the others are not converted."""
+    return dataclasses.replace(images, X=images.X[rows]).scaled()
 
 
 def _scaling(pixels: Tensor) -> Scaling:

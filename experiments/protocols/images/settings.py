@@ -45,6 +45,7 @@ class Setup:
         augment: shift and mirror the training images at random.
         samples: S, draws in prediction.
         validation_samples: S for validation rows; None for `samples`.
+        test_rows: number of test images, the first ones; None for all.
         ood_rows: number of images of every set of `ood`, the first ones; None for all.
         corruptions: names from `CORRUPTIONS`: test images are corrupted like this, at all five severities.
         sample_counts: further S with which every network is evaluated.
@@ -74,6 +75,7 @@ class Setup:
     augment: bool = False
     validation_samples: int | None = None
     ood: list[str] = dataclasses.field(default_factory=list)
+    test_rows: int | None = None
     ood_rows: int | None = None
     corruptions: list[str] = dataclasses.field(default_factory=list)
     sample_counts: list[int] = dataclasses.field(default_factory=list)
@@ -103,7 +105,7 @@ class Setup:
     def _check_numbers(self) -> None:
         for name in ("epochs", "batch_size", "validation", "samples", "train_samples", "bins"):
             check_integer(name, getattr(self, name))
-        for name in ("decay_every", "choice_epochs", "train_rows", "validation_samples", "ood_rows", "subset"):
+        for name in ("decay_every", "choice_epochs", "train_rows", "validation_samples", "test_rows", "ood_rows", "subset"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
         for number in self.sample_counts:

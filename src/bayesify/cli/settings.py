@@ -79,6 +79,7 @@ def convert(name: str, text: str, kind: Any) -> Any:
         ((64, 32), None)
     """
     members = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    members = [member for member in members if typing.get_origin(member) is not Mapping]  # for Python alone
     for member in sorted(members, key=lambda member: member is str):  # last, because any text is a str
         try:
             return _convert(text, member)

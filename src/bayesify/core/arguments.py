@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from bayesify.core.checks import check_integer
@@ -29,6 +30,8 @@ def networks(net: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
         raise TypeError(f"net must be a torch.nn.Module, or a list of them for an ensemble, got {kinds}")
     if any(isinstance(module, Bayesian | BayesianLayer) for each in nets for module in each.modules()):
         raise ConfigurationError("the network is Bayesian already; restore the original with unbayesify(bnn) first")
+    if any(isinstance(each, torch.jit.ScriptModule) for each in nets):
+        raise ConfigurationError("a scripted network has no layers that can be made random; convert the network it was made from")
     return nets
 
 

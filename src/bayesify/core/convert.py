@@ -243,7 +243,7 @@ def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:
     reference = cast(torch.Tensor, layer.weight)
     layer.__class__ = cast(type[BayesianLayer], layer_type(type(layer)))
     assert isinstance(layer, BayesianLayer)
-    layer.passes, layer.is_read, layer.is_used = passes, False, None
+    layer.passes, layer.is_read, layer.is_repeated, layer.is_used = passes, False, False, None
     layer.lacks_bias = "bias" not in layer._parameters
     bias = layer._parameters.setdefault("bias", None)
     layer.weight_shape = tuple(reference.shape)

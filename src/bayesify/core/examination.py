@@ -70,9 +70,11 @@ class Examination:
         self.drawn: dict[BayesianLayer, tuple[Tensor, Tensor | None]] = {}
         self.used: set[BayesianLayer] = set()
         self.called: set[BayesianLayer] = set()
+        self.repeated: set[BayesianLayer] = set()
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
         self.without_rows: set[BayesianLayer] = set()
+        self.doubtful: set[BayesianLayer] = set()  # with a row that may be that of a batch of one, or not of the batch
         self.differentiates = False
         self.outputs: list[Tensor] = []  # of draw 0, in the last pass of `runs`
         self.decisions: tuple[bool, ...] = ()  # by values of the inputs, in the last folded pass that was compared
@@ -89,10 +91,12 @@ class Examination:
         try:
             self.outputs = self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
             self.without_rows = watch.without_rows - watch.with_rows
+            self.doubtful = watch.doubtful
             both = watch.without_rows & watch.with_rows
             self.mixed = [layer for layer in self.layers if layer in both and layer.posterior.is_random]
             self.read |= watch.read
             self.called |= watch.called
+            self.repeated |= watch.repeated
             self.by_value |= watch.by_value
             self.differentiates |= watch.differentiates
             self.used.update(*map(origin_of, self.outputs))
@@ -147,6 +151,9 @@ class Examination:
         for candidate in candidates(inputs, self.whole):
             if candidate.rows not in refuted:
                 agrees = self._agrees(inputs, candidate)
+                if not agrees and self.doubtful - self.without_rows:
+                    self.without_rows |= self.doubtful
+                    agrees = self._agrees(inputs, candidate)
                 if agrees:
                     return candidate
                 if agrees is False:  # more rows would not help

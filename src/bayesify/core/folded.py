@@ -57,7 +57,9 @@ class Folded(Planning):
         with noise_of_rank(self.net, self.training):
             try:
                 passes, outputs = self._passes(call, samples, coherent, plan)
-            except NewLayerError:  # the network was changed: another adapter is active
+            except NewLayerError:  # the network was changed: another adapter is active; or a sequence is longer
+                if self._prefix is not None:  # `predict` repeats the pass without replay
+                    raise
                 self.forget_verdicts()
                 plan = self.plan(call, samples)
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
@@ -84,12 +86,14 @@ class Folded(Planning):
         """The passes for all draws and the outputs (S, B, ...)."""
         if plan.folds and samples > 1:
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch, plan)
+            self._draw_first(forward_pass, plan)
             outputs = self._run_as_examined(forward_pass, call, samples, plan)
             return [forward_pass], tree_map(lambda y: unfold(y, samples, call.batch), outputs)
         passes: list[ForwardPass] = []
         runs: list[Any] = []
         for s in range(samples):
             passes.append(self._new_pass(1, coherent, s == 0, None, plan))
+            self._draw_first(passes[-1], plan)
             runs.append(self._run(passes[-1], call, 1))
         return passes, tree_map(lambda *ys: stack(ys, call.batch, self.batch_dim), *runs)
 
@@ -109,9 +113,19 @@ class Folded(Planning):
             rows=rows,
             without_rows=layers,
             unused=unused,
+            notes_repeats=True,
             training=self.training,
             records=self.is_observed,
         )
+
+    def _draw_first(self, forward_pass: ForwardPass, plan: Plan) -> None:
+        """Draw all weights before the pass if the network's transforms cannot draw, or its values decide which layers draw.
+
+        Draws that depended on the batch would not be one function of all batches, as `coherent` promises.
+        """
+        needed = plan.draws_weights or (plan.varies and not torch.is_grad_enabled())
+        if needed and forward_pass.coherent and not torch.compiler.is_compiling():
+            self.passes.draw_in(forward_pass, [layer for _, layer in self.random_layers()])
 
     def _run_as_examined(self, forward_pass: ForwardPass, call: Inputs, samples: int, plan: Plan) -> Any:
         """`_run`, which must take decisions that an examined pass took: other code may let rows affect each other.

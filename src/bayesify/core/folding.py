@@ -58,7 +58,7 @@ class Verdict:
 def examine(
     net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, whole: bool = False
 ) -> Verdict | None:
-    """Set `is_used` and `is_read` of a network's random layers, and find out whether the rows of a batch are independent.
+    """Set what random layers know of their use (`is_used`), and find out whether the rows of a batch are independent.
 
     Args:
         net: the converted network.
@@ -91,8 +91,9 @@ def examine(
             examination.runs(inputs, accepted)  # some layers may be used in training mode only
         for layer in layers:
             layer.is_read = layer in examination.read
+            layer.is_repeated |= layer in examination.repeated
             layer.is_used = layer.is_read or layer in examination.used
-        return dataclasses.replace(_verdict(net, examination, inputs), finding=finding)
+        return dataclasses.replace(_verdict(net, examination, inputs), finding=finding, draws_weights=examination.differentiates)
 
 
 def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdict:
@@ -117,7 +118,6 @@ def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdic
         without_rows=tuple(missing),
         layers_without_rows=tuple(positions),
         unused_layers=tuple(unused),
-        draws_weights=examination.differentiates,
         decisions=frozenset([examination.decisions]),
     )
 

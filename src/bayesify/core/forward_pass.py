@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from bayesify.core.generators import generator_states, set_generator_states
+from bayesify.core.generators import generator_states, noise_from, set_generator_states
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class RowsError(PassError):
 
 
 class NewLayerError(RowsError):
-    """The network calls a random layer that it did not call when it was examined."""
+    """The network calls a random layer otherwise than when it was examined: it did not call it then, or only once."""
 
 
 class ForwardPass:
@@ -42,6 +43,7 @@ class ForwardPass:
         drawn: values that `once` returns instead of drawing, by key.
         without_rows: layers whose inputs do not depend on the batch (positions); they draw weights, and return rows for all draws.
         unused: layers that the network did not call when it was examined; calling one raises a `NewLayerError`.
+        notes_repeats: whether a second call of a layer raises a `NewLayerError`, unless it draws weights.
         training: whether the root is in training mode.
         records: whether to keep inputs and outputs of the layers whose posteriors observe single examples.
 
@@ -60,6 +62,7 @@ class ForwardPass:
         drawn: Mapping[Any, Any] | None = None,
         without_rows: Iterable[Any] = (),
         unused: Iterable[Any] = (),
+        notes_repeats: bool = False,
         training: bool = False,
         records: bool = False,
     ) -> None:
@@ -74,6 +77,8 @@ class ForwardPass:
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
         self._predrawn = frozenset(self._drawn)
         self._states: dict[Any, tuple[Any, Any]] = {}  # random states before and after a draw inside a checkpoint
+        self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
+        self._noise: dict[BayesianLayer, Any] = {}  # random states before layers that ran without gradients in a pass with some
         self._without_graph: set[Any] = set()  # keys drawn without gradients, inside a reentrant checkpoint
         self._depth = 0
         self._ended = False
@@ -161,7 +166,10 @@ class ForwardPass:
             ):
                 raise RowsError(f"a random layer got an input of shape {tuple(x.shape)} in a pass over {self.rows} rows")
             self._notice_checkpoint()
-        y = self.inside(layer.sampled, x) if has_rows else self.inside(self.sampled_without_rows, layer, x)
+            self.check_repeats(layer)
+        recomputable = self.checkpointed and not torch.compiler.is_compiling()
+        with self._noise_of_first_run(layer) if recomputable else nullcontext():
+            y = self.inside(layer.sampled, x) if has_rows else self.inside(self.sampled_without_rows, layer, x)
         if self._records and layer.posterior.observes and not self._ended:
             self.calls.append((layer, x, y))
         return y
@@ -173,6 +181,15 @@ class ForwardPass:
                 "a random layer was called in one thread while its network is in a pass of another; call the Bayesian network "
                 "instead, whose passes take turns, or a copy of the layer"
             )
+
+    def check_repeats(self, layer: BayesianLayer) -> None:
+        """Raise a `NewLayerError` if noise per row would make a layer another function in each of its calls."""
+        if self._called is None or self._ended or layer.is_repeated or not layer.posterior.is_random:
+            return
+        if layer in self._called:
+            layer.is_repeated = True
+            raise NewLayerError("the network calls a random layer several times")
+        self._called.add(layer)
 
     def has_rows(self, layer: BayesianLayer) -> bool:
         """Whether a layer's inputs depend on the batch."""
@@ -215,6 +232,13 @@ class ForwardPass:
         if not self.checkpointed and self._with_gradients:
             # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
             self.checkpointed = not torch.is_grad_enabled() or _current_saved_tensors_hooks() is not None
+
+    def _noise_of_first_run(self, layer: BayesianLayer) -> AbstractContextManager[None]:
+        """Repeat the noise of a layer in a backward pass that recomputes it: not all such code restores random states."""
+        tensors = list(layer.parameters())
+        if not self._ended and not torch.is_grad_enabled():
+            self._noise[layer] = generator_states(tensors)
+        return noise_from(self._noise[layer], tensors) if self._ended and layer in self._noise else nullcontext()
 
     def _draw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
         """Draw, and store the random state, because the backward pass may have to repeat the draw."""

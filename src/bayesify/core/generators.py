@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ __all__ = [
     "generator_state",
     "generator_states",
     "generators_kept",
+    "noise_from",
     "noise_of_rank",
     "own_noise",
     "set_generator_state",
@@ -88,6 +89,20 @@ def set_generator_states(tensors: Iterable[Tensor], states: Mapping[torch.device
     """Set the states that `generator_states` returned."""
     for device in (_CPU, *_accelerators(tensors)):
         set_generator_state(device, states[device])
+
+
+@contextlib.contextmanager
+def noise_from(states: Mapping[torch.device, Tensor], tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Draw from these states, and then go on from the current ones; if both are equal, go on from what was drawn."""
+    current = generator_states(tensors)
+    if all(torch.equal(state, states[device]) for device, state in current.items()):
+        yield
+        return
+    set_generator_states(tensors, states)
+    try:
+        yield
+    finally:
+        set_generator_states(tensors, current)
 
 
 def _accelerators(tensors: Iterable[Tensor]) -> list[torch.device]:

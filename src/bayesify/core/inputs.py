@@ -5,6 +5,7 @@ Shapes: S draws, B batch.
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -37,7 +38,7 @@ class Inputs:
 
     Attributes:
         batch: B.
-        kind: numbers of dimensions, types, and which inputs have rows, without sizes; verdicts on folding are stored by it.
+        kind: numbers of dimensions, types, which inputs have rows, and settings; verdicts on folding are stored by it. No sizes.
         shared: whether several passes get these inputs; each then gets copies, which networks may change in place.
 
     Args:
@@ -47,7 +48,7 @@ class Inputs:
         batch_dim: the dimension of the rows.
 
     Raises:
-        DataError: no input has a batch dimension.
+        DataError: no input has a batch dimension, or a nested tensor has no sizes.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class Inputs:
         self.kind = (
             tuple(kwargs),
             tuple(
-                (x.dim(), x.dtype, has) if isinstance(x, Tensor) else type(x)
+                (x.dim(), x.dtype, has) if isinstance(x, Tensor) else (type(x), x if isinstance(x, bool) else None)
                 for x, has in zip(self.leaves, self.has_rows, strict=True)
             ),
+            () if self.spec is None else tuple(map(_setting, tops)),
         )
 
     def pairs(self) -> Iterable[tuple[Any, bool]]:
@@ -98,6 +100,8 @@ class Inputs:
 
     def _batch(self, names: list[str]) -> int:
         for x, may in self.pairs():
+            if isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided:
+                raise DataError("nested tensors of PyTorch's first layout have no sizes; make them with layout=torch.jagged")
             if may and isinstance(x, Tensor) and x.dim() > self.batch_dim:
                 return x.shape[self.batch_dim]
         kinds = {name: type(x).__name__ for name, x in zip(names, (*self.args, *self.kwargs.values()), strict=True)}
@@ -134,6 +138,14 @@ class Inputs:
     def ambiguous(self) -> list[int]:
         """Positions of leaves whose size may equal B by chance, such as a (T, T) mask with T = B: all after the first with rows."""
         return [i for i, has in enumerate(self.has_rows) if has][1:]
+
+
+def _setting(x: Any) -> Any:
+    """The value of an argument by which a network may choose what it computes; None for all others."""
+    if isinstance(x, float):
+        return x > 0, x < 0  # such as the weight of a gradient reversal, which changes in every step
+    constant = isinstance(x, str | enum.Enum) or (isinstance(x, int) and not torch.compiler.is_compiling())
+    return x if constant else None
 
 
 def fold(x: Tensor, samples: int) -> Tensor:

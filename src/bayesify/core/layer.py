@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.passes import Passes
-from bayesify.core.values import not_finite, spread_errors
+from bayesify.core.plain_checkpoint import adopt_plain_weights
+from bayesify.core.values import spread_errors
 from bayesify.functional import local_reparameterization
 
 __all__ = ["BayesianLayer", "Posterior"]
@@ -134,6 +135,7 @@ class BayesianLayer(nn.Module):
         weight_shape: the shape of one weight.
         bias_shape: the shape of one bias, or None.
         is_read: whether the network computes with the layer's weight instead of calling the layer.
+        is_repeated: whether the network calls the layer several times in a pass: then it draws weights, not noise per row.
         is_used: whether the network's outputs depend on the layer; None before the first pass.
     """
 
@@ -151,6 +153,7 @@ class BayesianLayer(nn.Module):
     lacks_bias: bool  # whether the class of the layer has no attribute of that name
     requires_grads: tuple[bool, bool]  # of weight and bias before the layer became random
     is_read: bool
+    is_repeated: bool = False
     is_used: bool | None
 
     def forward(self, input: Tensor) -> Tensor:
@@ -187,8 +190,12 @@ class BayesianLayer(nn.Module):
 
     def sampled(self, x: Tensor) -> Tensor:
         """Random output for x (S*B, ...), before `then`."""
-        draws = self.forward_pass.coherent and self.posterior.is_random
-        return self.posterior.outputs(self, x, *self.draw()) if draws else self.posterior(self, x)
+        return self.posterior.outputs(self, x, *self.draw()) if self.draws_weights else self.posterior(self, x)
+
+    @property
+    def draws_weights(self) -> bool:
+        """Whether the layer draws weights in this pass, not noise per row."""
+        return (self.forward_pass.coherent or self.is_repeated) and self.posterior.is_random
 
     def sampled_without_rows(self, x: Tensor) -> Tensor:
         """Output (S, ...) of every draw for the same x, before `then`."""
@@ -260,6 +267,20 @@ class BayesianLayer(nn.Module):
         """Reshape v (R, K) or (1, K), per row and input channel, to multiply x (R, ...)."""
         raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")
 
+    def scaled(self, x: Tensor, v: Tensor, shift: Tensor | None = None) -> Tensor:
+        """x (R, ...) times v (R, K) or (1, K) per row and channel, plus a shift (K,) per channel, in the dtype of x."""
+        y = x * self.over_channels(v, x).to(x.dtype)
+        return y if shift is None else y.add_(self.over_outputs(shift, y))
+
+    def op_of_scaled(self, x: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`op` of x with factors v (R, K) of its channels.
+
+        A factor of the only channel commutes with the weight; on the output it needs no gradient of the layer's input.
+        """
+        if self.input_channels == 1:
+            return self.scaled(self.op(x, weight, None), v.expand(-1, self.output_channels), bias)
+        return self.op(self.scaled(x, v), weight, bias)
+
     def over_outputs(self, v: Tensor, y: Tensor) -> Tensor:
         """Reshape v (O,), per output channel, to broadcast with the output y (R, ...)."""
         raise NotImplementedError(f"{type(self).__name__} does not contract over input channels")
@@ -284,34 +305,6 @@ class BayesianLayer(nn.Module):
     ) -> None:
         """Load a checkpoint; one of the plain network has no posterior, and the posterior starts from its weights."""
         if f"{prefix}weight" in state_dict and not any(key.startswith(f"{prefix}posterior.") for key in state_dict):
-            self._load_plain(state_dict, prefix, missing_keys, error_msgs)
+            adopt_plain_weights(self, state_dict, prefix, missing_keys, error_msgs)
         error_msgs.extend(spread_errors(state_dict, f"{prefix}posterior."))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-
-    def _load_plain(self, state_dict: dict[str, Any], prefix: str, missing_keys: list[str], error_msgs: list[str]) -> None:
-        """Start from the weights of a plain layer; report missing ones and wrong shapes as PyTorch does."""
-        like = next(iter((*self.posterior.parameters(), *self.parameters())))
-        values = {name: state_dict.get(f"{prefix}{name}") for name in ("weight", "bias")}
-        shapes = {"weight": self.weight_shape, "bias": self.bias_shape}
-        mismatched = [name for name, value in values.items() if value is not None and tuple(value.shape) != shapes[name]]
-        if invalid := not_finite(values):
-            error_msgs.extend(
-                f"{prefix}{name} has NaN or infinite values; the checkpoint is damaged, or its training diverged."
-                for name in invalid
-            )
-        elif not mismatched:
-            with torch.no_grad():
-                weight, bias = (None if value is None else value.to(like) for value in values.values())
-                assert weight is not None
-                self.posterior.adopt(self, weight, bias)
-        for name, shape in shapes.items():
-            if self._parameters.get(name) is None and shape is not None:  # replaced by the posterior: PyTorch does not check it
-                key, value = f"{prefix}{name}", state_dict.pop(f"{prefix}{name}", None)
-                if value is None:
-                    missing_keys.append(key)
-                elif name in mismatched:
-                    error_msgs.append(
-                        f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, "
-                        f"the shape in current model is {torch.Size(shape)}."
-                    )
-        state_dict.update({f"{prefix}posterior.{key}": value for key, value in self.posterior.state_dict().items()})

@@ -69,8 +69,14 @@ class Passes:
 
     def draw(self, layers: Iterable[BayesianLayer], samples: int = 1) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
         """Weight (S, *) and bias (S, *) of every layer without a call of the network, drawn jointly: in one pass."""
+        return self.draw_in(ForwardPass(samples, coherent=True), layers)
+
+    def draw_in(
+        self, forward_pass: ForwardPass, layers: Iterable[BayesianLayer]
+    ) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
+        """`draw` for a pass that will use these values."""
         with turn():
-            before, self.current = self.current, ForwardPass(samples, coherent=True)
+            before, self.current = self.current, forward_pass
             try:
                 return {layer: with_whole_parameters(layer, layer.draw) for layer in layers}
             finally:

@@ -21,13 +21,19 @@ __all__ = ["OtherDecisionsError", "Plan", "Planning"]
 
 
 class Plan(NamedTuple):
-    """How a call makes its passes; see `Verdict`."""
+    """How a call makes its passes; see `Verdict`.
+
+    Attributes:
+        varies: whether other batches may make the network call other layers, or call them in another order.
+    """
 
     noise_per_row: bool
     folds: bool
     layers_without_rows: tuple[int, ...] = ()
     unused_layers: tuple[int, ...] = ()
     decisions: frozenset[tuple[bool, ...]] = frozenset()
+    draws_weights: bool = False
+    varies: bool = False
 
 
 class OtherDecisionsError(PassError):
@@ -56,11 +62,14 @@ class Planning(Bayesian):
         if verdict.without_rows:
             call.without(verdict.without_rows)
         if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
-            return Plan(not verdict.draws_weights, True, verdict.layers_without_rows, verdict.unused_layers)
+            plan = Plan(not verdict.draws_weights, True, verdict.layers_without_rows, verdict.unused_layers)
+            return plan._replace(draws_weights=verdict.draws_weights)
         per_row = verdict.independent_rows and not verdict.draws_weights
         folds = verdict.independent_rows and self.fold is not False
         folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
-        return Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers, verdict.decisions)
+        plan = Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers, verdict.decisions)
+        varies = not verdict.independent_rows or any(verdict.decisions)
+        return plan._replace(draws_weights=verdict.draws_weights, varies=varies)
 
     def plan_for_other_decisions(self, call: Inputs, samples: int, error: OtherDecisionsError) -> Plan:
         """A plan for inputs by which the network decides otherwise than for those that were examined."""

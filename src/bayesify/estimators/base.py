@@ -171,6 +171,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             raise DataError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         table = self._table(X, reset=True)
         check_consistent_length(X, y, sample_weight)
+        sample_weight = self._row_weights(y, sample_weight)
         weights = None
         if sample_weight is not None:
             table, y, weights = self._weighted(table, y, sample_weight)
@@ -178,6 +179,10 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         self.seed_ = int(generator.randint(2**31 - 1))
         table, y = self._hold_out(table, y)
         return table, y, weights
+
+    def _row_weights(self, y: Any, sample_weight: Any) -> Any:
+        """Return the weights of the rows: those that the caller gave."""
+        return sample_weight
 
     def _weighted(self, table: pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike) -> tuple[pd.DataFrame, Any, Tensor]:
         """Return the rows with a positive weight, and their weights."""

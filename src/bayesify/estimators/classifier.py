@@ -17,6 +17,7 @@ from bayesify.conformal import ConformalSets
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
+from bayesify.estimators.class_weights import row_weights
 from bayesify.estimators.recipes import CLASSIFICATION, CLASSIFICATION_PORTFOLIO, Recipe
 from bayesify.likelihoods import Categorical, Likelihood, Ordinal
 from bayesify.predictive import CategoricalPredictive
@@ -58,6 +59,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             frequencies in ten bins per class (`HistogramBinning`), both for many rows.
         ordered: whether the classes have an order, which the likelihood `Ordinal` uses: True for that of numbers or of an ordered
             categorical column, or all labels from the lowest to the highest, such as `["low", "medium", "high"]`.
+        class_weight: weights of the classes in training: "balanced" gives all classes the same total weight; a dict has a weight
+            per label, 1 for others. They multiply `sample_weight`. Probabilities then refer to the weighted table. Not with
+            `conformal` or `calibrate`.
 
     Attributes:
         classes_: the labels, sorted or as in `ordered`, (K,).
@@ -163,6 +167,11 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """Positions of labels in `classes_`."""
         order = np.argsort(self.classes_)
         return torch.from_numpy(order[np.searchsorted(self.classes_, labels, sorter=order)]).long()
+
+    def _row_weights(self, y: Any, sample_weight: Any) -> Any:
+        if self.class_weight is None:
+            return sample_weight
+        return row_weights(self.class_weight, self._labels(y), sample_weight)
 
     def _labels(self, y: Any) -> np.ndarray:
         labels = column_or_1d(y, warn=True)

@@ -115,6 +115,8 @@ class FileTraining:
             raise ConfigurationError("method='auto' compares models of a table in memory; choose one method for fit_files")
         if self.conformal == "cross":
             raise ConfigurationError("conformal='cross' trains on a table in memory; use conformal=True for fit_files")
+        if getattr(self, "class_weight", None) is not None:
+            raise ConfigurationError("class_weight needs a table in memory; leave it out for fit_files")
         if self.on != LOCAL:
             raise ConfigurationError(f"on={str(self.on)!r} sends a table in memory to the cluster; leave it out for fit_files")
 

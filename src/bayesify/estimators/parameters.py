@@ -11,6 +11,7 @@ from torch import nn
 from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, MissingDependencyError
+from bayesify.estimators.class_weights import check_class_weight
 from bayesify.estimators.recipes import SINGLE, Recipe, TrainingSettings
 from bayesify.jobs import RayCluster
 from bayesify.jobs.where import LOCAL, cluster_of
@@ -56,6 +57,7 @@ class EstimatorParameters(BaseEstimator):
         conformal: bool | Literal["cross"] = False,
         calibrate: Literal["temperature", "vector", "isotonic", "histogram"] | None = None,
         ordered: bool | Sequence[str] = False,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "cpu",
         on: str | RayCluster = LOCAL,
@@ -78,6 +80,7 @@ class EstimatorParameters(BaseEstimator):
         self.conformal = conformal
         self.calibrate = calibrate
         self.ordered = ordered
+        self.class_weight = class_weight
         self.random_state = random_state
         self.accelerator = accelerator
         self.on = on
@@ -179,6 +182,13 @@ class EstimatorParameters(BaseEstimator):
             raise ConfigurationError(
                 "calibrate='temperature' divides logits, which the likelihood of ordered classes does not have; choose 'vector', "
                 "'isotonic' or 'histogram'"
+            )
+        check_class_weight(self.class_weight)
+        if self.class_weight is not None and (self.conformal or self.calibrate):
+            name = "conformal" if self.conformal else "calibrate"
+            raise ConfigurationError(
+                f"class_weight cannot be combined with {name}={getattr(self, name)!r}, whose calibration rows count alike; "
+                "drop one of them"
             )
         if self.conformal and self.calibrate:
             raise ConfigurationError(f"conformal={self.conformal} and calibrate={self.calibrate!r} exclude each other; choose one")

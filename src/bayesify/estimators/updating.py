@@ -54,6 +54,10 @@ class BayesianUpdating:
             DataError: other columns or classes than in the first call.
             DivergenceError: NaN or infinity in training.
         """
+        if getattr(self, "class_weight", None) == "balanced":
+            raise ConfigurationError(
+                "class_weight='balanced' needs all rows at once; give partial_fit weights of the labels, in a dict"
+            )
         if not hasattr(self, "bnn_"):
             return self.fit(X, y, sample_weight)
         self._check_parameters()
@@ -61,6 +65,7 @@ class BayesianUpdating:
             raise ConfigurationError("partial_fit has no rows to calibrate with; fit without conformal and calibrate")
         table = self._table(X, reset=False)
         check_consistent_length(X, y, sample_weight)
+        sample_weight = self._row_weights(y, sample_weight)
         inputs = self._inputs(self.preprocessing_.transform(conform(table, self.columns_)))
         data = inputs.to(next(self.bnn_.parameters()).dtype), self._training_target(y)
         if sample_weight is not None:

@@ -40,6 +40,7 @@ from bayesify.functional.reflections import (
     householder,
     induced_regularizer,
     structured_noise,
+    structured_noise_and_kl,
     vsd_kl,
 )
 from bayesify.functional.regularizers import (
@@ -101,6 +102,7 @@ __all__ = [
     "standard_normal",
     "standard_uniform",
     "structured_noise",
+    "structured_noise_and_kl",
     "vifo_empirical_bayes",
     "vifo_empirical_bayes_all",
     "vifo_mean",

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from bayesify.native.draws import draws_natively, fill_bernoulli, fill_normal, fill_uniform
+from bayesify.native.operators import is_exporting
 
 __all__ = ["OPERATORS", "bernoulli", "standard_normal", "standard_uniform"]
 
@@ -121,7 +122,7 @@ def _is_native(size: Sequence[int], device: torch.device) -> bool:
 def _is_opaque(size: Sequence[int], device: torch.device) -> bool:
     """Whether draws are calls of the operators here: in compiled code, and where tracing records what would be native draws."""
     if torch.compiler.is_compiling():  # exported programs must run without bayesify
-        return device.type == "cpu" and not torch.compiler.is_exporting() and not _is_transformed()
+        return device.type == "cpu" and not is_exporting() and not _is_transformed()
     if not (torch._C._len_torch_dispatch_stack() or _is_transformed()):
         return False
     return draws_natively(math.prod(size), device) and not _is_vectorized()

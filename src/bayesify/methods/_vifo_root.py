@@ -19,14 +19,16 @@ from torch.nn.modules.batchnorm import _NormBase
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
+from bayesify.core.examination import SHAPE_ERRORS
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.generators import noise_of_rank, own_noise
+from bayesify.core.inputs import Arguments
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, eval_mode, modes_kept
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.outputs import Draws, NormalOutputs
-from bayesify.errors import ConfigurationError
+from bayesify.errors import BayesifyError, ConfigurationError
 from bayesify.functional import at_least_float32, standard_normal
 
 if TYPE_CHECKING:
@@ -37,13 +39,32 @@ __all__ = [
     "RandomOutputs",
 ]
 
+_MIXED = (
+    "the network depends on the number or the order of the rows at its last layer, so that means and standard deviations would be "
+    "mixed; use VIFO(separate_std=True), which computes standard deviations with a second network"
+)
+
 
 class MomentsPass(ForwardPass):
-    """A pass whose last layer returns means followed by raw standard deviations, or its means times `factor` (1,) or (K,)."""
+    """A pass whose last layer returns means followed by raw standard deviations.
 
-    def __init__(self, batch_dim: int, factor: Tensor | None = None) -> None:
+    Args:
+        batch_dim: the dimension in which they follow each other.
+        batch: B. A `ConfigurationError` is raised if the last layer gets a part of the batch.
+        factors: the layer returns its means times each of these, (1,) or (K,), instead.
+    """
+
+    def __init__(self, batch_dim: int, batch: int, factors: tuple[Tensor, ...] = ()) -> None:
         super().__init__()
-        self.batch_dim, self.factor = batch_dim, factor
+        self.batch_dim, self.batch, self.factors = batch_dim, batch, factors
+
+    def check_rows(self, mean: Tensor) -> None:
+        """Check that the layer's output has all rows: parts of a batch, each with both halves, would be put together wrongly."""
+        if self.batch_dim == 0 and not torch.compiler.is_compiling() and mean.shape[0] % self.batch:
+            raise ConfigurationError(
+                f"the last layer gets {mean.shape[0]} rows of a batch of {self.batch}: the network calls it on parts of its batch, "
+                "whose means and standard deviations would be mixed. Let it get all rows, or use VIFO(separate_std=True)"
+            )
 
 
 class RandomOutputs(Bayesian):
@@ -132,9 +153,10 @@ class RandomOutputs(Bayesian):
         mean, raw = both.unflatten(0, (2, batch)).unbind(0)
         return mean, self.method.std(raw)
 
-    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], factor: Tensor | None = None) -> Tensor:
-        args, kwargs = self.inputs_of(inputs, kwargs).map(torch.clone)  # several passes get them
-        y = self.passes.run(MomentsPass(self.batch_dim, factor), net, args, kwargs)
+    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], *factors: Tensor) -> Tensor:
+        call = self.inputs_of(inputs, kwargs)
+        args, kwargs = call.map(torch.clone)  # several passes get them
+        y = self.passes.run(MomentsPass(self.batch_dim, call.batch, factors), net, args, kwargs)
         if not isinstance(y, Tensor) or y.dim() <= self.batch_dim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
             raise TypeError(
@@ -146,7 +168,7 @@ class RandomOutputs(Bayesian):
     def _check_head(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check once that the output is proportional to the last layer's, so that what follows it applies to both moments.
 
-        Also find the dimension of the layer's outputs, which a convolution does not have last.
+        Also check that they stay apart, and find the dimension of the layer's outputs, which a convolution does not have last.
 
         Raises:
             ConfigurationError: it is not.
@@ -154,25 +176,46 @@ class RandomOutputs(Bayesian):
         if self.head_is_last or not can_compare(self.net):
             return
         self.passes.check_free()
-        call = self.inputs_of(inputs, kwargs)
-        rows = min(call.batch, 3) if call.can_be_cut else call.batch
-        args, rest = call.map(lambda x: x.narrow(self.batch_dim, 0, rows))
         count = next(layer for _, layer in self.random_layers()).output_channels
+        unit = torch.ones(1, device=next(self.net.parameters()).device)
+        each = 1 + torch.arange(count, device=unit.device) / count
         with torch.no_grad(), own_noise(self.net.parameters()), eval_mode(self.net), NoiseFree(), _shifted(self.net):
-            unit = torch.ones(1, device=next(self.net.parameters()).device)
-            each = 1 + torch.arange(count, device=unit.device) / count
-            one, two, scaled = (self._pass(self.net, args, rest, factor) for factor in (unit, 2 * unit, each))
-        error, scale = float((two - 2 * one).abs().max()), float(two.abs().max())
-        if error > 0.02 * scale:
-            raise ConfigurationError(
-                "something follows the last layer that does more than reshape or average (softmax, normalization, a skip "
-                "connection), but VIFO's random outputs are those of the last layer; let the network return its logits, or name "
-                "the layer that makes the output, VIFO(head=...)"
-            )
+            few = self._accepted(inputs, kwargs, unit)
+            one, two, scaled = (self._pass(self.net, *few, factor) for factor in (unit, 2 * unit, each))
+            if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):
+                raise ConfigurationError(
+                    "something follows the last layer that does more than reshape or average (softmax, normalization, a skip "
+                    "connection), but VIFO's random outputs are those of the last layer; let the network return its logits, or "
+                    "name the layer that makes the output, VIFO(head=...)"
+                )
+            both = None if self.second is not None else self._both_halves(few, unit, 2 * unit)
         for dim in range(1, one.dim()):
             if one.shape[dim] == count and close(one * each.to(one.dtype).reshape(-1, *[1] * (one.dim() - dim - 1)), scaled):
                 self.output_dim = dim - one.dim()
+        if both is not None and len(both) == 2 * len(one) and not close(both, torch.cat([one, two])):
+            raise ConfigurationError(_MIXED)
         self.head_is_last = True
+
+    def _accepted(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], unit: Tensor) -> Arguments:
+        """The first rows of the inputs, or all if the network does not accept so few."""
+        call = self.inputs_of(inputs, kwargs)
+        few = call.map(lambda x: x.narrow(self.batch_dim, 0, min(call.batch, 3)))
+        if not call.can_be_cut:
+            return inputs, kwargs
+        try:
+            self._pass(self.net, *few, unit)
+        except SHAPE_ERRORS:
+            return inputs, kwargs
+        return few
+
+    def _both_halves(self, arguments: Arguments, *factors: Tensor) -> Tensor:
+        """The outputs of a pass with means times one factor and then times another."""
+        try:
+            return self._pass(self.net, *arguments, *factors)
+        except BayesifyError:
+            raise
+        except SHAPE_ERRORS as error:  # of a network that accepts these inputs if its last layer has one row for each example
+            raise ConfigurationError(_MIXED) from error
 
     def _outputs_last(self, x: Tensor) -> Tensor:
         """(B, *, K)."""

@@ -102,7 +102,7 @@ class ConcreteDropoutPosterior(Posterior):
         if self.method.noise == "weight":
             return super().forward(layer, x)
         mask = concrete_mask((x.shape[0], layer.input_channels), self.logit, self.method.temperature).to(x.dtype)
-        return layer.op(x * layer.over_channels(mask, x), *self.mean(layer))
+        return layer.op_of_scaled(x, mask, *self.mean(layer))
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         logit, p = at_least_float32(self.logit).squeeze(), self.probability()

@@ -83,7 +83,7 @@ class DropoutPosterior(Posterior):
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         mask = bernoulli_mask((x.shape[0], layer.input_channels), self.p, like=x)
-        return layer.op(x * layer.over_channels(mask, x), *self.mean(layer))
+        return layer.op_of_scaled(x, mask, *self.mean(layer))
 
     def log_ensemble_size(self, layer: BayesianLayer) -> float:
         return layer.input_channels * math.log(2) if self.p else 0.0

@@ -168,8 +168,8 @@ class GaussianPosterior(Posterior):
             return super().forward(layer, x)
         deltas = layer.forward_pass.once(self, lambda samples: self._perturbations(layer, samples))
         signs = [bernoulli_mask((x.shape[0], n), 0.5, like=x) - 1 for n in (layer.input_channels, layer.output_channels)]
-        noise = layer.op(x * layer.over_channels(signs[0], x), *deltas, *[None] * (2 - len(deltas)))
-        return layer.op(x, *self.mean(layer)) + noise * layer.over_channels(signs[1], noise)
+        noise = layer.op(layer.scaled(x, signs[0]), *deltas, *[None] * (2 - len(deltas)))
+        return layer.op(x, *self.mean(layer)) + layer.scaled(noise, signs[1])
 
     def _perturbations(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, ...]:
         """Differences of drawn weights, and biases if there are any, from their means, (S, *)."""

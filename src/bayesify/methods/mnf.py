@@ -132,11 +132,9 @@ class FlowPosterior(Posterior):
             return super().forward(layer, x)
         z, squares = self.draw_z(x.shape[0])[0], layer.square(x)
         if self.of_kernels:
-            y = layer.op(x, layer.weight, None)
-            y = y * layer.over_channels(z, y).to(y.dtype)
-            y = y if layer.bias is None else y + layer.over_outputs(layer.bias, y)
+            y = layer.scaled(layer.op(x, layer.weight, None), z, layer.bias)
         else:
-            y = layer.op(x * layer.over_channels(z, x).to(x.dtype), layer.weight, layer.bias)
+            y = layer.op_of_scaled(x, z, layer.weight, layer.bias)
         bias_variance = None if self.bias_log_std is None else torch.exp(2 * self.bias_log_std)
         return local_reparameterization(y, layer.op(squares, torch.exp(2 * self.weight_log_std), bias_variance))
 

@@ -154,9 +154,7 @@ class RankOnePosterior(Posterior):
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         r, s = self.factors(layer, x.shape[0])
-        y = layer.op(x * layer.over_channels(r, x).to(x.dtype), layer.weight, None)
-        y = y * layer.over_channels(s, y).to(y.dtype)
-        return y if layer.bias is None else y + layer.over_outputs(layer.bias, y)
+        return layer.scaled(layer.op_of_scaled(x, r, layer.weight, None), s, layer.bias)
 
     def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         return self._weight(layer, self.input_mean, self.output_mean).mean(0), layer.bias

@@ -100,8 +100,7 @@ class ScalePosterior(Posterior):
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         y = layer.op(x, layer.weight, None)
-        y = y * layer.over_channels(self.scales(len(y)).to(y.dtype), y)
-        return y if layer.bias is None else y + layer.over_outputs(layer.bias, y)
+        return layer.scaled(y, self.scales(len(y)), layer.bias)
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         mean, log_std = at_least_float32(self.scale_mean), at_least_float32(self.scale_log_std)

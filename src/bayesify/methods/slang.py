@@ -25,6 +25,9 @@ in time O(P L), as $(I - W K W^\top)(I - W K W^\top)^\top = (I + W W^\top)^{-1}$
 (github.com/aaronpmishkin/SLANG, `low_rank.py`) needs the inverse of a Cholesky factor of $W^\top W$; this one exists for dependent
 columns of U and for U = 0.
 
+$\sum_i g_i g_i^\top$ has the curvature as its mean, if the model is right, but its products of different outputs of a layer vanish
+for many rows only. With more outputs than rows, U holds such products, and draws of different outputs are correlated.
+
 Differences from the authors' code: U belongs to one layer, and layers are independent, where theirs has all parameters of the
 network in one vector; there is a damping $\gamma$. The momentum $\beta_1$, without the prior's term, is as there.
 """

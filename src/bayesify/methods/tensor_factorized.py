@@ -6,6 +6,10 @@ The posterior of the inner cores $W_2 \ldots W_{K-1}$ is an independent normal p
 With $R = \lceil\log_2 D\rceil$ and $D / R^2$ inner cores, D the larger side of the weight, the number of random parameters is about
 that of WHVI.
 
+The free scales of $W_1$ and $W_K$ make the prior on the cores one without a scale on W. For one weight $w = a\,c\,b$, the KL at the
+best a and b is $\tfrac12 \log(1 + \mathrm{E}[w]^2 / \mathrm{Var}[w])$, that of ARD variational dropout: it pulls small weights to
+zero, with a vanishing variance, and leaves large ones nearly free. So the method is not calibrated under a normal prior on W.
+
 Source: Rossi, Marmin & Filippone, *Walsh-Hadamard variational inference for Bayesian deep learning* (2020), section 2.4, after
 Novikov et al., *Tensorizing neural networks* (2015).
 """

@@ -142,7 +142,7 @@ class InputNoisePosterior(_GaussianDropoutPosterior):
     def noise(self, rows: int, layer: BayesianLayer) -> Tensor:
         """xi (rows, K)."""
         std = torch.exp(0.5 * self.bounded_log_alpha())
-        return 1 + std * standard_normal(rows, layer.input_channels, like=std)
+        return torch.addcmul(std.new_ones(()), std, standard_normal(rows, layer.input_channels, like=std))
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
@@ -151,13 +151,7 @@ class InputNoisePosterior(_GaussianDropoutPosterior):
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         weight, bias = self.mean(layer)
-        noise = self.noise(x.shape[0], layer).to(x.dtype)
-        if layer.input_channels > 1:
-            return layer.op(x * layer.over_channels(noise, x), weight, bias)
-        # noise of a single channel commutes with the layer; on the output it needs no gradient of the layer's input
-        y = layer.op(x, weight, None)
-        y = y * noise.reshape(-1, *[1] * (y.dim() - 1))
-        return y if bias is None else y + layer.over_outputs(bias, y)
+        return layer.op_of_scaled(x, self.noise(x.shape[0], layer), weight, bias)
 
 
 class WeightNoisePosterior(_GaussianDropoutPosterior):

@@ -201,6 +201,10 @@ class OutputPosterior(Posterior):
         current = layer.forward_pass
         if not isinstance(current, MomentsPass):
             return mean
-        if current.factor is not None:
-            return layer.over_outputs(current.factor.to(mean.dtype), mean) * mean
-        return mean if self.weight is None else torch.cat([mean, layer.op(x, self.weight, self.bias)], current.batch_dim)
+        if current.factors:
+            scaled = [layer.over_outputs(factor.to(mean.dtype), mean) * mean for factor in current.factors]
+            return torch.cat(scaled, current.batch_dim)
+        if self.weight is None:
+            return mean
+        current.check_rows(mean)
+        return torch.cat([mean, layer.op(x, self.weight, self.bias)], current.batch_dim)

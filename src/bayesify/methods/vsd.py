@@ -46,6 +46,7 @@ from bayesify.functional import (
     dropout_kl,
     standard_normal,
     structured_noise,
+    structured_noise_and_kl,
     vsd_hierarchical_kl,
     vsd_kl,
 )
@@ -157,10 +158,16 @@ class StructuredDropoutPosterior(Posterior):
         """
         eps = standard_normal(rows, len(self.log_alpha), like=self.log_alpha)
         with without_autocast(self.log_alpha.device):
-            form = compact_form(self.vectors())
-            if layer.forward_pass.wants_kl():
-                layer.forward_pass.kl(self, self._kl(layer, form))
-            return structured_noise(self.log_alpha, form, eps)
+            vectors, wants_kl, kl = self.vectors(), layer.forward_pass.wants_kl(), None
+            if wants_kl and not self.method.hierarchical:
+                noise, kl = structured_noise_and_kl(self.log_alpha, vectors, eps, self.columns)
+            else:
+                form = compact_form(vectors)
+                noise = structured_noise(self.log_alpha, form, eps)
+                kl = self._kl_of_noise(form) if wants_kl else None
+            if kl is not None:
+                layer.forward_pass.kl(self, self._with_prior(layer, kl))
+            return noise
 
     def scale(self, samples: int) -> Tensor:
         """z (samples, K)."""
@@ -181,10 +188,9 @@ class StructuredDropoutPosterior(Posterior):
         return layer.weight * self._over_weight(factor, layer), layer.bias
 
     def kl(self, layer: BayesianLayer) -> Tensor:
-        return self._kl(layer, compact_form(self.vectors()))
+        return self._with_prior(layer, self._kl_of_noise(compact_form(self.vectors())))
 
-    def _kl(self, layer: BayesianLayer, form: CompactForm) -> Tensor:
-        kl = self._kl_of_noise(form)
+    def _with_prior(self, layer: BayesianLayer, kl: Tensor) -> Tensor:
         if self.method.prior_std is None:
             return kl
         return kl + dropout_kl(layer.weight, layer.bias, 0.0, self.method.prior_std)
@@ -201,12 +207,9 @@ class StructuredDropoutPosterior(Posterior):
         if self.method.hierarchical:
             z = layer.forward_pass.once(self, self.scale)  # one per pass, also if the module is used twice in it
             factor = (factor.unflatten(0, (len(z), -1)) * z.unsqueeze(1)).flatten(0, 1)
-        if not self.of_kernels and len(self.log_alpha) > 1:
-            return layer.op(x * layer.over_channels(factor, x).to(x.dtype), layer.weight, layer.bias)
-        # noise per kernel acts on the output; so may that of a single input, which needs no gradient of the layer's input
-        y = layer.op(x, layer.weight, None)
-        y = y * layer.over_channels(factor, y).to(y.dtype)
-        return y if layer.bias is None else y.add_(layer.over_outputs(layer.bias, y))
+        if self.of_kernels:
+            return layer.scaled(layer.op(x, layer.weight, None), factor, layer.bias)
+        return layer.op_of_scaled(x, factor, layer.weight, layer.bias)
 
     def _over_weight(self, v: Tensor, layer: BayesianLayer) -> Tensor:
         """Shape v (..., K) to multiply the weight."""

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from bayesify.native.switch import load_kernels, native_is_used
 from bayesify.native.threads import over_rows
 
-__all__ = ["LEAST_SIZE", "THREAD", "is_plain", "is_transformed", "native_fwht", "transforms_natively"]
+__all__ = ["LEAST_SIZE", "THREAD", "is_exporting", "is_plain", "is_transformed", "native_fwht", "transforms_natively"]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
@@ -28,7 +28,7 @@ def transforms_natively(x: Tensor) -> bool:
     if not native_is_used() or x.device.type != "cpu" or x.shape[-1] < LEAST_SIZE:
         return False
     if torch.compiler.is_compiling():  # sizes of batches are symbols; exported programs must run without bayesify
-        return x.shape[-1] >= _DENSE_SIZE and not torch.compiler.is_exporting() and not is_transformed()
+        return x.shape[-1] >= _DENSE_SIZE and not is_exporting() and not is_transformed()
     return (x.shape[-1] > _DENSE_SIZE or x.numel() * x.shape[-1] >= _DENSE_WORK) and load_kernels("hadamard_kernels") is not None
 
 
@@ -75,9 +75,15 @@ def is_transformed() -> bool:
     return cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-# The compiler calls it while it traces, inside of the traced transforms: `torch.compiler.assume_constant_result` without importing
-# the compiler.
-cast(Any, is_transformed)._dynamo_marked_constant = True
+def is_exporting() -> bool:
+    """Whether `torch.export` is tracing. The compiler of PyTorch 2.8 takes PyTorch's own function for true in all compiled code."""
+    return torch.compiler.is_exporting()
+
+
+# The compiler calls them while it traces, inside of the traced transforms: `torch.compiler.assume_constant_result` without
+# importing the compiler.
+for _function in (is_transformed, is_exporting):
+    cast(Any, _function)._dynamo_marked_constant = True
 
 
 def is_plain(*tensors: Tensor) -> bool:

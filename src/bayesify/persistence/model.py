@@ -167,6 +167,8 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
         params |= {name: estimator.in_use(name) for name in _BY_METHOD if name in params} | {"samples": estimator.samples_in_use()}
     if params["hidden"] is not None:
         params["hidden"] = list(params["hidden"])
+    if isinstance(weights := params.get("class_weight"), Mapping):
+        params["class_weight"] = [[getattr(label, "item", lambda label=label: label)(), float(w)] for label, w in weights.items()]
     if isinstance(estimator.beta, KLSchedule):
         params["beta"] = {"schedule": type(estimator.beta).__name__, **dataclasses.asdict(estimator.beta)}
     if isinstance(estimator.random_state, np.random.RandomState):
@@ -215,6 +217,8 @@ def _parameters(config: dict[str, Any]) -> dict[str, Any]:
         params["method"] = Method.from_dict(params["method"])
     if params["hidden"] is not None:
         params["hidden"] = tuple(params["hidden"])
+    if isinstance(params.get("class_weight"), list):
+        params["class_weight"] = dict(params["class_weight"])
     params.setdefault("encoding", "standard")  # of models saved before there was another
     if isinstance(params["beta"], dict):
         fields = dict(params["beta"])

@@ -65,6 +65,7 @@ _PARAMS = record(
         "conformal": _either(truth, str, choice("cross")),
         "calibrate": optional(text),
         "ordered": _either(truth, list, _LABELS),
+        "class_weight": _either(optional(text), list, listing_of(anything)),
         "random_state": optional(whole(0, 2**32 - 1)),
         "accelerator": text,
         "progress": optional(truth),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,10 +44,14 @@ def compile_steps(objective: Objective, device: torch.device, *, sizes_vary: boo
     """
     # The compiler's own draws are slower than PyTorch's on a CPU, and others than those without a compiler (nn.Dropout).
     compiler = {"fallback_random": device.type == "cpu", "guard_filter_fn": _kept_guards}
-    options: dict[str, Any] = {"options": compiler}
-    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:  # PyTorch 2.13
-        options["isolate_recompiles"] = True
-    objective.compile(fullgraph=True, dynamic=None if sizes_vary else False, **options)
+    # PyTorch limits the versions of one code object: with its own, networks that were trained before do not count.
+    call = FunctionType(_call.__code__.replace(), globals(), _call.__name__)
+    dynamic = None if sizes_vary else False
+    objective._compiled_call_impl = torch.compile(MethodType(call, objective), fullgraph=True, dynamic=dynamic, options=compiler)
+
+
+def _call(objective: Objective, /, *arguments: Any, **options: Any) -> Any:
+    return objective.forward(*arguments, **options)
 
 
 def _kept_guards(guards: Sequence[GuardFilterEntry]) -> list[bool]:

@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.core.layer import BayesianLayer
+from bayesify.native.channels import scale_channels, scales_in_one_pass
 
 __all__ = ["LAYERS"]
+
+
+_LARGE_KERNEL, _FEW_CHANNELS = 64, 4
 
 
 class _Convolution(BayesianLayer, _ConvNd):
@@ -37,6 +41,9 @@ class _Convolution(BayesianLayer, _ConvNd):
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(*v.shape, *[1] * (x.dim() - 2))
 
+    def scaled(self, x: Tensor, v: Tensor, shift: Tensor | None = None) -> Tensor:
+        return scale_channels(x, v, shift) if scales_in_one_pass(x, v, shift) else super().scaled(x, v, shift)
+
     def over_outputs(self, v: Tensor, y: Tensor) -> Tensor:
         return v.reshape(-1, *[1] * (y.dim() - 2))
 
@@ -45,6 +52,16 @@ class _ForwardConvolution(_Convolution):
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Padding of every mode commutes with squaring and with channel noise.
         return cast(Any, self._conv_forward)(x, weight, bias)
+
+    def op_of_scaled(self, x: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # For images and a large kernel, an output of every channel takes less time than the gradient of the input.
+        large = math.prod(self.kernel_size) >= _LARGE_KERNEL and 1 < self.in_channels <= _FEW_CHANNELS and self.groups == 1
+        if not large or x.requires_grad or not v.requires_grad or weight.dim() != len(self.weight_shape):
+            return super().op_of_scaled(x, v, weight, bias)
+        pairs = zip(x.split(1, 1), weight.split(1, 1), strict=True)
+        y = sum(self.scaled(self.op(part, w, None), v[:, c : c + 1]) for c, (part, w) in enumerate(pairs))
+        y = cast(Tensor, y)
+        return y if bias is None else y.add_(self.over_outputs(bias, y))
 
     @property
     def fan_in(self) -> int:

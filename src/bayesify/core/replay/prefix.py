@@ -84,7 +84,7 @@ class Prefix(TorchFunctionMode):
                 return mark(layer.sampled(x), False)
             if not posterior.is_random:
                 return self._remember(layer, lambda: layer.prepared_op(x, *posterior.mean(layer)))
-            local = posterior.has_moments and not forward_pass.coherent and not layer.prefers_weights(x, x.shape[0])
+            local = posterior.has_moments and not layer.draws_weights and not layer.prefers_weights(x, x.shape[0])
             if not local:
                 return mark(layer.sampled(self._repeat(x)), False)
             moments = self._remember(layer, lambda: posterior.moments(layer, x), needed=True)
@@ -164,11 +164,12 @@ class ReplayPass(ForwardPass):
     """A pass whose layers are called through a `Prefix`."""
 
     def __init__(self, prefix: Prefix, samples: int, coherent: bool, without_rows: Iterable[Any] = ()) -> None:
-        super().__init__(samples, coherent=coherent, rows=samples * prefix.batch, without_rows=without_rows)
+        super().__init__(samples, coherent=coherent, rows=samples * prefix.batch, without_rows=without_rows, notes_repeats=True)
         self.prefix = prefix
         prefix.begin(samples)
 
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        self.check_repeats(layer)
         return self.inside(self.prefix.call, layer, x, self)
 
 

@@ -1,0 +1,126 @@
+"""Factors of channels, and the KL of Gaussian dropout, each in one pass over memory."""
+# pyright: reportMissingImports=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from bayesify.native.vectors import float32_at, float64_at
+
+_SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+def _scale_planes(x, factors, shift, out, channels, positions, first, rows):
+    for plane in range(first * channels, (first + rows) * channels):
+        factor, constant, begin = factors[plane], shift[plane % channels], plane * positions
+        for i in range(begin, begin + positions):
+            out[i] = x[i] * factor + constant
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+def _scale_pixels(x, factors, shift, out, channels, positions, first, rows):
+    for row in range(first, first + rows):
+        for begin in range(row * positions * channels, (row + 1) * positions * channels, channels):
+            for c in range(channels):
+                out[begin + c] = x[begin + c] * factors[row * channels + c] + shift[c]
+
+
+@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
+def _plane_gradient(zero, grad, x, factor, by_x, begin, end):
+    products = total = zero
+    for i in range(begin, end):
+        by_x[i] = grad[i] * factor
+        products += grad[i] * x[i]
+        total += grad[i]
+    return products, total
+
+
+@njit(nogil=True, error_model="numpy")
+def _planes_gradient(zero, grad, x, factors, by_x, sums, totals, channels, positions, first, rows):
+    for plane in range(first * channels, (first + rows) * channels):
+        begin = plane * positions
+        sums[plane], totals[plane] = _plane_gradient(zero, grad, x, factors[plane], by_x, begin, begin + positions)
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+def _pixels_gradient(zero, grad, x, factors, by_x, sums, totals, channels, positions, first, rows):
+    for row in range(first, first + rows):
+        start = row * channels
+        for c in range(start, start + channels):
+            sums[c] = totals[c] = zero
+        for begin in range(start * positions, (start + channels) * positions, channels):
+            for c in range(channels):
+                g = grad[begin + c]
+                by_x[begin + c] = g * factors[start + c]
+                sums[start + c] += g * x[begin + c]
+                totals[start + c] += g
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def scale32(x, factors, shift, out, channels, positions, last, first, rows):
+    """out = x factor + shift by channel, for rows (channels, positions) at addresses, or (positions, channels) if last."""
+    p = float32_at
+    if last:
+        _scale_pixels(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
+    else:
+        _scale_planes(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def scale64(x, factors, shift, out, channels, positions, last, first, rows):
+    """`scale32` for float64."""
+    p = float64_at
+    if last:
+        _scale_pixels(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
+    else:
+        _scale_planes(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def scale_gradient32(grad, x, factors, by_x, sums, totals, channels, positions, last, first, rows):
+    """Gradients of `scale32`: in x, and by row and channel in the factors (sums) and the shift (totals)."""
+    p, zero = float32_at, np.float32(0)
+    if last:
+        _pixels_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
+    else:
+        _planes_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def scale_gradient64(grad, x, factors, by_x, sums, totals, channels, positions, last, first, rows):
+    """`scale_gradient32` for float64."""
+    p, zero = float64_at, 0.0
+    if last:
+        _pixels_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
+    else:
+        _planes_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
+
+
+@njit(nogil=True, error_model="numpy")
+def _log_uniform(log_alphas, values, slopes, table, terms, begin, end):
+    p, q = float64_at(table), float64_at(table + 8 * terms)
+    for i in range(begin, end):
+        log_alpha = np.float64(log_alphas[i])
+        inverse = np.exp(-log_alpha)
+        s, rest = 1 / (1 + inverse / 2), 1 / (1 + 2 / inverse)
+        top = bottom = by_top = by_bottom = 0.0
+        for k in range(terms - 1, -1, -1):  # Horner's rule, of the polynomials and their derivatives
+            by_top, top = by_top * s + top, top * s + p[k]
+            by_bottom, bottom = by_bottom * s + bottom, bottom * s + q[k]
+        ratio, square = top / bottom, rest * rest
+        values[i] = (np.log1p(inverse) if log_alpha > -30 else -log_alpha) / 2 + square * ratio
+        slopes[i] = s * square * (rest * (by_top - ratio * by_bottom) / bottom - 2 * ratio) - 1 / (1 + 1 / inverse) / 2
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def log_uniform32(log_alphas, values, slopes, table, terms, begin, size):
+    """The KL of Gaussian dropout from the log-uniform prior and its derivative, for the coefficients of P and Q, in float64."""
+    _log_uniform(float32_at(log_alphas), float32_at(values), float32_at(slopes), table, terms, begin, begin + size)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def log_uniform64(log_alphas, values, slopes, table, terms, begin, size):
+    """`log_uniform32` for float64."""
+    _log_uniform(float64_at(log_alphas), float64_at(values), float64_at(slopes), table, terms, begin, begin + size)

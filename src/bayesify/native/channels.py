@@ -1,0 +1,97 @@
+"""Factors of channels in one pass forward and one backward, and the KL of Gaussian dropout in one call, for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.native.operators import THREAD, is_plain
+from bayesify.native.switch import load_kernels
+from bayesify.native.threads import over_rows
+
+__all__ = ["evaluates_natively", "log_uniform_kl_and_slope", "scale_channels", "scales_in_one_pass"]
+
+_LEAST = 2**13  # elements, below which the operators take less time than a call
+_ELEMENTS = 2**10  # elements of a KL per thread
+
+
+def scales_in_one_pass(x: Tensor, factors: Tensor, shift: Tensor | None) -> bool:
+    """Whether `scale_channels` can be used, and is faster than the operators: for positions to sum over in the gradient."""
+    if x.dim() < 3 or not x.requires_grad or x.numel() < _LEAST or factors.shape != x.shape[:2]:
+        return False
+    if torch.is_autocast_enabled("cpu") or not is_plain(x, factors, *([] if shift is None else [shift])):
+        return False
+    return (x.is_contiguous() or _is_channels_last(x)) and load_kernels("channel_kernels") is not None
+
+
+def scale_channels(x: Tensor, factors: Tensor, shift: Tensor | None) -> Tensor:
+    r"""$y_{rc} = x_{rc} f_{rc} + b_c$ at every position.
+
+    Args:
+        x: (R, C, ...), contiguous or channels-last.
+        factors: f, (R, C).
+        shift: b, (C,), None for zero.
+
+    Returns:
+        (R, C, ...), differentiable any number of times.
+    """
+    return _Scale.apply(x, factors, shift)
+
+
+def evaluates_natively(log_alpha: Tensor) -> bool:
+    """Whether `log_uniform_kl_and_slope` can be used."""
+    return is_plain(log_alpha) and log_alpha.is_contiguous() and load_kernels("channel_kernels") is not None
+
+
+def log_uniform_kl_and_slope(log_alpha: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """The KL of `bayesify.functional.log_uniform_kl` and its derivative, without a graph; the table is (2, terms), float64."""
+    value, slope = torch.empty_like(log_alpha), torch.empty_like(log_alpha)
+    kernel = _kernel("log_uniform", log_alpha.dtype)
+    run = partial(kernel, *(t.data_ptr() for t in (log_alpha, value, slope, table)), table.shape[1])
+    over_rows(run, log_alpha.numel(), _ELEMENTS)
+    return value, slope
+
+
+def _kernel(name: str, dtype: torch.dtype) -> Any:
+    return getattr(load_kernels("channel_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _run(name: str, tensors: Sequence[Tensor], x: Tensor) -> None:
+    rows, channels = x.shape[:2]
+    positions = x.numel() // (rows * channels)
+    addresses = (t.data_ptr() for t in tensors)
+    run = partial(_kernel(name, x.dtype), *addresses, channels, positions, not x.is_contiguous())
+    over_rows(run, rows, THREAD // (channels * positions))
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factors: Tensor, shift: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, factors)
+        ctx.has_shift = shift is not None
+        out = torch.empty_like(x)
+        shift = x.new_zeros(x.shape[1]) if shift is None else shift.contiguous()
+        _run("scale", (x, factors.contiguous(), shift, out), x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, factors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # gradients of the gradient
+            positions = range(2, x.dim())
+            by_factors = (grad * x).flatten(2).sum(-1)
+            by_shift = grad.sum((0, *positions)) if ctx.has_shift else None
+            return grad * factors.reshape(*factors.shape, *[1 for _ in positions]), by_factors, by_shift
+        if grad.stride() != x.stride():
+            grad = torch.empty_like(x).copy_(grad)
+        by_x, sums = torch.empty_like(x), x.new_empty(2, *factors.shape)
+        _run("scale_gradient", (grad, x, factors.contiguous(), by_x, *sums), x)
+        return by_x, sums[0], sums[1].sum(0) if ctx.has_shift else None
