@@ -220,10 +220,12 @@ def test_positions_fold_also_in_a_batch_of_one_row(first: int) -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.layer = nn.Embedding(5, 6), nn.Linear(4, 6)
+            self.table, self.types, self.layer = nn.Embedding(5, 6), nn.Embedding(2, 6), nn.Linear(4, 6)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x).tanh() + self.table(torch.arange(x.shape[1]).unsqueeze(0))
+            positions = torch.arange(x.shape[1]).unsqueeze(0)
+            types = torch.zeros_like(positions).expand(len(x), -1)  # (B, T), unlike the positions, but not of the inputs
+            return self.layer(x).tanh() + self.table(positions) * self.types(types)
 
     torch.manual_seed(0)
     net = Positions().double()
@@ -265,3 +267,17 @@ def test_the_kl_counts_every_distinct_weight_once(make: Callable[[], nn.Module],
             expected = expected + torch.distributions.kl_divergence(posterior, prior).sum()
     for kl in (bnn.kl(), bnn(_inputs(5, 4), samples=2).kl, bnn(_inputs(5, 4), samples=2, coherent=True).kl):
         torch.testing.assert_close(kl, expected)
+
+
+def test_coherent_draws_do_not_depend_on_batches_that_take_other_decisions() -> None:
+    """A batch that is examined anew in the middle of a prediction gets the same draws as the others."""
+
+    def padded(net: Any, x: Tensor, mask: Tensor) -> Tensor:
+        hidden = net.second(net.first(x).tanh())
+        return net.last(hidden if mask.all() else hidden * mask.unsqueeze(-1))
+
+    _, bnn = _converted(padded, MeanField(initial_std=0.5))
+    inputs = _inputs(5, 4), torch.tensor([1, 1, 0, 1, 1], dtype=torch.float64)
+    options: dict[str, Any] = {"samples": 6, "chunk": 3, "seed": 0, "coherent": True}
+    whole = predict(bnn, inputs, Gaussian(std=1.0), **options).mean
+    torch.testing.assert_close(predict(bnn, inputs, Gaussian(std=1.0), batch_size=1, **options).mean, whole)

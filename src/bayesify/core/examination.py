@@ -74,7 +74,6 @@ class Examination:
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
         self.without_rows: set[BayesianLayer] = set()
-        self.doubtful: set[BayesianLayer] = set()  # with a row that may be that of a batch of one, or not of the batch
         self.differentiates = False
         self.outputs: list[Tensor] = []  # of draw 0, in the last pass of `runs`
         self.decisions: tuple[bool, ...] = ()  # by values of the inputs, in the last folded pass that was compared
@@ -90,9 +89,9 @@ class Examination:
         watch = Watch(candidate.count)
         try:
             self.outputs = self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
-            self.without_rows = watch.without_rows - watch.with_rows
-            self.doubtful = watch.doubtful
-            both = watch.without_rows & watch.with_rows
+            rows = self._of_three_rows(inputs, candidate) or watch if candidate.count == 1 else watch
+            self.without_rows = rows.without_rows - rows.with_rows
+            both = rows.without_rows & rows.with_rows
             self.mixed = [layer for layer in self.layers if layer in both and layer.posterior.is_random]
             self.read |= watch.read
             self.called |= watch.called
@@ -108,6 +107,16 @@ class Examination:
             self.read |= {layer for layer in watch.read if not layer.posterior.is_plain}  # whose weight has another shape
             return False
         return True
+
+    def _of_three_rows(self, inputs: Inputs, candidate: Candidate) -> Watch | None:
+        """Watch a pass over three copies of a row: inputs (1, ...) of layers may be that row, or positions without rows."""
+        watch = Watch(3)
+        arguments = inputs.map(lambda x: mark_rows(fold(x, 3)), candidate.rows)
+        try:
+            self._run(arguments, WatchedPass(self._draw_of(0), watch=watch))
+        except SHAPE_ERRORS:
+            return None
+        return watch
 
     def reuses(self, inputs: Inputs, candidate: Candidate) -> bool:
         """Whether another pass uses results of this one (`keep_results`)."""
@@ -151,9 +160,6 @@ class Examination:
         for candidate in candidates(inputs, self.whole):
             if candidate.rows not in refuted:
                 agrees = self._agrees(inputs, candidate)
-                if not agrees and self.doubtful - self.without_rows:
-                    self.without_rows |= self.doubtful
-                    agrees = self._agrees(inputs, candidate)
                 if agrees:
                     return candidate
                 if agrees is False:  # more rows would not help

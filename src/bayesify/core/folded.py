@@ -86,7 +86,6 @@ class Folded(Planning):
         """The passes for all draws and the outputs (S, B, ...)."""
         if plan.folds and samples > 1:
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch, plan)
-            self._draw_first(forward_pass, plan)
             outputs = self._run_as_examined(forward_pass, call, samples, plan)
             return [forward_pass], tree_map(lambda y: unfold(y, samples, call.batch), outputs)
         passes: list[ForwardPass] = []
@@ -135,9 +134,11 @@ class Folded(Planning):
         """
         replays = self._prefix is not None and self._prefix.passes > 1
         if not any(plan.decisions) or replays or torch.compiler.is_compiling():
+            self._draw_first(forward_pass, plan)
             return self._run(forward_pass, call, samples)
         tensors = list(self.parameters())
         before = generator_states(tensors)
+        self._draw_first(forward_pass, plan)
         with Decisions() as decisions:
             outputs = self._run(forward_pass, call, samples)
         if (taken := tuple(decisions.taken)) not in plan.decisions:

@@ -52,8 +52,6 @@ class WatchedPass(ForwardPass):
         self.watch.differentiates |= torch.is_grad_enabled() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None
         rows = has_rows(x) or x.shape[:1] == (self.watch.rows,)
         (self.watch.with_rows if rows else self.watch.without_rows).add(layer)
-        if self.watch.rows == 1 and not has_rows(x):
-            self.watch.doubtful.add(layer)
         return _traced(y, origin_of(x) | {layer}, rows)
 
     def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
@@ -90,7 +88,6 @@ class Watch(TorchFunctionMode):
     Attributes:
         called: the layers that the network calls.
         repeated: those that it calls several times.
-        doubtful: those whose input has one row, which may be that of a batch of one, or no row of the batch at all.
         read: the layers whose weights it computes with.
         by_value: names of the functions that decide by random values.
         with_rows, without_rows: the layers whose inputs depend on the batch, or do not.
@@ -110,7 +107,6 @@ class Watch(TorchFunctionMode):
         self.without_rows: set[BayesianLayer] = set()
         self.called: set[BayesianLayer] = set()
         self.repeated: set[BayesianLayer] = set()
-        self.doubtful: set[BayesianLayer] = set()
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
         self.reuses = self.differentiates = self.orders_rows = False

@@ -1,0 +1,28 @@
+"""Networks of other libraries: what a method makes of each is right, or refused with a sentence that says what to do.
+
+`python tests/contract/foreign_table.py` writes the findings to `docs/known-networks.md`.
+"""
+
+import importlib.util
+
+import pytest
+from foreign import Foreign, check, collapsed_problems
+from foreign_libraries import LIBRARIES
+from foreign_transformers import TRANSFORMERS
+
+from bayesify import VIFO, MCDropout, MeanField
+from bayesify.core.method import Method
+
+METHODS: list[Method] = [MeanField(initial_std=0.3), MCDropout(p=0.2), VIFO()]
+NETWORKS = [*TRANSFORMERS.items(), *LIBRARIES.items()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("foreign", [pytest.param(each, id=f"{each.package}-{name}") for name, each in NETWORKS])
+def test_network(foreign: Foreign) -> None:
+    if importlib.util.find_spec(foreign.package) is None:
+        pytest.skip(f"{foreign.package} is not installed")
+    problems = collapsed_problems(foreign)
+    for method in METHODS:
+        problems += [f"{type(method).__name__}: {problem}" for problem in check(foreign, method).problems]
+    assert not problems
