@@ -113,9 +113,18 @@ def test_rows_of_a_high_weight_choose_the_model():
     assert mixture.tolist() == [0.0, 1.0]
 
 
-def test_sample_weight(model):
-    weights = np.where(np.arange(80) < 40, 2.0, 1.0)
+def test_sample_weight(model, monkeypatch):
+    weights, original, seen = np.where(np.arange(80) < 40, 2.0, 1.0), BayesianRegressor._weights, []
+
+    def recorded(self, log_probs, means, held_out):
+        seen.append((means, np.average(log_probs.numpy(), axis=0, weights=held_out.numpy())))
+        return original(self, log_probs, means, held_out)
+
+    monkeypatch.setattr(BayesianRegressor, "_weights", recorded)
     weighted = BayesianRegressor(**FAST).fit(X, y, sample_weight=weights)
+    ((means, expected),) = seen
+    np.testing.assert_allclose(means, expected)
+    np.testing.assert_allclose(weighted.leaderboard_["log_score"].sort_values(), np.sort(expected))
     assert weighted.leaderboard_.index.equals(model.leaderboard_.index)
     assert not np.allclose(weighted.predict(X), model.predict(X))
 
