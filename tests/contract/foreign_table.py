@@ -25,7 +25,8 @@ network: draws and their gradients, outputs without variance in eval and trainin
 are replayed or made row by row, and what `unbayesify` restores.
 
 - **right**: no difference up to rounding; with the number of random layers.
-- **refused**: an error before any result. For `VIFO`: what follows the last layer is not only reshaped or averaged.
+- **refused**: an error before any result. No layer can be random (of another type, frozen or tied), or, for `VIFO`, the network
+  does more with its last layer than to reshape or average it.
 - **draws**: S draws share a *folded* pass, or take *separate* passes, with a warning that gives the reason.
   [How passes work](how-passes-work.md)
 
