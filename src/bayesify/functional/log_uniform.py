@@ -132,7 +132,7 @@ def log_uniform_kl_cubic(log_alpha: Tensor) -> Tensor:
 
 
 _CUBIC = (1.161451241083230, -1.502041176441722, 0.586299206427007)
-_CUBIC_AT_ONE = float(log_uniform_kl(torch.zeros((), dtype=torch.float64))) + sum(_CUBIC)
+_CUBIC_AT_ONE = float(_value_and_slope(torch.zeros((), dtype=torch.float64))[0]) + sum(_CUBIC)
 
 
 def log_uniform_kl_sigmoid(log_alpha: Tensor) -> Tensor:
