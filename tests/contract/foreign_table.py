@@ -33,8 +33,10 @@ are replayed or made row by row, and what `unbayesify` restores.
 What is not in the table is not known to fail. `summary(bnn)` lists the layers that became random and why others did not, and the
 first pass with each kind of inputs verifies how the network may be run.
 
-Made by `python tests/contract/foreign_table.py`, with {versions}. The same checks are tests:
-`pytest -m slow tests/contract/test_foreign.py`.
+Made by `python tests/contract/foreign_table.py`, with
+{versions}.
+
+The same checks are tests: `pytest -m slow tests/contract/test_foreign.py`.
 """
 
 
