@@ -259,6 +259,8 @@ def test_fit_averages_as_pytorch_does() -> None:
 def test_an_interrupted_run_collects_as_an_uninterrupted_one(tmp_path: Path, accumulate: int) -> None:
     x, y = data()
     schedule = partial(SWALR, swa_lr=1e-2, anneal_epochs=4)
+    if any(map(callable, schedule(torch.optim.Adam(mlp().parameters())).state_dict().values())):
+        pytest.skip("SWALR of PyTorch 2.8 keeps a function in its state, which no checkpoint can hold: `fit` says so")
     settings = {**SETTINGS, "accumulate": accumulate, "scheduler": schedule}
 
     def stop(record: dict[str, float]) -> None:
