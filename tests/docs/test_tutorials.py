@@ -15,12 +15,11 @@ PAGES = [
     "conformal.md",
     "large-data.md",
     "out-of-distribution.md",
-    "pretrained-transformers.md",
     "reading-a-report.md",
     "serving.md",
     "start.md",
 ]
-LONG = ["active-learning.md", "bayesian-optimization.md", "image-classifier.md"]  # of searches and of convolutions
+LONG = ["active-learning.md", "bayesian-optimization.md", "image-classifier.md", "pretrained-transformers.md"]  # of many steps
 
 
 @pytest.mark.parametrize("page", [*PAGES, *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)])

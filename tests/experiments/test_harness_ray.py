@@ -56,6 +56,7 @@ def _wait(condition, seconds=120):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_killed_process_and_a_killed_machine_change_nothing(tmp_path, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     _table(here)
@@ -127,7 +128,8 @@ def _main(*arguments):
     return exit_.value.code
 
 
-@pytest.mark.parametrize("client", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("client", [False, True])
 def test_a_lost_head_is_one_message_and_loses_nothing_finished(tmp_path, client):
     log = _table(tmp_path, 'trouble = {d-2 = "wait", c-2 = "wait"}\n')
     port = 23411 if client else None

@@ -117,7 +117,7 @@ def test_resuming_an_ensemble_is_exact(tmp_path, stop_in, variant, stop):
 
 
 @pytest.mark.parametrize(("make", "files"), [(net, {"run.ckpt", "run.ckpt.2-3"}), (Branching, {f"run.ckpt.{i}" for i in range(4)})])
-@pytest.mark.parametrize("stop", [3, EPOCHS + 3])
+@pytest.mark.parametrize("stop", [3, pytest.param(EPOCHS + 3, marks=pytest.mark.slow)])
 def test_groups_and_models_one_after_another(tmp_path, stop_in, make, files, stop):
     """Two pairs of models with other numbers of rows, of which the second is not begun, or interrupted."""
 

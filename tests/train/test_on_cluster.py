@@ -91,6 +91,7 @@ class _DiesOnce:
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
+@pytest.mark.slow
 def test_a_killed_process_changes_nothing(cluster, tmp_path):
     scheduler = _DiesOnce(tmp_path / "died", os.getpid())
     here, there = _trainings(), _trainings()
