@@ -99,10 +99,10 @@ def _violations(path: Path, source: str) -> list[str]:
 
 def test_every_module_has_a_floor():
     parts = {Path(module).parts[0].removesuffix(".py") for module in MODULES}
-    assert parts - FLOOR.keys() == {"__init__"}
+    assert parts - FLOOR.keys() - {"_version"} == {"__init__"}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__.py"])
+@pytest.mark.parametrize("module", [m for m in MODULES if m not in ("__init__.py", "_version.py")])
 def test_imports_only_go_down(module):
     assert not _violations(Path(module), (SOURCE / module).read_text())
 

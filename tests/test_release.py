@@ -1,16 +1,23 @@
 """What a release consists of: versions agree, every dependency has a lowest version, workflows name files that exist."""
 
+import ast
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import bayesify
 
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).parents[1]
+HATCH = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +28,89 @@ def release():
     return module
 
 
-def test_versions_agree():
+def _git(folder, *arguments):
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_files_that_name_the_last_release_agree():
+    versions = re.findall(r"^## (\d+\.\d+\.\d+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions == sorted(versions, key=Version, reverse=True)
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == bayesify.__version__
-    assert citation["license"] == "Apache-2.0"
-    assert f"version = {{{bayesify.__version__}}}" in (ROOT / "docs" / "citing.md").read_text()
+    assert (citation["version"], citation["license"]) == (versions[0], "Apache-2.0")
+    assert f"version = {{{versions[0]}}}" in (ROOT / "docs" / "citing.md").read_text()
+    assert HATCH["version"]["fallback-version"] == f"{versions[0]}+source"
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """What the version depends on, outside of any repository."""
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src/bayesify/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def _built_version(folder):
+    pytest.importorskip("hatch_vcs")
+    manager = pytest.importorskip("hatchling.plugin.manager").PluginManager()
+    return pytest.importorskip("hatchling.metadata.core").ProjectMetadata(str(folder), manager).version
+
+
+def test_version_follows_from_git(sources):
+    assert _built_version(sources) == HATCH["version"]["fallback-version"]  # a download, or a copy of the files
+    _git(sources, "init", "-q")
+    _git(sources, "add", ".")
+    _git(sources, "commit", "-qm", "first")
+    _git(sources, "tag", "data-7")  # not a release
+    assert re.fullmatch(r"\d+\.\d+\.\d+\.post1\.dev1\+source\.g[0-9a-f]+", _built_version(sources))
+    _git(sources, "tag", "v7.1.0")
+    assert _built_version(sources) == "7.1.0"
+    (sources / "LICENSE").write_text("edited")
+    assert re.fullmatch(r"7\.1\.0\.post1\.dev0\+g[0-9a-f]+\.d\d+", _built_version(sources))
+    _git(sources, "commit", "-qam", "second")
+    assert re.fullmatch(r"7\.1\.0\.post1\.dev1\+g[0-9a-f]+", _built_version(sources))
+    _git(sources, "tag", "v7.2.0rc1")
+    assert _built_version(sources) == "7.2.0rc1"
+
+
+def test_the_package_has_the_version_of_its_build(sources):
+    """Not that of another installation of bayesify; without a build, the one that a build without git has."""
+
+    def imported():
+        code = "import bayesify; print(bayesify.__version__)"
+        return subprocess.check_output([sys.executable, "-c", code], cwd=sources / "src", text=True).strip()
+
+    assert imported() == HATCH["version"]["fallback-version"]
+    hook = HATCH["build"]["hooks"]["vcs"]
+    (sources / hook["version-file"]).write_text(hook["template"].format(version="7.1.0"))
+    assert imported() == "7.1.0"
+
+
+def test_version_of_this_package():
+    Version(bayesify.__version__)
+
+
+@pytest.mark.parametrize("tag", ["v7.1.0", "7.0.0", "v7.0.0.post1"])
+def test_a_tag_other_than_the_version_is_refused(release, sources, monkeypatch, tag):
+    monkeypatch.setattr(release, "ROOT", sources)
+    for file, text in (
+        ("CITATION.cff", "version: 7.0.0\n"),
+        ("docs/citing.md", "version = {7.0.0}"),
+        ("CHANGELOG.md", "## 7.0.0\n"),
+        ("pyproject.toml", 'fallback-version = "7.0.0+source"'),
+        ("src/bayesify/__init__.py", '"7.0.0+source"'),
+    ):
+        (sources / file).parent.mkdir(exist_ok=True)
+        (sources / file).write_text(text)
+    wheel = Path("bayesify-7.0.0-py3-none-any.whl")
+    release.check_version(wheel, "v7.0.0")
+    release.check_version(wheel, None)
+    with pytest.raises(SystemExit, match=rf"the tag is {re.escape(tag)}, the built version 7\.0\.0, and another one in no file"):
+        release.check_version(wheel, tag)
+    (sources / "CITATION.cff").write_text("version: 6.0.0\n")
+    with pytest.raises(SystemExit, match=r"another one in CITATION\.cff"):
+        release.check_version(wheel, "v7.0.0")
 
 
 def test_no_address_is_declared_before_the_project_has_one(release):
@@ -35,13 +120,11 @@ def test_no_address_is_declared_before_the_project_has_one(release):
 
 
 def test_every_extra_has_lowest_versions_and_a_check(release):
-    optional = release.PROJECT["optional-dependencies"]
-    assert (
-        set(release.EXTRAS)
-        == set(release.IMPORTS)
-        == set(optional) - {"all", "experiments", "benchmarks-tables", "test", "docs", "dev"}
-    )
-    for extra in optional:
+    programs = ast.parse((ROOT / "tools" / "extra_programs.py").read_text())
+    names = {each.name for each in programs.body if isinstance(each, ast.FunctionDef) and each.decorator_list}
+    assert names == set(release.EXTRAS)
+    assert set(release.PROJECT["optional-dependencies"]) > release.OF_DEVELOPERS
+    for extra in release.PROJECT["optional-dependencies"]:
         assert release.lower_bounds([extra])["torch"] == "2.8"
 
 

@@ -1,8 +1,8 @@
-"""Check what would be released: build sdist and wheel, look into them, and run the demo from the wheel in a fresh environment.
+"""Check what would be released: build sdist and wheel, look into them, and run them in fresh environments.
 
-    python tools/check_release.py                       # with the pinned versions (constraints.txt)
-    python tools/check_release.py --lowest [EXTRA ...]  # with the lowest versions that pyproject.toml declares, extra by extra
-    python tools/check_release.py --bounds              # print those versions, as constraints for pip
+    python tools/check_release.py [--tag vX.Y.Z] [--out dist]  # both with the pinned versions (constraints.txt), and the demo
+    python tools/check_release.py --lowest [EXTRA ...]         # the lowest versions that pyproject.toml declares, extra by extra
+    python tools/check_release.py --bounds                     # print those versions, as constraints for pip
 
 Needs `pip install -c constraints.txt -e ".[dev]"`.
 """
@@ -26,53 +26,11 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
+PROGRAMS = ROOT / "tools" / "extra_programs.py"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS = (
-    "train",
-    "metrics",
-    "tables",
-    "data",
-    "plots",
-    "excel",
-    "report",
-    "transformers",
-    "laplace",
-    "mcmc",
-    "fast",
-    "ray",
-    "tracking",
-    "cli",
-)
-"""Extras of users."""
-
-TWO_LINES = """
-import torch
-from bayesify import Categorical, MeanField, bayesify, elbo, predict
-bnn = bayesify(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), MeanField())
-x, y, likelihood = torch.randn(16, 4), torch.randint(0, 3, (16,)), Categorical()
-draws = bnn(x, samples=2)
-(-elbo(draws, likelihood.log_prob(draws.outputs, y), n=16)).backward()
-assert predict(bnn, x, likelihood, samples=10, seed=0).probs.shape == (16, 3)
-print("torch", torch.__version__)
-"""
-IMPORTS = {
-    "train": "from bayesify.train import fit_many",
-    "metrics": "from bayesify.metrics import expected_calibration_error",
-    "tables": "from bayesify.estimators import BayesianRegressor\n"
-    "BayesianRegressor(epochs=2, random_state=0).fit([[float(i)] for i in range(40)], list(range(40))).predict([[1.0]])",
-    "data": "import bayesify.datasets",
-    "plots": "import bayesify.plots; bayesify.plots.plot_bands",
-    "excel": "from bayesify.data import read_table",
-    "report": "from bayesify.report import render",
-    "transformers": "from bayesify.integrations.transformers import BayesianTrainer\nimport bayesify.integrations.pretrained",
-    "laplace": "import laplace, bayesify; bayesify.Laplace()",
-    "mcmc": "import pyro, bayesify; bayesify.HMC()",
-    "fast": "import torch, bayesify.native\nassert bayesify.native.native_fwht(torch.ones(512))[0] == 512",
-    "ray": "import ray; from bayesify.jobs import RayCluster",
-    "tracking": "import mlflow, tensorboard; from bayesify.tracking import open_run",
-    "cli": "from bayesify.cli.app import app",
-}
-"""What each extra is for, as a program that must run."""
+OF_DEVELOPERS = {"all", "experiments", "benchmarks-tables", "test", "docs", "dev"}
+EXTRAS = [extra for extra in PROJECT["optional-dependencies"] if extra not in OF_DEVELOPERS]
+"""Extras of users. `extra_programs.py` has a program for each."""
 
 
 def lower_bounds(extras: Sequence[str]) -> dict[str, str]:
@@ -108,9 +66,22 @@ def check_contents(sdist: Path, wheel: Path) -> None:
         "mkdocs.yml",
         "constraints.txt",
         "tests/test_readme.py",
+        "src/bayesify/_version.py",
     } - parts
     if missing:
         raise SystemExit(f"{sdist.name} lacks {', '.join(sorted(missing))}")
+
+
+def check_version(wheel: Path, tag: str | None) -> None:
+    """Raise an error unless the version of a tag is what was built, and what the files name that readers cite."""
+    version = wheel.name.split("-")[1]
+    if tag is None:
+        return
+    texts = {"CITATION.cff": f"version: {version}\n", "docs/citing.md": f"{{{version}}}", "CHANGELOG.md": f"## {version}\n"}
+    texts |= {"pyproject.toml": f'fallback-version = "{version}+source"', "src/bayesify/__init__.py": f'"{version}+source"'}
+    others = [file for file, text in texts.items() if text not in (ROOT / file).read_text("utf-8")]
+    if tag != f"v{version}" or others:
+        raise SystemExit(f"the tag is {tag}, the built version {version}, and another one in {', '.join(others) or 'no file'}")
 
 
 def check_texts() -> None:
@@ -121,11 +92,15 @@ def check_texts() -> None:
 
 
 def environment(folder: Path, requirements: Sequence[str]) -> Path:
-    """A new virtual environment with some requirements; returns its Python."""
+    """A new virtual environment with some requirements, made by pip; returns its Python."""
     venv.create(folder, with_pip=True)
-    python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    python = _python(folder)
     run(python, "-m", "pip", "install", "--quiet", *requirements)
     return python
+
+
+def _python(folder: Path) -> Path:
+    return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
 
 
 def run(*command: object, cwd: Path = ROOT) -> None:
@@ -138,6 +113,8 @@ def main() -> None:
     parser.add_argument("--lowest", nargs="*", metavar="EXTRA", help="try the lowest declared versions; by default of every extra")
     parser.add_argument("--torch", metavar="VERSION", help="this version of torch with the lowest versions of the others")
     parser.add_argument("--bounds", action="store_true", help="print the lowest declared versions")
+    parser.add_argument("--tag", help="of the release: the built version, and that of all files that name one")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the checked archives")
     arguments = parser.parse_args()
     if arguments.bounds:
         print("\n".join(f"{name}=={version}" for name, version in lower_bounds(["all", "test"]).items()))
@@ -148,18 +125,26 @@ def main() -> None:
         (sdist,), (wheel,) = work.glob("*.tar.gz"), work.glob("*.whl")
         run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
         check_contents(sdist, wheel)
+        check_version(wheel, arguments.tag)
         check_texts()
         if arguments.lowest is None:
             _check_pinned(work, sdist, wheel)
         else:
             _check_lowest(work, wheel, arguments.lowest or EXTRAS, arguments.torch)
+        if arguments.out:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            for archive in (sdist, wheel):
+                shutil.copy(archive, arguments.out)
 
 
 def _check_pinned(work: Path, sdist: Path, wheel: Path) -> None:
     constraints = ["-c", str(ROOT / "constraints.txt")]
-    python = environment(work / "of-sdist", [*constraints, str(sdist)])
-    run(python, "-c", TWO_LINES, cwd=work)
+    of_itself = f"import bayesify; assert bayesify.__version__ == {wheel.name.split('-')[1]!r}, bayesify.__version__"
+    python = environment(work / "of-sdist", [*constraints, f"{sdist}[train]"])
+    run(python, "-c", of_itself, cwd=work)
+    run(python, PROGRAMS, "train", cwd=work)
     python = environment(work / "of-wheel", [*constraints, f"{wheel}[all]"])
+    run(python, "-c", of_itself, cwd=work)
     run(python, "-m", "pip", "check")
     run(python.with_name("bayesify"), "demo", cwd=work)
     if not (work / "bayesify-demo" / "report.html").stat().st_size:
@@ -168,18 +153,22 @@ def _check_pinned(work: Path, sdist: Path, wheel: Path) -> None:
 
 def _check_lowest(work: Path, wheel: Path, extras: Sequence[str], torch: str | None) -> None:
     """The lowest versions of each extra in an environment of its own, so that one extra's bounds do not hide another's."""
-    failed = []
+    failed, uv = [], (sys.executable, "-m", "uv")
     for extra in extras:
+        folder = work / extra
+        folder.mkdir()
         versions = lower_bounds([extra]) | ({"torch": torch} if torch else {})
-        bounds = work / f"{extra}.txt"
-        bounds.write_text("\n".join(f"{name}=={version}" for name, version in versions.items()), "utf-8")
+        (folder / "bounds.txt").write_text("\n".join(f"{name}=={version}" for name, version in versions.items()), "utf-8")
         try:
-            python = environment(work / extra, ["-c", str(bounds), f"{wheel}[{extra}]"])
-            run(python, "-c", f"{TWO_LINES}{IMPORTS[extra]}", cwd=work)
+            run(*uv, "venv", "--quiet", "--python", sys.executable, folder / "venv")
+            python = _python(folder / "venv")
+            run(*uv, "pip", "install", "--quiet", "--python", python, "-c", folder / "bounds.txt", f"{wheel}[{extra}]")
+            run(*uv, "pip", "check", "--quiet", "--python", python)
+            run(python, PROGRAMS, extra, cwd=folder)
         except subprocess.CalledProcessError as error:
             failed.append(f"{extra}: {error.cmd[-1]} exited with {error.returncode}")
         finally:
-            shutil.rmtree(work / extra, ignore_errors=True)  # some gigabytes each
+            shutil.rmtree(folder)  # some gigabytes each
     if failed:
         raise SystemExit("\n".join(["the lowest declared versions do not work:", *failed]))
 

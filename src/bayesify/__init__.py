@@ -5,9 +5,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bayesify._public import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__: str
 
 if not TYPE_CHECKING:  # a type checker would take a module with __getattr__ to have every attribute
+    try:
+        from bayesify._version import __version__  # written by the build, with the version from git
+    except ModuleNotFoundError:
+        __version__ = "0.1.0+source"  # sources that were not built; as fallback-version in pyproject.toml
+
     # PyTorch is imported with the first public name, so that the command line can show its help or an error without it.
 
     def __getattr__(name: str) -> Any:

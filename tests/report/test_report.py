@@ -3,6 +3,7 @@
 import html.parser
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -34,6 +35,13 @@ def test_an_assessment_is_computed_once_and_rendered(tmp_path):
     assert all(sentence.finding in page for sentence in assessment.verdict)
     path = write_report(tmp_path / "report.html", predictive=p, y=y, training_y=y, unit="m", held_out=False)
     assert path.read_text() == page
+
+
+def test_a_page_without_features_needs_no_pandas(monkeypatch):
+    p, y = categorical(60)
+    expected = render(assess(p, y))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert render(assess(p, y)) == expected
 
 
 def test_predictions_that_are_not_finite(tmp_path):

@@ -96,8 +96,10 @@ def run_job(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that have to be equal on all machines; the commit is "" without a source checkout."""
+    """Return the versions that have to be equal on all machines: in a source checkout the commit, otherwise that of bayesify."""
     facts = machine()
+    if facts["commit"]:
+        facts["bayesify"] = ""  # of the commit that was last installed, which may differ between equal checkouts
     native = {"native operators": "on" if native_is_used() else "off"}  # which decide the random numbers
     return {name: str(facts[name]) for name in ("python", "torch", "bayesify", "commit")} | native
 

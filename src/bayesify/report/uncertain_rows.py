@@ -26,10 +26,10 @@ __all__ = ["cell", "most_uncertain", "related_columns"]
 
 def related_columns(predictive: Predictive, features: DataFrame | None, most: int = 3) -> list[str]:
     """The columns that, in at most ten groups, explain the most variance of the ranks of the uncertainty, and more than 5 %."""
-    from pandas import Series
-
     if features is None or len(features) < 30:
         return []
+    from pandas import Series  # who has features has pandas, which the extra does not need otherwise
+
     ranks = torch.tensor(Series(row_uncertainty(predictive)[0].numpy()).rank().to_numpy())
     strength = {str(column): _explained(values, ranks) for column, values in features.items()}
     strong = sorted((c for c in strength if strength[c] > 0.05), key=lambda column: -strength[column])
