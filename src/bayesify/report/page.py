@@ -219,7 +219,7 @@ def _check(predictive: Predictive, labels: Sequence[object] | None, features: Da
 def _comparison(models: Sequence[Mapping[str, object]]) -> Section:
     header = list(dict.fromkeys(name for model in models for name in model))
     cells = [[_text(model.get(name, "")) for name in header] for model in models]
-    numeric = [all(looks_numeric(row[j]) for row in cells) for j in range(len(header))]
+    numeric = [all(looks_numeric(row[j]) for row in cells if row[j]) for j in range(len(header))]
     return Section("Comparison of methods", "", (), Table("All methods on the same rows.", header, cells, numeric))
 
 

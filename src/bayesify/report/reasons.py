@@ -51,7 +51,7 @@ def drivers(explanation: Explanation, predicted: str) -> Section:
 
     def meaning(curve: Dependence) -> str:
         band = f"{percent(curve.level)} of the draws, how well the model knows the mean"
-        return f"Dark band: {band}. Light band: noise included." if "predictive_lower" in curve.table else f"Band: {band}."
+        return f"Inner band: {band}. Outer band: noise included." if "predictive_lower" in curve.table else f"Band: {band}."
 
     pictures += [
         picture(
