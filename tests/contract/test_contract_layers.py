@@ -46,9 +46,9 @@ def _untraced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecor
 def _traced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorator, ...]:
     """Marks of a traced cell, which takes ten times as long as the other checks.
 
-    The code of a posterior and that of a layer are traced separately: every method in a linear layer, and every layer with one.
+    The code of a posterior and that of a layer are traced separately: every method in a linear layer, and one method in others.
     """
-    if first and (layer == "Linear" or type(method) is MeanField):
+    if first and (layer == "Linear" or (type(method) is MeanField and layer in _OF_EACH_KIND)):
         return ()
     return (pytest.mark.extended if layer == "Linear" or (first and type(method) in _EVERYWHERE) else pytest.mark.slow,)
 

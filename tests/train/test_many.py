@@ -314,6 +314,7 @@ class Halved(torch.optim.SGD):
         super().step(closure)
 
 
+@pytest.mark.default("SGD", "an optimizer that mixes weights", "clipping")
 @pytest.mark.parametrize(
     "settings",
     [
