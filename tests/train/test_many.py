@@ -95,7 +95,7 @@ def check_equal(trainings: list[Training], together: bool | None = True, toleran
     for one, history, twin in zip(trainings, histories, copies, strict=True):
         expected = alone(twin, **settings)
         assert len(history) == len(expected)
-        assert history.stopped_early == expected.stopped_early
+        assert (history.stopped_early, history.kept_epochs) == (expected.stopped_early, expected.kept_epochs)
         for column in COLUMNS:
             torch.testing.assert_close(
                 torch.tensor(getattr(history, column)), torch.tensor(getattr(expected, column)), rtol=tolerance, atol=tolerance
