@@ -36,6 +36,7 @@ _RANDOM = {
     "ConcreteDropout": "noise that multiplies the inputs of a layer, or its weights",
     "DropConnect": "noise that multiplies the weights of a layer",
     "VariationalDropout": "noise that multiplies the inputs of a layer, or its weights",
+    "VSD": "noise that multiplies the inputs of linear layers, and the output or input channels of convolutions",
     "Ensembles": "which of several networks computes a draw",
     "BatchEnsemble": "which of several pairs of factors, of inputs and outputs of all layers, computes a draw",
     "ECMP": "for every element of some layers, which of several copies is used",

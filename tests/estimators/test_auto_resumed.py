@@ -105,7 +105,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, epochs):
         BayesianRegressor(**FAST | {"random_state": 1}).fit(X, y, checkpoint=path)
     with pytest.raises(CheckpointError, match="checksum of data"):
         BayesianRegressor(**FAST).fit(X, -y, checkpoint=path)
-    with pytest.raises(CheckpointError, match="method was 'auto' and is 'absent'"):
+    with pytest.raises(CheckpointError, match="method was 'auto' and is not set"):
         BayesianRegressor(**FAST | {"method": "MCDropout"}).fit(X, y, checkpoint=path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
     single = tmp_path / "single.ckpt"
