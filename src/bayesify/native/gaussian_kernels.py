@@ -77,6 +77,13 @@ def _variance_gradient(by_out, by_variance, variance, shift, by_mean, by_log, sh
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
+def _add_kl_gradient(by_mean, by_log, variance, shift, share, by_kl, begin, end):
+    for i in range(begin, end):
+        by_mean[i] += share * shift[i]
+        by_log[i] = variance[i] * (by_log[i] * 2 + share) - by_kl
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _reparameterize(mean, variance, eps, out, least, half, begin, end):
     for i in range(begin, end):
         std, noise = np.sqrt(least if variance[i] < least else variance[i]), eps[i]
@@ -109,6 +116,11 @@ def _draw_gradient_chunks(by_out, log_std, shift, eps, by_mean, by_log, n, chunk
 def _variance_gradient_chunks(by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
     begin, end = first * chunk, min((first + chunks) * chunk, n)
     _variance_gradient(by_out, by_variance, variance, shift, by_mean, by_log, share, by_kl, begin, end)
+
+
+@njit(nogil=True, error_model="numpy")
+def _add_kl_gradient_chunks(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
+    _add_kl_gradient(by_mean, by_log, variance, shift, share, by_kl, first * chunk, min((first + chunks) * chunk, n))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -182,6 +194,20 @@ def variance_gradient64(by_out, by_variance, variance, shift, by_mean, by_log, n
     _variance_gradient_chunks(
         p(by_out), p(by_variance), p(variance), p(shift), p(by_mean), p(by_log), n, chunk, share, by_kl, first, chunks
     )
+
+
+@kernel
+def add_kl_gradient32(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
+    """`variance_gradient32` in place: by_mean and by_log are first the gradients in out and in the variance."""
+    p = float32_at
+    _add_kl_gradient_chunks(p(by_mean), p(by_log), p(variance), p(shift), n, chunk, f32(share), f32(by_kl), first, chunks)
+
+
+@kernel
+def add_kl_gradient64(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
+    """`add_kl_gradient32` for float64."""
+    p = float64_at
+    _add_kl_gradient_chunks(p(by_mean), p(by_log), p(variance), p(shift), n, chunk, share, by_kl, first, chunks)
 
 
 @kernel
