@@ -86,6 +86,7 @@ def page_of(path, p, y, **options):
     return text
 
 
+@pytest.mark.default("1", "80")
 @pytest.mark.parametrize("rows", [1, 3, 80, 5000])
 def test_regression_with_any_number_of_rows(rows, tmp_path):
     p, y = gaussian(rows)
@@ -96,6 +97,7 @@ def test_regression_with_any_number_of_rows(rows, tmp_path):
     assert len(text) < 1_000_000
 
 
+@pytest.mark.default("1-100", "200-2")
 @pytest.mark.parametrize("k", [2, 12, 100])
 @pytest.mark.parametrize("rows", [1, 200])
 def test_classes_of_any_number(rows, k, tmp_path):

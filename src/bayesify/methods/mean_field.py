@@ -49,6 +49,7 @@ from bayesify.functional import (
     vifo_mean_variance,
 )
 from bayesify.native.gaussians import draws_and_kl, runs_in_one_pass, variances_and_kl, with_square
+from bayesify.native.local_linear import local_linear, runs_as_one_node
 
 __all__ = ["MeanField"]
 
@@ -153,7 +154,7 @@ class GaussianPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         means, log_stds, centers = self._tensors(layer)
-        if samples == 1 and all(m.is_contiguous() for m in means) and self._in_one_pass(layer, *means, *log_stds):
+        if samples == 1 and self._joins_kl(layer) and all(m.is_contiguous() for m in means) and runs_in_one_pass(*means, *log_stds):
             noise = [standard_normal(*mean.shape, like=mean) for mean in means]
             drawn, kl = draws_and_kl(means, log_stds, centers, self.method.prior_std, noise)
             layer.forward_pass.kl(self, kl)
@@ -164,6 +165,13 @@ class GaussianPosterior(Posterior):
         return drawn, None if bias is None or bias_std is None else _draw(bias, bias_std, samples)
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        if self.method.noise == "local" and layer.original is nn.Linear and self._joins_kl(layer):
+            means, log_stds, centers = self._tensors(layer)
+            if runs_as_one_node(x, means, log_stds):
+                noise = standard_normal(*x.shape[:-1], layer.output_channels, like=x)
+                y, kl = local_linear(x, noise, means, log_stds, centers, self.method.prior_std)
+                layer.forward_pass.kl(self, kl)
+                return y
         if self.method.noise != "flipout" or not layer.contracts:
             return super().forward(layer, x)
         deltas = layer.forward_pass.once(self, lambda samples: self._perturbations(layer, samples))
@@ -200,7 +208,7 @@ class GaussianPosterior(Posterior):
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         x = layer.prepare(x)
         means, log_stds, centers = self._tensors(layer)
-        if self._in_one_pass(layer, *means, *log_stds):
+        if self._joins_kl(layer) and runs_in_one_pass(*means, *log_stds):
             means, variances, kl = variances_and_kl(means, log_stds, centers, self.method.prior_std)
             layer.forward_pass.kl(self, kl)
             spread = _pair(variances)
@@ -216,15 +224,12 @@ class GaussianPosterior(Posterior):
             return [weight], [self.weight_log_std], [self.weight_prior_mean]
         return [weight, bias], [self.weight_log_std, self.bias_log_std], [self.weight_prior_mean, self.bias_prior_mean]
 
-    def _in_one_pass(self, layer: BayesianLayer, *tensors: Tensor) -> bool:
-        """Whether a native operator computes the KL together with what a pass needs."""
-        return self.method.prior == "normal" and layer.forward_pass.wants_kl() and runs_in_one_pass(*tensors)
+    def _joins_kl(self, layer: BayesianLayer) -> bool:
+        """Whether native operators may compute the KL together with what a pass needs."""
+        return self.method.prior == "normal" and layer.forward_pass.wants_kl()
 
     def _spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor | None]:
-        """Standard deviations (power 1) or variances (power 2) of weight and bias, None for a missing bias.
-
-        Reports the KL to passes that want it, which shares the computation.
-        """
+        """Standard deviations (power 1) or variances (power 2) of weight and bias; reports the KL to passes that want it."""
         forward_pass = layer.forward_pass
         if not forward_pass.wants_kl():
             bias_spread = None if layer.bias is None else torch.exp(power * self.bias_log_std)
@@ -244,12 +249,7 @@ class GaussianPosterior(Posterior):
         return kl + bias_kl, weight_spread, bias_spread
 
     def _kl_and_spread_of(
-        self,
-        mean: Tensor,
-        log_std: Tensor,
-        prior_mean: Tensor | None,
-        prior_log_std: Tensor | None,
-        power: Literal[1, 2],
+        self, mean: Tensor, log_std: Tensor, prior_mean: Tensor | None, prior_log_std: Tensor | None, power: Literal[1, 2]
     ) -> tuple[Tensor, Tensor]:
         """KL and spread of one tensor of parameters, the spread in its dtype."""
         wide = at_least_float32(log_std)
