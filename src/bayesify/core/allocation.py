@@ -14,6 +14,6 @@ def keep_freed_memory() -> None:
 
     By default glibc returns more than 128 kB of free memory to the system, and raises this limit to twice the largest block that a
     program has freed. A step of a fully connected network frees many blocks of one or two MB, so that their sum is returned and
-    requested again in every step, which took a fifth of its time. Blocks that are freed unused are never in memory.
+    requested again in every step. Blocks that are freed unused are never in memory.
     """
     torch.empty(_BYTES, dtype=torch.uint8, device="cpu")
