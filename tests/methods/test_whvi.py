@@ -33,7 +33,7 @@ def _factor(site: BayesianLayer) -> Tensor:
     if p.g.tril is not None:
         for k in range(len(factor)):
             place = 0
-            for i in range(p.size):
+            for i in range(p.blocks.size):
                 for j in range(i):
                     factor[k, i, j] = p.g.tril[k, place]
                     place += 1
@@ -43,9 +43,9 @@ def _factor(site: BayesianLayer) -> Tensor:
 def _dense(site: BayesianLayer, g: Tensor, structure: str = "S1HGHS2") -> Tensor:
     """W from the definition, block by block, of g (K or 1, D) in units of the prior's standard deviation."""
     p = site.posterior
-    h = hadamard_matrix(p.size, dtype=F64)
+    h = hadamard_matrix(p.blocks.size, dtype=F64)
     blocks = []
-    for k in range(p.count):
+    for k in range(p.blocks.count):
         core = torch.diag(p.method.prior_std * g[min(k, len(g) - 1)])
         s1, s2 = (None if s is None else torch.diag(s[k]) for s in (p.s1, p.s2))
         blocks.append(
@@ -58,7 +58,7 @@ def _dense(site: BayesianLayer, g: Tensor, structure: str = "S1HGHS2") -> Tensor
         )
     rows, columns = site.weight_shape[0], math.prod(site.weight_shape[1:])
     whole = torch.cat(blocks)
-    if p.square:
+    if p.blocks.reshaped:
         return whole.flatten()[: rows * columns].reshape(site.weight_shape)
     return whole[:rows, :columns].reshape(site.weight_shape)
 
@@ -140,7 +140,9 @@ def test_kl(layer: str, method: WHVI) -> None:
     expected = torch.zeros((), dtype=F64)
     for mean, factor in zip(p.g.mean, _factor(site), strict=True):
         q = MultivariateNormal(1e-5**0.5 * mean, scale_tril=1e-5**0.5 * factor)
-        expected = expected + kl_divergence(q, MultivariateNormal(torch.zeros_like(mean), 1e-5 * torch.eye(p.size, dtype=F64)))
+        expected = expected + kl_divergence(
+            q, MultivariateNormal(torch.zeros_like(mean), 1e-5 * torch.eye(p.blocks.size, dtype=F64))
+        )
     if site.bias is not None:
         expected = expected + kl_divergence(Normal(site.bias, p.bias_log_std.exp()), Normal(site.bias * 0, 0.3**0.5)).sum()
     if method.scales == "variational":
@@ -157,7 +159,7 @@ def _flow_log_prob(site: BayesianLayer, g: Tensor) -> Tensor:
         z = planar_flow_inverse(z, u, w, b)
     noise = (z - p.g.mean) / p.g.log_std.exp()
     jacobians = torch.func.vmap(torch.func.jacrev(lambda v: p.g.draw(1, v[None])[0][0]))(noise)
-    log_det = torch.linalg.slogdet(jacobians.reshape(-1, p.size, p.size)).logabsdet
+    log_det = torch.linalg.slogdet(jacobians.reshape(-1, p.blocks.size, p.blocks.size)).logabsdet
     return Independent(Normal(torch.zeros_like(p.g.mean), 1.0), 2).log_prob(noise) - log_det
 
 

@@ -70,8 +70,8 @@ def partial_dependence(
         output: index of the output (regression) or of the class, whose probability it is; by default the first output, or class 1
             of two and class 0 of more.
         level: of the intervals.
-        rows: at most so many rows are averaged, chosen at random.
-        draws: at most so many draws of the weights.
+        rows: maximum number of rows to average, chosen at random.
+        draws: maximum number of draws of the weights.
         seed: of the rows.
 
     Returns:

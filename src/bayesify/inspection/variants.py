@@ -39,7 +39,7 @@ class Variants:
     Args:
         estimator: fitted.
         X: a table as `estimator.predictive` takes it.
-        draws: at most so many draws of the weights.
+        draws: maximum number of draws of the weights.
 
     Raises:
         NotFittedError: the estimator is not fitted.

@@ -27,7 +27,6 @@ import math
 from typing import ClassVar, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice, check_integer, check_scale
@@ -41,10 +40,11 @@ from bayesify.functional import (
     gaussian_kl_sum,
     hadamard_blocks,
     hadamard_product,
-    hadamard_projection,
     hadamard_second_moments,
     standard_normal,
 )
+from bayesify.methods._hadamard_factors import projected_factors, random_factors
+from bayesify.methods._square_blocks import SquareBlocks
 from bayesify.native import hadamard_layer, runs_fused
 
 __all__ = ["WHVI"]
@@ -131,14 +131,12 @@ class HadamardPosterior(Posterior):
     def __init__(self, method: WHVI, layer: BayesianLayer) -> None:
         super().__init__()
         self.method = method
-        self.rows, self.columns = layer.weight_shape[0], math.prod(layer.weight_shape[1:])
-        self.square = min(self.rows, self.columns) == 1 and method.vectors == "square"
-        if self.square:
-            self.size, self.count = _power_of_two(math.isqrt(self.rows * self.columns - 1) + 1), 1
+        rows, columns = layer.weight_shape[0], math.prod(layer.weight_shape[1:])
+        self.blocks = SquareBlocks(rows, columns, reshaped=min(rows, columns) == 1 and method.vectors == "square")
+        if method.initial == "pretrained":
+            s1, s2, g, residual = projected_factors(method, self.blocks, layer.weight)
         else:
-            self.size = _power_of_two(self.columns)
-            self.count = -(-self.rows // self.size)
-        s1, s2, g, residual = self._project(layer.weight) if method.initial == "pretrained" else self._random(layer.fan_in)
+            s1, s2, g, residual = random_factors(method, self.blocks, layer.fan_in)
         self.register_buffer("residual", residual, persistent=residual is not None)
         self.drops_weights = method.initial == "random"
         self.g = VectorDistribution(g, method.initial_std, full=method.covariance == "full", flows=method.flows)
@@ -153,34 +151,6 @@ class HadamardPosterior(Posterior):
         self.register_parameter("bias_log_std", bias_log_std)
         layer.weight = None  # replaced by this posterior
 
-    def _random(self, fan_in: int) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Random signs, standard normal g: entries of W have variance 2 / fan-in, rows of a block are orthogonal on average."""
-        method, shape = self.method, (self.count, self.size)
-        # an entry has variance scale ** (2 * scales) * prior_std**2 * size**sums
-        scales, sums = {"S1HGHS2": (2, 1), "S1HGHS2H": (2, 2), "SHGH": (1, 1), "GH": (0, 0)}[method.structure]
-        variance = 2 / (fan_in * method.prior_std**2 * self.size**sums)
-        scale = variance ** (0.5 / scales) if scales else 1.0
-        s1, s2 = (scale * (2 * torch.randint(0, 2, shape).float() - 1) for _ in range(2))
-        g = torch.randn(self.count if method.blocks == "independent" else 1, self.size)
-        return s1, s2, g if scales else g * math.sqrt(variance), None
-
-    def _project(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The projection of a weight, with g of mean square 1, and its relative error."""
-        if weight.is_meta:
-            return *self._random(1)[:3], weight.new_zeros(())
-        blocks, mask = self._blocks(weight.detach()), self._blocks(torch.ones_like(weight.detach())) > 0
-        s1, s2, g, residual = hadamard_projection(blocks, mask, tied=self.method.blocks == "tied")
-        unit = g.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
-        root = unit.sqrt() * self.method.prior_std**-0.5
-        return s1 * root, s2 * root, g / unit, residual
-
-    def _blocks(self, weight: Tensor) -> Tensor:
-        """A weight as square blocks, padded with zeros: (K, D, D)."""
-        if self.square:
-            return F.pad(weight.flatten(), (0, self.size**2 - weight.numel())).reshape(1, self.size, self.size)
-        padding = (0, self.size - self.columns, 0, self.count * self.size - self.rows)
-        return F.pad(weight.reshape(self.rows, self.columns), padding).reshape(self.count, self.size, self.size)
-
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
         if self.method.structure != "S1HGHS2" or self.method.flows:
             warn(
@@ -188,7 +158,7 @@ class HadamardPosterior(Posterior):
                 "keeps its random initial values and ignores the weight of the checkpoint"
             )
             return
-        s1, s2, g, residual = self._project(weight)
+        s1, s2, g, residual = projected_factors(self.method, self.blocks, weight)
         self.g.mean.copy_(g)
         for name, value in (("s1", s1), ("s2", s2)):
             getattr(self, name).copy_(value)
@@ -211,11 +181,8 @@ class HadamardPosterior(Posterior):
 
     def weight(self, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: BayesianLayer) -> Tensor:
         """Weights (S, *weight_shape) of g (S, K or 1, D) and scales (K, D) or (S, K, D), linear in each of the three."""
-        samples, numel = g.shape[0], self.rows * self.columns
-        rows, columns = (-(-numel // self.size), self.size) if self.square else (min(self.size, self.rows), self.columns)
-        blocks = hadamard_blocks(g * self.method.prior_std, s1, s2, self.method.structure, rows, columns)
-        stack = blocks.expand(samples, self.count, rows, columns).reshape(samples, -1)
-        return stack[:, :numel].reshape(samples, *layer.weight_shape)
+        blocks = hadamard_blocks(g * self.method.prior_std, s1, s2, self.method.structure, *self.blocks.used)
+        return self.blocks.join(blocks).reshape(-1, *layer.weight_shape)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         (s1, s2), (g, _) = self._scales(samples), self.g.draw(samples)
@@ -230,7 +197,7 @@ class HadamardPosterior(Posterior):
         y = self._fused(x)
         if y is None:
             (s1, s2), (g, _) = self._scales(x.shape[0]), self.g.draw(x.shape[0])
-            y = self._reshaped(x, s1, g, s2, layer) if self.square else self._stacked(x, s1, g, s2)
+            y = self._reshaped(x, s1, g, s2, layer) if self.blocks.reshaped else self._stacked(x, s1, g, s2)
         if layer.bias is None:
             return y
         bias = layer.forward_pass.once(self, lambda samples: _draw(layer.bias, self.bias_log_std, samples)).to(y.dtype)
@@ -241,7 +208,7 @@ class HadamardPosterior(Posterior):
     def _reshaped(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None, layer: BayesianLayer) -> Tensor:
         """W x with W materialized per example, for vectors; x (R, ..., I), scales (K, D) or (R, K, D)."""
         rows = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
-        return torch.bmm(rows, self.weight(s1, g, s2, layer).mT).reshape(*x.shape[:-1], self.rows)
+        return torch.bmm(rows, self.weight(s1, g, s2, layer).mT).reshape(*x.shape[:-1], self.blocks.rows)
 
     def _stacked(self, x: Tensor, s1: Tensor | None, g: Tensor, s2: Tensor | None) -> Tensor:
         """W x by fast transforms; x (R, ..., I), scales (K, D) or (R, K, D)."""
@@ -249,26 +216,24 @@ class HadamardPosterior(Posterior):
         # scale by lambda where it takes the fewest products
         s1, g = (None, g * unit) if s1 is None else (_over(s1 * unit, positions), g)
         s2 = None if s2 is None else _over(s2, positions)
-        x = F.pad(x, (0, self.size - self.columns)) if self.size > self.columns else x
-        y = hadamard_product(x.unsqueeze(-2), _over(g, positions), s1, s2, self.method.structure)
-        return y.expand(*y.shape[:-2], self.count, self.size).flatten(-2)[..., : self.rows]
+        x = self.blocks.pad_inputs(x).unsqueeze(-2)
+        return self.blocks.join_outputs(hadamard_product(x, _over(g, positions), s1, s2, self.method.structure))
 
     def _fused(self, x: Tensor) -> Tensor | None:
         """W x (R, O) by the native operator for the default options, with the noise that `_stacked` draws; otherwise None."""
         method = self.method
         if method.structure != "S1HGHS2" or method.scales != "optimized" or method.covariance == "full" or method.flows:
             return None
-        if self.square or x.dim() != 2 or len(self.g.mean) != self.count:
+        if self.blocks.reshaped or x.dim() != 2 or len(self.g.mean) != self.blocks.count:
             return None
         assert self.s1 is not None
         assert self.s2 is not None
         mean = self.g.mean
         if not runs_fused(mean, x, self.s1, self.s2, self.g.log_std):
             return None
-        x = F.pad(x, (0, self.size - self.columns)) if self.size > self.columns else x
         eps = standard_normal(x.shape[0], *mean.shape, like=mean)
-        y = hadamard_layer(x, self.s1 * method.prior_std, self.s2, mean, self.g.log_std.exp(), eps)
-        return y.flatten(-2)[..., : self.rows]
+        x, s1, std = self.blocks.pad_inputs(x), self.s1 * method.prior_std, self.g.log_std.exp()
+        return self.blocks.join_outputs(hadamard_layer(x, s1, self.s2, mean, std, eps))
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         total = self.g.kl()
@@ -312,8 +277,3 @@ def _draw(mean: Tensor, log_std: Tensor | None, samples: int) -> Tensor:
 def _over(v: Tensor, positions: tuple[int, ...]) -> Tensor:
     """Insert dimensions for positions, (R, K, D) to (R, 1..., K, D); (K, D) is unchanged."""
     return v if v.dim() == 2 else v.reshape(v.shape[0], *positions, *v.shape[1:])
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest power of two of at least n."""
-    return 1 << (n - 1).bit_length()
