@@ -139,12 +139,14 @@ def _pretrained() -> str:
 def _peers() -> str:
     results = read("peers")
     columns = {f"{net}, {what}": rows for net, kinds in results["nets"].items() for what, rows in kinds.items()}
-    rows = [
-        [name, *(f"{rows[name]['ratio']:.2f} ({rows[name]['extra_megabytes']:+d} MB)" for rows in columns.values())]
-        for name in next(iter(columns.values()))
-    ]
+    names = dict.fromkeys(name for rows in columns.values() for name in rows)
+    rows = [[name, *(_time_and_memory(rows.get(name)) for rows in columns.values())] for name in names]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if version)
     return f"{_table(['', *columns], rows)}\n\n{results['samples']} draws to predict. {versions}. {_environment(results)}"
+
+
+def _time_and_memory(row: Mapping[str, Any] | None) -> str:
+    return "" if row is None else f"{row['ratio']:.2f} ({row['extra_megabytes']:+d} MB)"
 
 
 def _hadamard() -> str:

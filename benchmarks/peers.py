@@ -5,9 +5,10 @@
 
 All use mean-field inference: "local" draws outputs (local reparameterization), "Flipout" draws weights and flips signs per example,
 the others draw weights once per batch. Normalization layers are deterministic. Peers predict by a loop over draws, as documented;
-libraries that are not installed are skipped. Of torch-uncertainty only the layers are imported, because the package needs
-torchvision. Writes results/peers.json and peers.png: milliseconds and ratios to the plain network, interleaved in one process, and
-the peak memory in excess of the plain network's, each measured in a separate process.
+libraries that are not installed are skipped, and those that cannot run a network are left out of its columns. Of torch-uncertainty
+only the layers are imported, because the package needs torchvision. Writes results/peers.json and peers.png: milliseconds and
+ratios to the plain network, interleaved in one process, and the peak memory in excess of the plain network's, each measured in a
+separate process. Networks that are not named keep their results.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import importlib.util
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify import Categorical, MeanField, Method, bayesify, predict
-from benchmarks.measure import interleave, parser, print_timings, repeat, write
+from benchmarks.measure import RESULTS, interleave, parser, print_timings, read, repeat, write
 from benchmarks.nets import WORKLOADS, Workload, sequence_classifier
 from benchmarks.prediction import loop_over_passes
 from benchmarks.training_step import bayesian_step, only_contractions, plain_step
@@ -238,7 +239,7 @@ def main() -> None:
     for net in args.nets:
         samples = min(args.samples, _FEWER_DRAWS.get(net, args.samples))
         for what in ("training", "prediction"):
-            timed = interleave({name: work(name, net, what, samples) for name in names}, args.rounds)
+            timed = interleave(_runnable(names, net, what, samples), args.rounds)
             base = memory("plain", net, what, samples)
             for name, row in timed.items():
                 row["extra_megabytes"] = round(memory(name, net, what, samples) - base) if name != "plain" else 0
@@ -246,8 +247,26 @@ def main() -> None:
             results.setdefault(net, {})[what] = timed
     if not args.dry:
         versions = {name: _version(name) for name in _PACKAGES}
-        path = write("peers", {"rounds": args.rounds, "samples": args.samples, "versions": versions, "nets": results})
-        draw(results, path.with_suffix(".png"))
+        nets = (read("peers")["nets"] if (RESULTS / "peers.json").exists() else {}) | results
+        nets = {net: nets[net] for net in NETS if net in nets}
+        path = write("peers", {"rounds": args.rounds, "samples": args.samples, "versions": versions, "nets": nets})
+        draw(nets, path.with_suffix(".png"))
+
+
+def _runnable(names: Sequence[str], net: str, what: str, samples: int) -> dict[str, Callable[[], object]]:
+    """The candidates that can run this network."""
+    runs = dict[str, Callable[[], object]]()
+    for name in names:
+        try:
+            run = work(name, net, what, samples)
+            run()
+        except Exception as error:  # of any kind in another library; the others are measured
+            if name == "plain" or name in OURS:
+                raise
+            print(f"{net}, {what}: {name} is left out: {type(error).__name__}: {error}", flush=True)
+        else:
+            runs[name] = run
+    return runs
 
 
 def _version(package: str) -> str | None:

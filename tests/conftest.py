@@ -1,5 +1,6 @@
 """Every test starts from the same random state; processes that share a machine take one thread each."""
 
+import fnmatch
 import gc
 import importlib.util
 import os
@@ -20,6 +21,22 @@ gc.set_threshold(50_000, 20, 50)  # tracing by the compiler makes many objects, 
 
 if getattr(importlib.util.find_spec("datasets"), "origin", None) is None:
     sys.modules["datasets"] = None  # the folder of that name, which transformers would take for the library
+
+
+@pytest.hookimpl(tryfirst=True)  # before the choice by -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cells as extended that `pytest.mark.default` does not name."""
+    unmatched = {}
+    for item in items:
+        for marker in item.iter_markers("default"):
+            cell = item.nodeid.partition("[")[2].removesuffix("]")
+            matched = [pattern for pattern in marker.args if fnmatch.fnmatchcase(cell, pattern)]
+            if not matched:
+                item.add_marker(pytest.mark.extended)
+            unmatched.setdefault(item.nodeid.partition("[")[0], {*marker.args}).difference_update(matched)
+    missing = {name: patterns for name, patterns in unmatched.items() if patterns}
+    if missing and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"patterns of pytest.mark.default that match no cell: {missing}")
 
 
 @pytest.fixture(autouse=True)

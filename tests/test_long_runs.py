@@ -56,6 +56,7 @@ def network(method):
     return bayesify(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)), method)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("method", "calls"),
     [
@@ -79,6 +80,7 @@ def test_predictions(method, calls):
     check_flat(call, calls, warm_up=200 if calls < 1000 else 500)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("method", "calls"),
     [

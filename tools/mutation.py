@@ -74,7 +74,7 @@ def _outcome(fault: dict[str, Any], source: Path) -> str:
     original = path.read_text()
     path.write_text(plant(fault, source))
     environment = os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *fault["tests"]]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *fault["tests"]]
     try:
         # numba's cache does not see changes of files that a kernel imports
         with tempfile.TemporaryDirectory() as cache:

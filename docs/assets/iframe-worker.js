@@ -8,7 +8,7 @@ if (location.protocol === "file:") {
       document.documentElement.append(this.frame)
       const inside = this.frame.contentWindow
       inside.postMessage = data => {
-        const event = new MessageEvent("message", { data })
+        const event = new MessageEvent("message", { data: structuredClone(data) })
         this.onmessage?.(event)
         this.dispatchEvent(event)
       }
@@ -19,7 +19,8 @@ if (location.protocol === "file:") {
     }
     async postMessage(data) {
       const inside = await this.loaded
-      inside.dispatchEvent(new inside.MessageEvent("message", { data }))
+      // a copy, as for a worker: the search changes the query that it gets, which is that of the input
+      inside.dispatchEvent(new inside.MessageEvent("message", { data: inside.structuredClone(data) }))
     }
     terminate() {
       this.frame.remove()

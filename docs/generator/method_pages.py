@@ -16,7 +16,7 @@ __all__ = ["method_pages", "methods"]
 
 _STEPS = json.loads((ROOT / "benchmarks" / "results" / "training_step.json").read_text("utf-8"))["nets"]
 _NETS = {"LeNet5": "LeNet-5", "ResNet18": "ResNet-18"}
-
+"""The networks of the overview, and names of networks as text."""
 
 _DEFAULTS = {"VSD": "VSD, T = 2", "RepulsiveEnsemble": "RepulsiveEnsemble of 5"}
 """Labels of the measured steps with the default options, if not the name of the method."""
@@ -31,11 +31,21 @@ _ELSEWHERE = {
 _RANDOM = {
     "Weights": "the weights",
     "Weights, natural gradients": "the weights, whose distribution the method's own optimizer trains",
-    "Dropout": "noise that multiplies the inputs of a layer, or its weights",
-    "Ensembles": "which of several networks, or of several copies of a layer or of its factors, computes a draw",
+    "TensorFactorized": "the inner factors of the weights",
+    "Dropout": "noise that multiplies the inputs of a layer",
+    "ConcreteDropout": "noise that multiplies the inputs of a layer, or its weights",
+    "DropConnect": "noise that multiplies the weights of a layer",
+    "VariationalDropout": "noise that multiplies the inputs of a layer, or its weights",
+    "VSD": "noise that multiplies the inputs of linear layers, and the output or input channels of convolutions",
+    "Ensembles": "which of several networks computes a draw",
+    "BatchEnsemble": "which of several pairs of factors, of inputs and outputs of all layers, computes a draw",
+    "ECMP": "for every element of some layers, which of several copies is used",
+    "EMP": "for some layers, which of several copies is used",
+    "Rank1": "factors of the inputs and outputs of layers",
     "SWA": "nothing; it is a point estimate, averaged along training",
     "Along training": "the weights, by their mean and covariance along training",
     "After training": "weights, by default those of the last layer; their distribution is computed after training",
+    "SNGP": "the weights of the last layer, which act on random features; their distribution is computed after training",
     "Sampling": "the weights; every draw is a state of a Markov chain, which runs after training",
     "Outputs": "the outputs of the network",
     "Adapters of language models": "a part of the low-rank adapters; all other weights are point estimates or frozen",
@@ -133,11 +143,9 @@ def _settings(name: str) -> str:
 def _cost(name: str, cost: str) -> str:
     """The measured training steps of a method and its variants, and the passes of a prediction."""
     training, _, prediction = (part.strip() for part in cost.partition(";"))
-    passes = (
-        f"Prediction: {prediction}, with S draws or M members."
-        if re.search(r"\b[SM]\b", prediction)
-        else f"Prediction: {prediction}."
-    )
+    counted = {"S": " for S draws", "M": " for M members"}
+    number = re.search(r"\b[SM]\b", prediction)
+    passes = f"Prediction: {prediction}{counted[number[0]] if number else ''}."
     variants = list(dict.fromkeys(label for net in _STEPS.values() for label in net if is_of(label, name)))
     if _needs_adapters(name):
         return f"Training: the seconds in [Bayesian LoRA compared](../bayesian-lora.md). {passes}"
@@ -146,7 +154,7 @@ def _cost(name: str, cost: str) -> str:
         return f"Training: {training}. {passes} [Performance](../performance.md) has the times of other methods."
     lines = [
         f"Training step on 2 CPU cores, as a ratio to the plain network's ([how it was measured](../performance.md)). {passes}\n",
-        f"| | {' | '.join(_STEPS)} |",
+        f"| | {' | '.join(_NETS.get(net, net) for net in _STEPS)} |",
         f"|:---|{'---:|' * len(_STEPS)}",
     ]
     lines += [f"| {label} | {' | '.join(_ratio(net.get(label)) for net in _STEPS.values())} |" for label in variants]

@@ -8,9 +8,10 @@ from repository_files import ROOT, markdown_pages
 __all__ = ["errata_of", "gap_row", "is_of", "results_of"]
 
 _GAP = "experiments/posterior/gap/report.md"
+_UCI = "RMSE in units of the target, log-likelihood in nats per row; mean ± standard error over splits"
 _QUOTED = {
-    "experiments/uci/standard/report.md": "one protocol with 2,000 epochs for all methods; mean ± standard error over splits",
-    "experiments/uci/grid/report.md": "the same search for every method; mean ± standard error over splits",
+    "experiments/uci/standard/report.md": f"one protocol with 2,000 epochs for all methods; {_UCI}",
+    "experiments/uci/grid/report.md": f"the same search for every method; {_UCI}",
     _GAP: "mean ± standard error over data sets; total variation: lower is better, ratios: 1 is best",
     "docs/bayesian-lora.md": "adapters of a tiny language model; mean ± standard error over seeds",
 }

@@ -101,7 +101,7 @@ def reference_pages() -> dict[str, str]:
     pages = {f"api/{key}.md": _page(PAGES[key], listed[key]) for key in PAGES}
     lines = [
         "# API reference\n",
-        "All public names. What has no underscore and stands here is public; the rest may change without notice.\n",
+        "All public names. Names that are not listed here may change without notice.\n",
     ]
     for key, names in listed.items():
         title = PAGES[key].title if key in PAGES else "Methods"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from bayesify.formatting import plural
+
 __all__ = ["environment", "machine"]
 
 _CODE = (":/src/*.py", ":/benchmarks/*.py", ":/experiments/*.py", ":/experiments/*.toml")  # relative to the root of the checkout
@@ -26,7 +28,7 @@ def environment() -> dict[str, str]:
         "PyTorch": str(torch.__version__),
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": f"{_processor()}, {torch.get_num_threads()} threads",
+        "processor": f"{_processor()}, {plural(torch.get_num_threads(), 'thread')}",
     }
     if torch.cuda.is_available():
         facts["GPU"] = torch.cuda.get_device_name()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = ["MINUS", "duration", "listing", "looks_numeric", "number", "percent", "plural"]
+__all__ = ["MINUS", "duration", "listing", "looks_numeric", "number", "percent", "plural", "with_error"]
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -25,6 +25,19 @@ def number(value: float, digits: int = 4) -> str:
         return ("" if value > 0 else MINUS) + f"{abs(value):.{digits - 1}e}"
     text = f"{value:,.{max(0, digits - 1 - size)}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", MINUS)
+
+
+def with_error(value: float, error: float) -> str:
+    """Format a value and its standard error, both to the second significant digit of the error.
+
+    Example:
+        >>> with_error(9.3612, 2.31), with_error(-0.0616, 0.3212), with_error(0.5, 0.0)
+        ('9.4 ± 2.3', '−0.06 ± 0.32', '0.5 ± 0')
+    """
+    if not (math.isfinite(error) and error > 0 and math.isfinite(value)):
+        return f"{number(value, 3)} ± {number(error, 2)}"
+    decimals = max(0, 1 - math.floor(math.log10(float(f"{error:.1e}"))))
+    return f"{value:,.{decimals}f} ± {error:,.{decimals}f}".replace("-", MINUS)
 
 
 def percent(share: float) -> str:

@@ -30,6 +30,7 @@ def test_all_parts(results, monkeypatch):
     assert "| hadamard |" in page._gpu()
 
 
+@pytest.mark.extended
 def test_the_page_has_what_was_measured_and_what_failed(results, monkeypatch):
     assert "Not measured yet" in page._gpu()
 

@@ -201,6 +201,7 @@ def test_piped_output_is_plain(models):
     assert not set("─│┃━┏╭") & set(text)
 
 
+@pytest.mark.extended
 def test_separate_test_table(models, tmp_path):
     run(
         "fit",
@@ -223,6 +224,7 @@ def test_quiet_prints_nothing(models, tmp_path):
     assert result.output == ""
 
 
+@pytest.mark.extended
 def test_overwrite(models, tmp_path):
     fit = ("fit", models / "numbers.csv", "--target", "y", "--out", tmp_path / "m", "--epochs", "2", "--quiet")
     run(*fit)
@@ -236,6 +238,8 @@ def test_overwrite(models, tmp_path):
     ("options", "match"),
     [(["--target", "Y"], "Did you mean 'y'?"),
      (["--target", "y", "--method", "foo"], "unknown method 'foo'"),
+     (["--target", "y", "--method", "meanfeld"], "Did you mean MeanField?"),
+     (["--target", "y", "--on", "mars"], "--on must be local, ray or ray://HOST:PORT, got 'mars'"),
      (["--target", "y", "--method", "MeanField", "--set", "prior_sd=1"], "Did you mean 'prior_std'?"),
      (["--target", "y", "--method", "MeanField", "--set", "prior_std=-1"], "prior_std must be a finite number above 0"),
      (["--target", "y", "--set", "learning_rate=fast"], "learning_rate must be a number or none, got 'fast'"),
@@ -363,6 +367,7 @@ def interrupt_at_checkpoint(monkeypatch):
     signal.signal(signal.SIGINT, default)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupted_run_resumes_to_the_same_model(models, tmp_path, interrupt_at_checkpoint):
     options = ["--target", "y", "--method", "MCDropout", "--epochs", "300", "--seed", "3", "--set", "hidden=8"]
@@ -382,6 +387,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(models, tmp_path, interrup
     assert (tmp_path / "m" / "weights.safetensors").read_bytes() == (tmp_path / "straight" / "weights.safetensors").read_bytes()
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupted_auto_resumes_to_the_same_model(models, tmp_path, monkeypatch, interrupt_at_checkpoint):
     small = {"method": "Deterministic", "hidden": (8,), "epochs": 3}
@@ -431,6 +437,7 @@ def run_process(code, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.default("typer-cli")
 @pytest.mark.parametrize(("package", "extra"), [("typer", "cli"), ("pandas", "tables"), ("skops", "tables")])
 def test_a_missing_package_is_reported_in_one_line(package, extra, models):
     done = run_process(f"import sys; sys.modules[{package!r}] = None; ", "evaluate", models / "model-y", models / "numbers.csv")

@@ -65,6 +65,7 @@ def test_classes(folder):
     assert list(load_model(folder / "model").classes_) == ["bad", "good"]
 
 
+@pytest.mark.extended
 def test_an_interrupted_run_goes_on(folder, monkeypatch):
     model, other = folder / "model", folder / "other"
     run("fit", folder / "in", *QUICK, "--out", other)

@@ -46,6 +46,7 @@ def test_faults_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     _require_verdicts({fault: " ".join(verdict(fault).split()) for fault in FAULTS})
 
 
+@pytest.mark.extended
 def test_faults_are_found_without_assert_statements() -> None:
     command = [sys.executable, "-c", _WITHOUT_ASSERT, Path(__file__).with_name("broken_methods.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

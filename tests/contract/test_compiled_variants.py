@@ -12,9 +12,17 @@ from torch import nn
 from bayesify import EMP, VSD, WHVI, BLoB, MeanField, ScalaBL, VariationalDropout, bayesify
 
 ONE_OF_EACH = list({type(method): method for method, _ in METHODS if not isinstance(method, BLoB | ScalaBL)}.values())  # need LoRA
-FAST = MeanField, VariationalDropout, VSD, WHVI, EMP
+EXTENDED = VariationalDropout, VSD, WHVI, EMP  # and ECMP
+
+
+def marks(method):
+    if type(method) is MeanField:
+        return ()
+    return pytest.mark.extended if isinstance(method, EXTENDED) else pytest.mark.slow
+
+
 VARIED = [
-    pytest.param(method, id=type(method).__name__, marks=() if isinstance(method, FAST) else pytest.mark.slow)
+    pytest.param(method, id=type(method).__name__, marks=marks(method))
     for method in ONE_OF_EACH
     if any(isinstance(value, float) for value in vars(method).values())
 ]
@@ -58,6 +66,7 @@ def test_other_numbers(method):
         torch.testing.assert_close([p.grad for p in bnn.parameters()], gradients)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif("isolate_recompiles" not in inspect.signature(torch.compile).parameters, reason="needs PyTorch 2.13")
 def test_more_networks_than_the_recompile_limit():
     """All networks share the code of one class, of which PyTorch compiles 8 versions, unless it counts each `compile` apart."""

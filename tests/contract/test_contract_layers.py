@@ -33,27 +33,34 @@ from bayesify.testing.layer_checks import check_compile, check_export
 _EVERYWHERE = (MeanField, VSD, EMP)  # noise on outputs, noise on inputs, and several copies of a layer
 _OF_EACH_KIND = ("Linear", "Conv2d", "LayerNorm", "Embedding")
 _LINEAR = ("Linear", "Linear without bias, on sequences")
-_OTHER_SETTINGS = ("Linear",)
-_UNTRACED = tuple(check for check in CHECKS if check not in (check_compile, check_export))
+_TRACED = (check_compile, check_export)
+_UNTRACED = tuple(check for check in CHECKS if check not in _TRACED)
+
+
+def _untraced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """Marks of a cell: the first setting of some methods meets all layers, as most code is shared; others are slow."""
+    quick = layer == "Linear" or (first and (type(method) in _EVERYWHERE or layer in _OF_EACH_KIND))
+    return () if quick else (pytest.mark.slow,)
+
+
+def _traced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """Marks of a traced cell, which takes ten times as long as the other checks.
+
+    The code of a posterior and that of a layer are traced separately: every method in a linear layer, and one method in others.
+    """
+    if first and (layer == "Linear" or (type(method) is MeanField and layer in _OF_EACH_KIND)):
+        return ()
+    return (pytest.mark.extended if layer == "Linear" or (first and type(method) in _EVERYWHERE) else pytest.mark.slow,)
 
 
 def _cases() -> Iterator[ParameterSet]:
-    """The first setting of some methods meets all layers; otherwise most layers are slow tests, as most code is shared.
-
-    The code of a posterior and that of a layer are traced separately: here every posterior in a linear layer, and every layer
-    with some methods. Tracing their combinations takes three quarters of the time, and is slow, too.
-    """
     seen: set[type[Method]] = set()
     for method, references in METHODS:
         first = type(method) not in seen
         for layer in LAYERS:
-            everywhere = first and type(method) in _EVERYWHERE
-            quick = everywhere or layer in (_OF_EACH_KIND if first else _OTHER_SETTINGS)
             name = f"{identify(method)}-{layer}"
-            if quick and not everywhere and layer != "Linear":
-                yield pytest.param(method, references, layer, _UNTRACED, id=f"{name}, not traced")
-                quick = False
-            yield pytest.param(method, references, layer, CHECKS, marks=() if quick else pytest.mark.slow, id=name)
+            yield pytest.param(method, references, layer, _UNTRACED, marks=_untraced(method, layer, first), id=name)
+            yield pytest.param(method, references, layer, _TRACED, marks=_traced(method, layer, first), id=f"{name}, traced")
         seen.add(type(method))
 
 
@@ -78,9 +85,18 @@ def test_contract(method: Method, references: References, layer: str, checks: tu
             check_method(method, {layer: LAYERS[layer]}, references, checks, nets=())
 
 
-@pytest.mark.parametrize(("name", "method", "references"), ROOTS, ids=[name for name, _, _ in ROOTS])
-def test_roots_fulfil_the_contract(name: str, method: Method, references: References) -> None:
-    assert check_method(method, {"Linear": LAYERS["Linear"]}, references, nets=()) == ["Linear"]
+def _roots() -> Iterator[ParameterSet]:
+    seen: set[type[Method]] = set()
+    for name, method, references in ROOTS:
+        yield pytest.param(method, references, _UNTRACED, id=name)
+        marks = pytest.mark.extended if type(method) in seen else ()
+        yield pytest.param(method, references, _TRACED, marks=marks, id=f"{name}, traced")
+        seen.add(type(method))
+
+
+@pytest.mark.parametrize(("method", "references", "checks"), [*_roots()])
+def test_roots_fulfil_the_contract(method: Method, references: References, checks: tuple[Callable[[Case], None], ...]) -> None:
+    assert check_method(method, {"Linear": LAYERS["Linear"]}, references, checks, nets=()) == ["Linear"]
 
 
 def test_every_registered_method_is_checked() -> None:

@@ -48,6 +48,9 @@ _FOR_ALL = (
     "members_in_training",
     "weight_of_the_local_kl",
 )
+# Of shared code, and long: quick for noise on outputs, noise on inputs, and several copies of a layer.
+_OF_SOME = (MeanField, VSD, EMP)
+_LONG = ("batch_normalization_in_training", "compiled_positions", "positions", "registered_layer", "subclassed_layer")
 
 # Which checks exist for which methods; `test_cells_that_do_not_exist` tests the others.
 _ENSEMBLES = DeepEnsemble | RepulsiveEnsemble
@@ -107,7 +110,9 @@ def _cases() -> Iterator[ParameterSet]:
             if not _exists(method, name):
                 continue
             quick = first and (type(method) in _EVERYWHERE or name in _FOR_ALL)
-            yield pytest.param(method, check, marks=() if quick else pytest.mark.slow, id=f"{identify(method)}-{name}")
+            long = name in _LONG and type(method) not in _OF_SOME
+            marks = (pytest.mark.extended if long else ()) if quick else pytest.mark.slow
+            yield pytest.param(method, check, marks=marks, id=f"{identify(method)}-{name}")
 
 
 @pytest.mark.parametrize(("method", "check"), [*_cases()])

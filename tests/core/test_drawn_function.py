@@ -56,6 +56,7 @@ def test_one_function_for_all_inputs(method: Method) -> None:
     torch.testing.assert_close(f(x), y)
 
 
+@pytest.mark.default("MeanField0", "EMP", "DeepEnsemble")
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_functions_have_the_law_of_coherent_draws(method: Method) -> None:
     bnn, x = made(method), torch.randn(2, 3, dtype=F64)

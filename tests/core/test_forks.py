@@ -57,6 +57,7 @@ assert predicted() == expected and torch.get_num_threads() == 2
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("method", ["MeanField", pytest.param("WHVI", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("native", ["0", "1"])
 def test_predictions_after_threads_have_computed(method, native):

@@ -114,6 +114,7 @@ def test_activation_checkpointing_repeats_the_pass(method, coherent):
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
+@pytest.mark.default("method0-*", "method3-False")
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("method", [MeanField(), MeanField(noise="shared"), VSD(), VSD(hierarchical=True)])
 def test_the_kl_found_in_a_pass_has_the_gradients_of_the_definition(method, reentrant):
@@ -352,6 +353,7 @@ def test_a_pass_that_another_waits_for_is_refused_and_the_first_unharmed(method,
     assert bnn(x, x, samples=3).outputs.shape == (3, 3, 2), "and the next pass is as good as any"
 
 
+@pytest.mark.extended
 def test_compile_follows_samples_and_coherent():
     torch.compiler.reset()
     nets = [bayesify(_mlp(), MeanField(noise=noise)) for noise in ("local", "shared")]
@@ -367,6 +369,7 @@ def test_compile_follows_samples_and_coherent():
 
 
 # One of each kind of layer and noise: how a pass is laid out is the matter of the core, not of the method.
+@pytest.mark.default("True-method0")
 @pytest.mark.parametrize(
     "method", [MeanField(), *(pytest.param(method, marks=pytest.mark.slow) for method in (EMP(), VSD(hierarchical=True)))]
 )
@@ -418,6 +421,7 @@ class Positions(nn.Module):
 
 
 # As a multiple of the draws, 4 could be taken for rows of two draws; 3 is the number of rows, 6 that of a folded pass.
+@pytest.mark.default("method0-False-3", "method0-True-4", "method1-False-6")
 @pytest.mark.parametrize("length", [3, 4, 5, 6])
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("method", [MeanField(initial_std=1.0), MeanField(noise="shared", initial_std=1.0)])

@@ -235,6 +235,7 @@ def test_positions_fold_also_in_a_batch_of_one_row(first: int) -> None:
     bnn.net.register_forward_hook(lambda *_: calls.append(None))
     for rows in (1, 4):
         x = _inputs(rows, 3, 4)
+        bnn(x, samples=3)  # which compares passes of this size
         calls.clear()
         with captured_weights(bnn) as weights:
             draws = bnn(x, samples=3, coherent=True).outputs

@@ -54,6 +54,7 @@ def in_threads(call, count=THREADS * CALLS):
         return list(pool.map(call, range(count)))
 
 
+@pytest.mark.default("MeanField-*", "EMP-False", "DeepEnsemble-False")
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize(
     "method", [MeanField(), MCDropout(), EMP(), VIFO(), DeepEnsemble(members=2, base=MeanField())], ids=lambda m: type(m).__name__

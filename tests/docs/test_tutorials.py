@@ -22,6 +22,7 @@ PAGES = [
 LONG = ["active-learning.md", "bayesian-optimization.md", "image-classifier.md", "pretrained-transformers.md"]  # of many steps
 
 
+@pytest.mark.default("start.md")
 @pytest.mark.parametrize("page", [*PAGES, *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)])
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)

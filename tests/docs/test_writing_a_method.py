@@ -14,6 +14,7 @@ MARKED = re.compile(r"(?:<!-- excerpt: (\S+) -->\n)?```python\n(.*?)```", re.DOT
 EXCERPTS = [(source, code) for source, code in MARKED.findall(PAGE) if source]
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("layers_of_examples")
 def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [code for source, code in MARKED.findall(PAGE) if not source]

@@ -96,6 +96,7 @@ def test_a_time_limit_leaves_models_out():
     assert model.leaderboard_["seconds"].isna().tolist() == [False, True, True]
 
 
+@pytest.mark.extended
 def test_parameters_hold_for_all_models():
     model = BayesianRegressor(**FAST, hidden=(3,), epochs=2, likelihood="gaussian").fit(X, y)
     assert all(part.in_use("hidden") == (3,) and len(part.history_) <= 2 for part in model.stack_)
@@ -113,6 +114,7 @@ def test_rows_of_a_high_weight_choose_the_model():
     assert mixture.tolist() == [0.0, 1.0]
 
 
+@pytest.mark.extended
 def test_sample_weight(model, monkeypatch):
     weights, original, seen = np.where(np.arange(80) < 40, 2.0, 1.0), BayesianRegressor._weights, []
 
@@ -129,6 +131,7 @@ def test_sample_weight(model, monkeypatch):
     assert not np.allclose(weighted.predict(X), model.predict(X))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("conformal", [False, pytest.param("cross", marks=pytest.mark.slow)])
 def test_saved_models_predict_the_same(tmp_path, conformal):
     model = BayesianRegressor(**FAST, conformal=conformal).fit(X, y)
@@ -149,6 +152,7 @@ def test_classification(tmp_path):
     np.testing.assert_array_equal(load_model(tmp_path / "m").predict_proba(X), model.predict_proba(X))
 
 
+@pytest.mark.extended
 def test_cross_validation():
     result = cross_validate(BayesianRegressor(**FAST), X, y, cv=2)
     assert all(len(model.stack_) >= 1 for model in result.estimators)

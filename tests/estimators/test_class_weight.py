@@ -64,6 +64,7 @@ def test_a_linear_network_equals_weighted_logistic_regression():
     assert probabilities(**params)[:, 0].mean() < 0.6 * reference[:, 0].mean()
 
 
+@pytest.mark.extended
 def test_the_default_ensemble_and_the_stack_take_it():
     plain, balanced = (
         BayesianClassifier(class_weight=weight, epochs=5, random_state=0, progress=False).fit(X, labels)

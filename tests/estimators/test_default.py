@@ -47,6 +47,7 @@ class TestEncoding:
         assert mlp(3, 2, (5,), encoded=[0, 2], bins=4)(torch.zeros(7, 3)).shape == (7, 2)
 
 
+@pytest.mark.extended
 def test_only_numbers_of_several_values_are_encoded():
     X = np.column_stack([rng.normal(size=60), rng.integers(0, 2, 60), rng.integers(0, 9, 60)])
     model = BayesianRegressor(epochs=2, random_state=0).fit(X, X[:, 0])
@@ -54,6 +55,7 @@ def test_only_numbers_of_several_values_are_encoded():
     assert BayesianRegressor(epochs=2, random_state=0, encoding="standard").fit(X, X[:, 0]).encoded_ == ()
 
 
+@pytest.mark.extended
 def test_noise_that_is_skewed_and_grows_is_learned():
     x = rng.uniform(-1, 1, (1500, 1))
     scale = 0.2 + 0.8 * (x[:, 0] > 0)
@@ -68,6 +70,7 @@ def test_noise_that_is_skewed_and_grows_is_learned():
     assert default < gaussian - 0.4
 
 
+@pytest.mark.extended
 def test_numbers_that_occur_often_do_not_make_the_noise_vanish():
     y = rng.poisson(3.0, 400).astype(float)
     model = BayesianRegressor(epochs=30, random_state=0).fit(rng.normal(size=(400, 2)), y)
@@ -75,6 +78,7 @@ def test_numbers_that_occur_often_do_not_make_the_noise_vanish():
     assert model.log_score(rng.normal(size=(400, 2)), y) < 0  # no probability of a whole number exceeds 1
 
 
+@pytest.mark.extended
 def test_training_stops_early_and_few_rows_are_enough():
     X, y = rng.normal(size=(300, 5)), rng.normal(size=300)
     model = BayesianRegressor(random_state=0).fit(X, y)
@@ -84,6 +88,7 @@ def test_training_stops_early_and_few_rows_are_enough():
     assert np.isfinite(BayesianClassifier(epochs=3, random_state=0).fit(X[:12], y[:12] > 0).predict_proba(X)).all()
 
 
+@pytest.mark.default("BayesianClassifier")
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
 def test_saved_models_predict_the_same(tmp_path, kind):
     X = rng.normal(size=(80, 3))

@@ -49,6 +49,7 @@ def inexact(estimator):
 ESTIMATORS = [BayesianRegressor, BayesianClassifier]
 
 
+@pytest.mark.default("BayesianRegressor*", "BayesianClassifier*check_classif*")
 @parametrize_with_checks(
     [kind(method="MeanField", epochs=30, random_state=0) for kind in ESTIMATORS], expected_failed_checks=inexact
 )
@@ -89,6 +90,7 @@ class TestRegressor:
         other = clone(regressor).fit(X, y + 1e9)
         np.testing.assert_allclose(other.predict(X) - 1e9, regressor.predict(X), atol=1e-3)
 
+    @pytest.mark.default("gaussian")
     @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
     def test_several_outputs(self, likelihood):
         several = np.stack([y, -y, 100 * y], 1)
@@ -102,6 +104,7 @@ class TestRegressor:
     def test_a_column_in_a_column_out(self, regressor):
         assert clone(regressor).fit(X, y[:, None]).predict(X).shape == (80, 1)
 
+    @pytest.mark.extended
     def test_heteroscedastic_noise_is_found(self):
         x = rng.uniform(-1, 1, (600, 1))
         noisy = np.where(x[:, 0] > 0, 1.0, 0.1) * rng.normal(size=600)
@@ -406,6 +409,7 @@ class TestRealData:
         lower, upper = model.predict_interval(test, 0.9).T
         assert 0.8 < ((lower <= y_test) & (y_test <= upper)).mean() < 0.98
 
+    @pytest.mark.default("iris")
     @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer], ids=["iris", "wine", "breast-cancer"])
     def test_classes(self, load):
         data, target = load(return_X_y=True)

@@ -79,6 +79,7 @@ def test_the_preprocessing_is_that_of_a_table_in_memory(tmp_path, monkeypatch, k
     assert all(torch.equal(encoding[name], other[name]) for name in names)
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:column")
 def test_ranges_and_categories_are_those_of_all_rows(tmp_path, small_sample):
     table = _table(3000)
@@ -126,6 +127,7 @@ def test_held_out_rows_are_no_training_rows(tmp_path, small_sample):
     assert set(ParquetTable(tmp_path, "t", test_fraction=0.25, seed=4).sample.test.X["row"]) != parts["test"]
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:column")
 def test_a_rare_class_is_known(tmp_path, small_sample, monkeypatch):
     table = _table(3000)
@@ -141,6 +143,7 @@ def test_a_rare_class_is_known(tmp_path, small_sample, monkeypatch):
         _ = ParquetTable(_write(tmp_path, table), "t").sample
 
 
+@pytest.mark.extended
 def test_predictions_are_as_good_as_in_memory(tmp_path, monkeypatch):
     X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
     train, test = np.arange(len(y)) % 4 != 0, np.arange(len(y)) % 4 == 0
@@ -153,6 +156,7 @@ def test_predictions_are_as_good_as_in_memory(tmp_path, monkeypatch):
     assert scores[0] > -5.6
 
 
+@pytest.mark.default("MeanField")
 @pytest.mark.parametrize("method", ["MeanField", "SWAG", "Laplace", "RepulsiveEnsemble", "IVON"])
 @pytest.mark.filterwarnings("ignore:column")
 def test_methods(tmp_path, small_sample, method):
@@ -178,6 +182,7 @@ def test_calibration_rows_are_not_trained_on(tmp_path):
     assert covered == pytest.approx(0.9, abs=0.05)
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:column")
 def test_a_run_resumes_with_equal_files_only(tmp_path, small_sample):
     folder = tmp_path / "data"
@@ -236,6 +241,7 @@ def test_files_that_do_not_fit_together(tmp_path):
     assert ParquetTable(tmp_path, "t").rows == 90
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:column")
 def test_values_that_cannot_be_trained_on(tmp_path, small_sample, monkeypatch):
     def fit(table, kind=BayesianRegressor, **settings):

@@ -6,6 +6,7 @@ import pytest
 from bayesify.estimators import BayesianRegressor
 
 
+@pytest.mark.default("Deterministic")
 @pytest.mark.parametrize("method", ["EMP", "Deterministic"])
 def test_intervals_of_a_noisy_table_contain_most_rows(method) -> None:
     random = np.random.default_rng(0)

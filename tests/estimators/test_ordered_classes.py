@@ -52,6 +52,7 @@ def test_a_linear_network_is_the_proportional_odds_model():
     np.testing.assert_allclose(model.predict_proba(X), expected, atol=0.02)
 
 
+@pytest.mark.extended
 def test_order_of_numbers_categories_and_lists():
     numbers = BayesianClassifier(ordered=True, **FAST)
     assert numbers.fit(X, level * 10).classes_.tolist() == [0, 10, 20]
@@ -64,6 +65,7 @@ def test_order_of_numbers_categories_and_lists():
     assert listed.predict_proba(X).shape == (150, 4)
 
 
+@pytest.mark.default("method0", "MeanField")
 @pytest.mark.parametrize("method", [DeepEnsemble(members=2), "MeanField", "SWAG", "auto"])
 def test_saved_and_calibrated(method, tmp_path):
     model = BayesianClassifier(method=method, ordered=ORDER, **FAST).fit(X, text)

@@ -21,6 +21,7 @@ def regressor():
     return BayesianRegressor(method="MeanField", hidden=(), epochs=60, learning_rate=0.03, random_state=0).fit(*table(800, 0))
 
 
+@pytest.mark.default("a-nan-4.0")
 @pytest.mark.parametrize(
     ("column", "unknown", "variance"), [("a", np.nan, 4.0), ("b", np.nan, 1.0), ("c", None, 1.5), ("c", "new", 1.5)]
 )

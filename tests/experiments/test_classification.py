@@ -69,6 +69,7 @@ def test_scores_are_those_of_scikit_learn(tmp_path, monkeypatch) -> None:
         assert not {"rmse", "noise_std", "coverage_95"} & result.keys()
 
 
+@pytest.mark.extended
 def test_choices_are_made_by_the_likelihood_of_classes(tmp_path, monkeypatch) -> None:
     results = _run(_table(tmp_path, choose={"among": {"learning_rate": [1e-2, 1e-9]}}), monkeypatch)
     assert all(result["chosen"] == {"learning_rate": 1e-2} for result in results.values())

@@ -8,7 +8,7 @@ import torch
 from experiments.harness.protocol import Table
 from experiments.protocols.fidelity import Fidelity, tasks
 from experiments.protocols.fidelity.comparison import distances, probabilities_of, targets_scored
-from experiments.protocols.fidelity.tasks import make_task, regions_of
+from experiments.protocols.fidelity.tasks import make_net, make_task, regions_of
 from scipy import stats
 
 from bayesify.datasets import UCI
@@ -116,3 +116,18 @@ def test_a_uci_set_reads_data_and_other_tasks_keep_their_settings(tmp_path):
     assert "noise" not in job.settings  # results from before it was a setting stay current
     with pytest.raises(ConfigurationError, match="noise must be"):
         protocol.jobs(table(tmp_path, noise=0.0))
+
+
+def test_digits_are_turned_and_classified(tmp_path):
+    task = make_task("digits", 50, 0)
+    shown, turned = task.test.chunk(2)
+    assert torch.equal(turned, shown.transpose(2, 3).flip(2))  # a quarter turn to the left
+    assert task.scored is not None
+    assert (len(task.x), len(task.scored[1])) == (50, 1747)
+    assert make_net({"data": "digits", "hidden": 4}, task)(task.x).shape == (50, 10)
+    classes = CategoricalPredictive.from_logits(
+        torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0]], [[0.0, math.log(3.0)], [0.0, 9.0]]])
+    )
+    scores = targets_scored(classes, torch.tensor([1, 0]))
+    expected = (math.log(0.75) + math.log((0.5 + 1 / (1 + math.exp(9))) / 2)) / 2
+    assert scores == pytest.approx({"log_likelihood": expected, "accuracy": 0.5}, rel=1e-5)

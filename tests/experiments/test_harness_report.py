@@ -113,6 +113,7 @@ def test_the_figure_is_written_and_removed(tmp_path, monkeypatch):
     assert not (table.folder / "figure.png").exists()
 
 
+@pytest.mark.default("uci/standard")
 @pytest.mark.parametrize("name", [name for name in table_names() if (read_table(name).folder / "report.md").exists()])
 def test_committed_reports_are_those_of_the_committed_results(name):
     table = read_table(name)

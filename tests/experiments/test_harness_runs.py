@@ -47,6 +47,7 @@ def test_only_what_is_missing_or_changed_runs(tmp_path):
     assert {unit: result["value"] for unit, result in read(table, "a").units.items()} == {"0": 0, "1": 5, "2": 10, "3": 15}
 
 
+@pytest.mark.extended
 def test_the_duration_of_a_run_is_told_before_it_starts(tmp_path, capsys):
     log = write_config(tmp_path)
     experiments = find_experiments(["*"], tmp_path)
@@ -169,12 +170,14 @@ def _wait_for(condition, process, seconds=60):
         time.sleep(0.02)
 
 
+@pytest.mark.extended
 def test_workers_put_away_what_they_hold(tmp_path):
     write_config(tmp_path, extra='trouble = {a-1 = "lock"}\n')
     _, errors = _command(tmp_path, "run", "paper/toys").communicate(timeout=60)
     assert "leaked" not in errors
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_a_run_that_is_cut_off_loses_the_running_unit_only(tmp_path, how, code):
     log = write_config(tmp_path, extra='trouble = {b-2 = "wait"}\n')
@@ -193,6 +196,7 @@ def test_a_run_that_is_cut_off_loses_the_running_unit_only(tmp_path, how, code):
     assert Experiment(table).done == 2
 
 
+@pytest.mark.extended
 def test_a_run_stops_after_the_given_minutes_and_goes_on(tmp_path, capsys):
     log = write_config(tmp_path, extra='trouble = {b-0 = "wait"}\n')
     code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path), "--minutes", "0.1")
@@ -235,6 +239,7 @@ def test_command_line(tmp_path, capsys):
     assert [line.split()[:-2] for line in out.splitlines()[-2:]] == [["paper/toys", "Toys", "0", "2", "0"], ["all", "0", "2", "0"]]
 
 
+@pytest.mark.extended
 def test_a_quick_run_is_apart_and_always_runs(tmp_path, capsys):
     log = write_config(tmp_path)
     for times in (1, 2):
@@ -244,6 +249,7 @@ def test_a_quick_run_is_apart_and_always_runs(tmp_path, capsys):
     assert [path.name for path in (tmp_path / "paper" / "toys").iterdir()] == ["config.toml"]
 
 
+@pytest.mark.extended
 def test_a_failed_job_is_exit_code_1(tmp_path, capsys):
     write_config(tmp_path, extra='trouble = {a-0 = "fail"}\n')
     code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path))

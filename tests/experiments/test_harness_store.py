@@ -180,6 +180,7 @@ def test_files_are_readable_json(tmp_path):
     assert content["units"] == {"0": {"value": 0.1}}
 
 
+@pytest.mark.extended
 def test_another_process_writes_the_same_results(tmp_path, monkeypatch):
     """A file that another process reads, adds to and writes back waits; it does not lose the units of this one."""
     table, recorder = _recorder(tmp_path)

@@ -224,6 +224,7 @@ def test_training_is_not_disturbed_by_what_is_measured_on_the_way(monkeypatch):
     assert nothing["3 top local"] == everything["3 top local"]
 
 
+@pytest.mark.extended
 def test_error_by_method_from_end_to_end(monkeypatch):
     changes = {"validation": 60, "batch_size": 30, "hidden": [24], "epochs": 10, "averaging": 0.8, "learning_rate": 0.01}
     results, report, figure = run_table("figure1a", changes | {"seeds": 2}, monkeypatch)

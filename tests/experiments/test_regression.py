@@ -80,6 +80,7 @@ def test_scores_are_those_of_the_targets_own_unit():
     assert (result["n_train"], result["n_test"], result["epochs"]) == (54, 6, 1)
 
 
+@pytest.mark.extended
 def test_training_may_have_another_noise_than_prediction(tmp_path, monkeypatch):
     """With far more noise than the targets vary, nothing would be learned against the weight decay."""
     data = make_data()
@@ -138,6 +139,7 @@ def test_test_rows_decide_nothing(tmp_path, monkeypatch):
     assert second["rmse"] != first["rmse"]
 
 
+@pytest.mark.extended
 def test_the_better_candidate_is_chosen(tmp_path, monkeypatch):
     among = {"noise": {"fixed": [0.05, 3.0, 200.0]}, "learning_rate": [1e-2, 1e-9]}
     results = run_job(make_table(tmp_path, choose={"among": among}, epochs=100), make_data(), monkeypatch)
@@ -163,6 +165,7 @@ def test_a_failed_split_does_not_take_the_others_along(tmp_path, monkeypatch):
     assert list(saved) == ["0", "2"]
 
 
+@pytest.mark.extended
 def test_a_search_runs_end_to_end(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     choose_ = {"among": {"noise": {"fixed": {"low": 0.1, "high": 100.0, "log": True}}}, "trials": 3, "together": 2}
@@ -213,6 +216,7 @@ def test_the_power_schedule_is_the_papers(tmp_path, monkeypatch):
     assert rates[100] == pytest.approx(1e-3 * 1.2**-0.3)
 
 
+@pytest.mark.extended
 def test_evidential_regression_is_scored_in_the_unit_of_the_targets(tmp_path, monkeypatch):
     table = make_table(tmp_path, methods=[method(likelihood="evidential")], epochs=300, learning_rate=0.01)
     results = run_job(table, make_data(), monkeypatch)

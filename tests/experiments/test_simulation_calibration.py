@@ -38,6 +38,7 @@ def test_functions_have_the_moments_of_the_prior():
         assert draws[:, column].var().item() == pytest.approx(1 + 4 * unit, rel=0.1)  # 3 standard errors
 
 
+@pytest.mark.extended
 def test_a_run_ranks_every_input_of_every_data_set(tmp_path):
     table = _table(tmp_path)
     protocol, jobs = SimulationCalibration(), Experiment(table).jobs

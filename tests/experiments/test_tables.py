@@ -126,6 +126,7 @@ def make_table(tmp_path, **settings):
     return Table("tables/test", "t", "s", "tables", {**fields, "splits": 1, "most_rows": 60, "epochs": 1, **settings}, {}, tmp_path)
 
 
+@pytest.mark.extended
 def test_methods_run_on_their_tasks_and_the_report_ranks_them(tmp_path):
     table, protocol, results = make_table(tmp_path), Tables(), {}
     jobs = protocol.jobs(table)

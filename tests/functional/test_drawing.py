@@ -37,6 +37,7 @@ def _operators(function, *arguments):
     return names
 
 
+@pytest.mark.default("dtype0-*")
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
 def test_compiled_draws_have_the_values_of_eager_ones(draw, dtype):

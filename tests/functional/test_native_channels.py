@@ -33,6 +33,7 @@ def _composed(x, factors, shift=None):
     return y if shift is None else y + shift.reshape(-1, *ones)
 
 
+@pytest.mark.default("memory_format0-dtype0-*", "memory_format1-dtype1-False")
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("dtype", [F64, F32])
 @pytest.mark.parametrize("memory_format", FORMATS)

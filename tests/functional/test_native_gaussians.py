@@ -9,7 +9,7 @@ from torch import nn
 
 from bayesify import Categorical, MeanField, bayesify, elbo
 from bayesify.functional import gaussian_kl, local_reparameterization
-from bayesify.native import gaussians, switch
+from bayesify.native import gaussian_calls, gaussians, local_linear, switch
 from bayesify.native.gaussians import draws_and_kl, runs_in_one_pass, variances_and_kl, with_square
 
 numba = pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
@@ -175,7 +175,7 @@ def test_square():
 
 
 def test_values_do_not_depend_on_threads(monkeypatch):
-    monkeypatch.setattr(gaussians, "THREAD", gaussians._CHUNK)
+    monkeypatch.setattr(gaussian_calls, "THREAD", gaussian_calls._CHUNK)
     means, log_stds, centers, eps = _weights(F32, rows=20_001)
     threads, results = torch.get_num_threads(), []
     try:
@@ -215,10 +215,12 @@ def _step(native, method, dtype, format, monkeypatch, compiled=False):
 def test_mean_field_steps(noise, prior_mean, dtype, format, monkeypatch):
     # Draws of fewer than 4,096 numbers are PyTorch's in both.
     method = MeanField(noise=noise, prior_mean=prior_mean, prior_std=0.4, initial_std=0.3)
-    calls, run = [], gaussians._run
-    monkeypatch.setattr(gaussians, "_run", lambda name, *rest, **options: calls.append(name) or run(name, *rest, **options))
+    calls, run = [], gaussian_calls.run_kernel
+    for module in (gaussian_calls, gaussians, local_linear):
+        monkeypatch.setattr(module, "run_kernel", lambda name, *rest, **options: calls.append(name) or run(name, *rest, **options))
     native = _step(True, method, dtype, format, monkeypatch)
-    assert {"variance", "variance_gradient", "reparameterize"} <= set(calls) or {"draw", "draw_gradient"} <= set(calls)
+    local = {"variance", "variance_gradient", "reparameterize", "add_kl_gradient"}
+    assert set(calls) == (local if noise == "local" else {"draw", "draw_gradient"})
     composed = _step(False, method, dtype, format, monkeypatch)
     for x, y in zip(native, composed, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4 if dtype == F32 else 1e-12, atol=1e-4 if dtype == F32 else 1e-12)

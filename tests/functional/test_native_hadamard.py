@@ -199,6 +199,7 @@ def _numba_is_loaded(code, **environment):
     return result.stdout.strip() == "True"
 
 
+@pytest.mark.extended
 def test_numba_is_imported_at_the_first_large_transform():
     large = "bayesify.functional.fwht(torch.zeros(4, 512))"
     assert not _numba_is_loaded("bayesify.functional.fwht(torch.zeros(4, 8))")
@@ -221,6 +222,7 @@ def _dense(x, s1, s2, mean, std, eps):
     return torch.einsum("rkij,rj->rki", weights, x)
 
 
+@pytest.mark.default("70-1-64-dtype1-*", "33-3-32-dtype0-*")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(("rows", "blocks", "n"), [(1, 1, 16), (70, 1, 64), (33, 3, 32), (5, 2, 512)])
 def test_the_layer_and_its_gradients_against_dense_weights(rows, blocks, n, dtype, tolerance):

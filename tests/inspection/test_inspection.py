@@ -15,6 +15,7 @@ from bayesify.data import conform
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.inspection import explain, partial_dependence, permutation_importance, row_effects, similar_rows
+from bayesify.inspection.dependence import _quantiles
 from bayesify.inspection.importance import _changes
 from bayesify.inspection.variants import Variants
 
@@ -120,8 +121,9 @@ def test_draws_of_classes_average_to_the_prediction(method, calibrate):
     y = np.where(X["size"] > 50, "big", "small")
     model = BayesianClassifier(method=method, random_state=0, epochs=5, samples=8, calibrate=calibrate).fit(X, y)
     rows = np.arange(120)
-    p, draws = Variants(model, X, 8).draws({}, rows)
+    p, draws, shares = Variants(model, X, 8).draws({}, rows)
     assert draws.shape == (8, 120, 2)
+    assert shares.tolist() == [1 / 8] * 8
     np.testing.assert_allclose(draws.mean(0), model.predict_proba(X), atol=1e-6)
     np.testing.assert_allclose(p.probs, model.predict_proba(X), atol=1e-6)
 
@@ -135,6 +137,32 @@ def test_bands_are_quantiles_over_draws(fitted):
     lower, upper = p.interval(0.9)
     assert found.loc["b", "predictive_lower"] == pytest.approx(lower.mean().item(), rel=1e-5)
     assert found.loc["b", "predictive_upper"] == pytest.approx(upper.mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
+def test_models_of_a_stack_count_with_their_weights(kind, monkeypatch):
+    X = table(120)
+    y = X["size"] if kind is BayesianRegressor else np.where(X["size"] > 50, "big", "small")
+    single = {"method": "MCDropout", "samples": 8}
+    monkeypatch.setattr(kind, "portfolio", {"short": single | {"epochs": 2}, "long": single | {"epochs": 40}})
+    model = kind(method="auto", random_state=0, progress=False).fit(X, y)
+    models = [kind(**single, random_state=k, epochs=epochs, progress=False).fit(X, y) for k, epochs in enumerate((2, 40))]
+    model.adopt(models, [0.9, 0.1])
+    predict = model.predict if kind is BayesianRegressor else lambda rows: model.predict_proba(rows)[:, 1]
+    found = partial_dependence(model, X, "kind", rows=120, draws=8).table
+    for value, mean in zip(found["value"], found["mean"], strict=True):
+        assert mean == pytest.approx(np.mean(predict(X.assign(kind=value))), rel=1e-5)
+    assert (found["lower"] < found["mean"]).all()
+    assert (found["mean"] < found["upper"]).all()
+
+
+def test_weighted_quantiles():
+    values = np.random.default_rng(0).normal(size=(11, 3))
+    np.testing.assert_allclose(_quantiles(values, np.full(11, 1 / 11), 0.2), np.quantile(values, 0.2, axis=0))
+    normal = np.linspace(-8, 8, 4001)[:, None]  # weighted with its density, against the exact quantiles
+    density = np.exp(-(normal[:, 0] ** 2) / 2)
+    np.testing.assert_allclose(_quantiles(normal, density / density.sum(), 0.975), 1.959964, atol=1e-4)
+    assert _quantiles(np.array([[3.0]]), np.ones(1), 0.05).tolist() == [3.0]
 
 
 def test_partial_dependence_of_dates_written_as_text(fitted):

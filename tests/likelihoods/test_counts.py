@@ -126,6 +126,7 @@ def test_samples_and_their_transforms_have_the_predicted_distribution(dispersion
     assert interval_calibration(wide.cdf(both)).p < 0.01
 
 
+@pytest.mark.default("negative binomial", "poisson")
 @each
 def test_gradients_compilation_saving_and_copies(case):
     likelihood, shape, y = CASES[case]
@@ -210,6 +211,7 @@ def test_conformal_intervals_of_counts_end_at_counts_and_cover():
     assert 0.87 < ((lower <= y[400:]) & (y[400:] <= upper)).double().mean().item() < 0.97
 
 
+@pytest.mark.default("1-negative-binomial")
 @pytest.mark.parametrize("likelihood", ["poisson", "negative-binomial"])
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_regressor_of_counts(likelihood, outputs, tmp_path):

@@ -92,6 +92,7 @@ class _Problem:
         return (expected - kl_divergence(Normal(mean, std), Normal(mean * 0, PRIOR_STD)).sum()).item()
 
 
+@pytest.mark.default("*-local")
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("orthogonal", [False, True])
 def test_fit_reaches_the_best_mean_field_posterior(orthogonal: bool, noise: str) -> None:
@@ -182,6 +183,7 @@ def _scaled(name: str, factor: float) -> Callable[..., object]:
     return lambda mean, variance: original(mean, factor * variance)
 
 
+@pytest.mark.default("*-2.0")
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 @pytest.mark.parametrize("name", _HOMES)
 def test_a_factor_of_two_is_found_out(name: str, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:

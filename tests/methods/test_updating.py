@@ -37,6 +37,7 @@ def test_the_kl_is_that_from_the_former_posterior() -> None:
     torch.testing.assert_close(bnn.kl(), expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.extended
 def test_two_updates_give_the_exact_posterior_of_all_data() -> None:
     """Linear regression with orthogonal columns: the posterior is a product of normals, which mean field contains."""
     torch.manual_seed(0)

@@ -34,6 +34,7 @@ def another_process(directory):
             process.kill()
 
 
+@pytest.mark.extended
 def test_a_second_process_is_refused_and_changes_nothing(saved, model):
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     other = BayesianRegressor(**FAST | {"epochs": 1}).fit(X, y)

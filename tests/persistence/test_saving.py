@@ -112,6 +112,7 @@ class TestSaving:
                 save_model(model, tmp_path / "m", companions={name: b""})
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.extended
     def test_every_method_of_the_registry(self, tmp_path):
         fields: dict[str, dict[str, object]] = {key: {"where": "*"} for key in ("BLoB", "ScalaBL")}  # a table's network has none
         fields |= {key: {"draws": 4, "burn_in": 2, "thinning": 1} for key in ("SGLD", "SGHMC")}

@@ -88,6 +88,7 @@ def test_uncertainty_splits_like_the_variance():
     torch.testing.assert_close(noise / total, (p.aleatoric / p.variance).double())
 
 
+@pytest.mark.default("2")
 @pytest.mark.parametrize("rows", [1, 2, 9, 3000])
 def test_any_number_of_rows(rows, tmp_path):
     features = pd.Series(range(rows), name="x")
@@ -166,9 +167,14 @@ def test_features_of_every_kind(values, tmp_path):
 
 
 def test_training_marks_the_selected_epoch():
-    history = History(loss=[3.0, 2, 1], nll=[2.0, 1, 1], kl=[5.0, 4, 3], beta=[0.0, 1, 1], validation_nll=[2.0, 1.0, 1.5])
+    history = History(loss=[3.0, 2, 1], nll=[2.0, 1, 1], kl=[5.0, 4, 3], beta=[0.0, 1, 1], validation_nll=[2.0, 1.0, 1.5],
+                      kept_epochs=[2])  # fmt: skip
     assert any("epoch 2" in text.get_text() for text in plots.plot_training(history).get_legend().get_texts())
     assert plots.plot_kl(history).lines[0].get_ydata().tolist() == [5, 4, 3]
+    history.kept_epochs = [2, 3]  # of two members: no epoch is that of the whole ensemble
+    assert not any("epoch" in text.get_text() for text in plots.plot_training(history).get_legend().get_texts())
+    history.loss = history.nll  # without a KL, one curve
+    assert [line.get_label() for line in plots.plot_training(history).lines] == ["training NLL", "validation NLL"]
     plots.plot_training(History(loss=[1.0], nll=[1.0], kl=[0.0], beta=[1.0]))
 
 

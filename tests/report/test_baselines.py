@@ -55,6 +55,7 @@ def test_classification_is_that_of_sklearn():
         assert scores[name]["nll"] == pytest.approx(log_loss(labels[200:], theirs.predict_proba(inputs[200:])), rel=1e-3)
 
 
+@pytest.mark.extended
 def test_of_large_tables_some_rows_are_used_and_every_class(monkeypatch):
     X, y = table(400)
     labels = np.where(np.arange(400) == 3, 2, (y > 0).astype(int))  # a class with a single row
@@ -68,6 +69,7 @@ def test_of_large_tables_some_rows_are_used_and_every_class(monkeypatch):
             torch.testing.assert_close(p.probs.sum(1), torch.ones(400, dtype=torch.float64))
 
 
+@pytest.mark.extended
 def test_of_many_columns_fewer_rounds_are_used(monkeypatch):
     X, y = table(100)
     model = BayesianRegressor(epochs=1, random_state=0).fit(X, y)
@@ -75,6 +77,7 @@ def test_of_many_columns_fewer_rounds_are_used(monkeypatch):
     assert "boosting has 14 rounds" in fit_baselines(model, X, torch.tensor(y.to_numpy()), X).note
 
 
+@pytest.mark.extended
 def test_300_columns_and_256_rows_get_no_green_tick_and_a_way_out():
     """Ten of 300 columns matter; the network overfits."""
     rng = np.random.default_rng(0)

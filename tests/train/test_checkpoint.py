@@ -93,6 +93,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.default("everything-*", "accumulate-5")
 @pytest.mark.parametrize("stop_after", [1, 5])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_is_exact(tmp_path, variant, stop_after):
@@ -135,6 +136,7 @@ def test_stopping_in_the_middle_of_an_epoch(tmp_path):
     assert_same(uninterrupted(optimizer=partial(Failing, lr=0.01)), resumed)
 
 
+@pytest.mark.extended
 def test_killed_processes(tmp_path):
     """SIGKILL, at whatever point of an epoch or of a write it comes."""
     path = tmp_path / "run.ckpt"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from contract_methods import METHODS
 
 from bayesify import (
     DVI,
+    ECMP,
     EMP,
     SWAG,
     VIFO,
@@ -37,7 +39,15 @@ from bayesify.train import Weighted, fit
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
 ONE_OF_EACH = list({type(method): method for method, _ in METHODS if not isinstance(method, BLoB | ScalaBL)}.values())  # need LoRA
-FAST = MeanField, VariationalDropout, EMP, VIFO, DVI
+QUICK, EXTENDED = (MeanField, VIFO), (VariationalDropout, EMP, ECMP, DVI)
+extended = partial(pytest.param, marks=pytest.mark.extended)
+
+
+def marks(method):
+    if type(method) in QUICK:
+        return ()
+    return pytest.mark.extended if type(method) in EXTENDED else pytest.mark.slow
+
 
 torch.manual_seed(0)
 X = torch.randn(37, 4)
@@ -63,11 +73,12 @@ def network(method=None, extra=None, dtype=torch.float64):
     return bayesify(nn.Sequential(*layers).to(dtype), method or MeanField())
 
 
-def trained(compile, method=None, data=None, likelihood=None, extra=None, dtype=torch.float64, **settings):
+def trained(compile, method=None, data=None, likelihood=None, extra=None, dtype=torch.float64, rows=32, **settings):
     """The history and the state of a network after training."""
     bnn, likelihood = network(method, extra, dtype), likelihood() if likelihood else Gaussian(std=0.3).to(dtype)
     settings = {"epochs": 2, "batch_size": 16, "learning_rate": 0.01, "accelerator": "cpu", "seed": 1, **settings}
-    history = fit(bnn, data or (X.to(dtype), Y.to(dtype)), likelihood, compile=compile, **settings)
+    data = data or (X[:rows].to(dtype), Y[:rows].to(dtype))
+    history = fit(bnn, data, likelihood, compile=compile, **settings)
     return history, {**bnn.state_dict(), **{f"likelihood.{k}": v for k, v in likelihood.state_dict().items()}}
 
 
@@ -84,11 +95,7 @@ REFUSED = [type(method) for method in ONE_OF_EACH if network(method).has_optimiz
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(method, id=type(method).__name__, marks=() if isinstance(method, FAST) else pytest.mark.slow)
-        for method in ONE_OF_EACH
-        if type(method) not in REFUSED
-    ],
+    [pytest.param(method, id=type(method).__name__, marks=marks(method)) for method in ONE_OF_EACH if type(method) not in REFUSED],
 )
 def test_every_method_trains_as_without(counter, method):
     """In float64, where rounding is far below any mistake: equal noise, losses and weights."""
@@ -106,18 +113,18 @@ def test_methods_with_an_optimizer_are_refused(method):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"samples": 3},
-        {"beta": LinearWarmup(fraction=0.7)},
+        {"samples": 3, "rows": 37},
+        extended({"beta": LinearWarmup(fraction=0.7)}),
         {"validation": (X[:9].double(), Y[:9].double()), "patience": 5},
-        {"accumulate": 2, "clip_norm": 0.1},
+        extended({"accumulate": 2, "clip_norm": 0.1}),
         {"data": Weighted((X.double(), Y.double()), torch.linspace(0, 2, 37).double())},
-        {"data": DataLoader(TensorDataset(X.double(), Y.double()), batch_size=10)},
-        {"extra": lambda: nn.Dropout(0.2)},
-        {"extra": lambda: nn.BatchNorm1d(8), "samples": 2},
-        {"method": VIFO(eta_aux=0.3)},
+        extended({"data": DataLoader(TensorDataset(X.double(), Y.double()), batch_size=10)}),
+        extended({"extra": lambda: nn.Dropout(0.2)}),
+        extended({"extra": lambda: nn.BatchNorm1d(8), "samples": 2}),
+        extended({"method": VIFO(eta_aux=0.3)}),
         {"method": VIFO(eta_aux=0.3), "auxiliary": 3 * X[:20].double()},
         {"method": SWAG(start=0.5)},
-        {"likelihood": lambda: Gaussian(learn=True).double()},
+        extended({"likelihood": lambda: Gaussian(learn=True).double()}),
     ],
     ids="-".join,
 )
@@ -137,7 +144,7 @@ def test_one_version_per_size_of_batch(counter):
 
     In float64 the compiler would start a version again, because it takes scalar tensors for Python's numbers at first.
     """
-    trained(True, dtype=torch.float32, epochs=3, beta=LinearWarmup(fraction=0.9))
+    trained(True, dtype=torch.float32, epochs=3, rows=37, beta=LinearWarmup(fraction=0.9))
     assert counter.frame_count == 2
 
 
@@ -162,6 +169,7 @@ def test_more_networks_than_the_recompile_limit(counter):
     assert counter.frame_count == 20
 
 
+@pytest.mark.extended
 def test_resumes_what_was_trained_without(counter, tmp_path):
     expected = trained(False, epochs=4)
     for first, second in ((True, False), (False, True), (True, True)):

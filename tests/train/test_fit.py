@@ -142,6 +142,7 @@ def test_validation_nll_is_the_log_mean_density_and_the_best_epoch_is_kept():
     )  # fmt: skip
     best = min(range(6), key=history.validation_nll.__getitem__)
     assert history.best_epoch == best + 1
+    assert history.kept_epochs == [best + 1]
     assert all(torch.equal(value, records[best][name]) for name, value in bnn.state_dict().items())
     with torch.no_grad():
         means = bnn.eval()(x[40:], samples=20_000).outputs.squeeze(-1).numpy()

@@ -45,7 +45,8 @@ def test_members_are_trained_as_alone_on_their_rows():
         trainings.append(
             Training(bnn=member, data=data, validation=validation, likelihood=Gaussian(std=0.1), seed=seed, learning_rate=0.05)
         )
-    fit_many(trainings, **settings)
+    histories = fit_many(trainings, **settings)
+    assert history.kept_epochs == [one.best_epoch for one in histories]
     for name, value in alone.state_dict().items():
         torch.testing.assert_close(together.state_dict()[name], value, msg=name)
     assert len(history.validation_nll) == len(history)

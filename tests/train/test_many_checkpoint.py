@@ -48,7 +48,7 @@ def stop_in(monkeypatch):
     return arm
 
 
-def data(n=34):
+def data(n=32):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n, 3, generator=generator)
     return x, x.sum(1, keepdim=True) + 0.1 * torch.randn(n, 1, generator=generator)
@@ -98,6 +98,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.default("folds-5")
 @pytest.mark.parametrize("stop", [2, 5])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_an_ensemble_is_exact(tmp_path, stop_in, variant, stop):
@@ -116,6 +117,7 @@ def test_resuming_an_ensemble_is_exact(tmp_path, stop_in, variant, stop):
     assert [path.name for path in tmp_path.iterdir()] == ["run.ckpt"]
 
 
+@pytest.mark.default("3-Branching-files1")
 @pytest.mark.parametrize(("make", "files"), [(net, {"run.ckpt", "run.ckpt.2-3"}), (Branching, {f"run.ckpt.{i}" for i in range(4)})])
 @pytest.mark.parametrize("stop", [3, pytest.param(EPOCHS + 3, marks=pytest.mark.slow)])
 def test_groups_and_models_one_after_another(tmp_path, stop_in, make, files, stop):
@@ -125,7 +127,7 @@ def test_groups_and_models_one_after_another(tmp_path, stop_in, make, files, sto
         result = []
         for k in range(4):
             bnn, likelihood = ensemble(MeanField(), make)
-            result.append(Training(bnn=bnn, data=data(34 + 8 * (k // 2)), likelihood=likelihood, seed=k, learning_rate=0.02))
+            result.append(Training(bnn=bnn, data=data(32 + 8 * (k // 2)), likelihood=likelihood, seed=k, learning_rate=0.02))
         return result
 
     def train_many(trainings, **arguments):

@@ -49,6 +49,7 @@ def test_the_validation_nll_is_a_weighted_mean():
     assert history.validation_nll[0] == pytest.approx(-float((COUNTS * log_prob).sum() / COUNTS.sum()))
 
 
+@pytest.mark.default("True")
 @pytest.mark.parametrize("together", [True, False])
 def test_models_with_weights_of_their_own_train_as_alone(together):
     def trainings():

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bayesify import Bayesian, Categorical, Gaussian, LinearWarmup, bayesify, fit, predict
+from bayesify import Bayesian, LinearWarmup, bayesify, fit, predict
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.errors import ConfigurationError, DivergenceError
 from bayesify.formatting import plural
 from bayesify.predictive import GaussianPredictive
 from experiments.harness.numbers import Estimate, markdown
 from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit, UnitError, plain
-from experiments.protocols.fidelity.comparison import compare, probabilities_of, rounded, targets_scored
+from experiments.protocols.fidelity.comparison import SCORES, compare, probabilities_of, rounded, targets_scored
 from experiments.protocols.fidelity.figure import draw_bands, draw_variation
-from experiments.protocols.fidelity.tasks import NOISE, TASKS, UCI_SETS, make_net, make_task, regions_of
+from experiments.protocols.fidelity.tasks import CLASSES, NOISE, TASKS, UCI_SETS, make_likelihood, make_net, make_task, regions_of
 from experiments.protocols.shared.configuration import check_fields, list_of, make_methods, method_name
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Settings:
     """What `config.toml` may set.
 
     Attributes:
-        data: "gap" (regression), "moons" (two classes), or a UCI set (regression): "boston", "concrete", "yacht".
+        data: "gap" (regression), "moons" (two classes), "digits" (ten), or a UCI set (regression): "boston", "concrete", "yacht".
         rows: training rows, of a UCI set at most.
         hidden: units of the hidden layer, with tanh.
         epochs: full-batch steps.
@@ -120,7 +120,7 @@ class Fidelity(Protocol):
         task = make_task(settings["data"], settings["rows"], seed, data_dir)
         torch.manual_seed(seed)
         bnn = bayesify(make_net(settings, task), make_methods(settings["posterior"]))
-        likelihood = Categorical() if settings["data"] == "moons" else Gaussian(std=settings.get("noise", NOISE))
+        likelihood = make_likelihood(settings)
         fit(
             bnn,
             (task.x, task.y),
@@ -143,7 +143,6 @@ class Fidelity(Protocol):
         if task.scored is not None:
             inputs, y = task.scored
             scored = predict(bnn, inputs.double(), likelihood, **common)
-            assert isinstance(scored, GaussianPredictive)
             unit |= targets_scored(scored, y)
         for _, layer in bnn.random_layers():
             if isinstance(found := getattr(layer.posterior, "diagnostics", None), Tensor) and found.numel():
@@ -157,13 +156,12 @@ class Fidelity(Protocol):
         columns = {f"total variation, {region}": f"variation, {region}" for region in regions}
         if settings.data in UCI_SETS:
             columns |= {f"Wasserstein distance, {region}": f"wasserstein, {region}" for region in regions}
-        if settings.data == "moons":
+        if settings.data in CLASSES:
             columns |= {f"agreement, {region}": f"agreement, {region}" for region in regions}
             columns |= {f"confidence - {REFERENCE}'s, {region}": f"confidence, {region}" for region in regions}
         else:
             columns |= {f"epistemic std / {REFERENCE}'s, {region}": f"ratio, {region}" for region in regions}
-        if settings.data in UCI_SETS:
-            columns |= {"log-likelihood": "log_likelihood", "95 % coverage": "coverage_95"}
+        columns |= {title: score for score, title in SCORES.items() if any(score in found for found in scores.values())}
         names = sorted(scores, key=lambda name: scores[name][f"variation, {regions[0]}"].mean)
         rows = [[name, *(str(scores[name][column]) for column in columns.values())] for name in names]
         reference = results.get(REFERENCE, {})
@@ -211,10 +209,15 @@ def _checked_chains(reference: Mapping[str, Unit]) -> str:
 
 
 def _scored(reference: Mapping[str, Unit]) -> list[str]:
-    """A sentence on the scores of the reference, of a UCI set."""
+    """A sentence on the scores of the reference, where targets are scored."""
     scores = compare(reference, reference, {seed: {} for seed in reference})
     if "log_likelihood" not in scores:
         return []
+    if "accuracy" in scores:
+        return [
+            f"{REFERENCE} itself has a log-likelihood of {scores['log_likelihood']} nats per image, and an "
+            f"accuracy of {scores['accuracy']}."
+        ]
     return [
         f"{REFERENCE} itself has a log-likelihood of {scores['log_likelihood']} nats per test row, in standard deviations of the "
         f"targets, and a coverage of {scores['coverage_95']}."

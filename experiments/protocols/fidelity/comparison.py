@@ -21,8 +21,9 @@ from bayesify.predictive import CategoricalPredictive, GaussianPredictive, Predi
 from experiments.harness.numbers import Estimate, estimate
 from experiments.harness.protocol import Unit
 
-__all__ = ["compare", "distances", "probabilities_of", "rounded", "targets_scored"]
+__all__ = ["SCORES", "compare", "distances", "probabilities_of", "rounded", "targets_scored"]
 
+SCORES = {"log_likelihood": "log-likelihood", "coverage_95": "95 % coverage", "accuracy": "accuracy"}  # of targets, with titles
 _EDGES = torch.linspace(-3, 3, 31, dtype=torch.float64)  # of the bins of the target
 _WIDTH = float(_EDGES[1] - _EDGES[0])
 
@@ -42,11 +43,14 @@ def rounded(values: Tensor) -> Any:
     return values.double().round(decimals=4).tolist()
 
 
-def targets_scored(predictive: GaussianPredictive, y: Tensor) -> dict[str, float]:
-    """Mean log-likelihood of targets (nats per row) and the share of them in their central 95 % interval."""
+def targets_scored(predictive: Predictive, y: Tensor) -> dict[str, float]:
+    """Mean log-likelihood of targets (nats per row), and the share of them in their central 95 % interval or predicted rightly."""
+    scores = {"log_likelihood": float(predictive.log_prob(y).mean())}
+    if isinstance(predictive, CategoricalPredictive):
+        return scores | {"accuracy": float((predictive.probs.argmax(1) == y).double().mean())}
+    assert isinstance(predictive, GaussianPredictive)
     below = predictive.cdf(y)
-    inside = (below >= 0.025) & (below <= 0.975)
-    return {"log_likelihood": float(predictive.log_prob(y).mean()), "coverage_95": float(inside.double().mean())}
+    return scores | {"coverage_95": float(((below >= 0.025) & (below <= 0.975)).double().mean())}
 
 
 def compare(
@@ -63,7 +67,7 @@ def compare(
         for region, mask in regions[seed].items():
             for name, value in distances(unit, reference[seed], mask).items():
                 columns.setdefault(f"{name}, {region}", []).append(value)
-        for name in ("log_likelihood", "coverage_95"):
+        for name in SCORES:
             if name in unit:
                 columns.setdefault(name, []).append(unit[name])
     return {name: estimate(values) for name, values in columns.items()}

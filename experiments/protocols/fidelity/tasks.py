@@ -1,4 +1,4 @@
-"""Problems small enough for Hamiltonian Monte Carlo: a regression with a gap, two moons, and UCI sets."""
+"""Problems small enough for Hamiltonian Monte Carlo: a regression with a gap, two moons, digits of 8 x 8 pixels, and UCI sets."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.datasets import load_uci
+from bayesify.likelihoods import Categorical, Gaussian, Likelihood
 from experiments.protocols.tabular.splits import RegressionSplit, make_split
 
-__all__ = ["NOISE", "TASKS", "UCI_SETS", "Task", "make_net", "make_task", "regions_of"]
+__all__ = ["CLASSES", "NOISE", "TASKS", "UCI_SETS", "Task", "make_likelihood", "make_net", "make_task", "regions_of"]
 
 NOISE = 0.1  # standard deviation of the targets of "gap"
 UCI_SETS = ("boston", "concrete", "yacht")
-TASKS = ("gap", "moons", *UCI_SETS)
+CLASSES = {"moons": 2, "digits": 10}  # of the classifications
+TASKS = ("gap", *CLASSES, *UCI_SETS)
 _INPUTS, _WIDEST = 31, 1.5  # of the regression: test inputs, in [-1.5, 1.5]
 _GRID = 15  # points per side of the classification's test inputs
 _SHOWN = 25  # test rows of a UCI set whose predictive distributions are compared, and as many away from the data
+_DIGITS = 100  # test images, compared as they are and turned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +46,9 @@ class Task:
 
 
 def make_task(data: str, rows: int, seed: int, data_dir: Path | None = None) -> Task:
-    """Data of a seed: a sine wave with a gap between its inputs, two moons, or a split of a UCI set, standardized."""
-    if data == "gap":
-        return _gap(rows, seed)
-    return _moons(rows, seed) if data == "moons" else _uci(data, rows, seed, data_dir)
+    """Data of a seed: a sine wave with a gap between its inputs, two moons, digits, or a split of a UCI set, standardized."""
+    made = {"gap": _gap, "moons": _moons, "digits": _digits}
+    return made[data](rows, seed) if data in made else _uci(data, rows, seed, data_dir)
 
 
 def regions_of(data: str, rows: int, seed: int) -> Mapping[str, Tensor]:
@@ -55,9 +57,21 @@ def regions_of(data: str, rows: int, seed: int) -> Mapping[str, Tensor]:
 
 
 def make_net(settings: Mapping[str, Any], task: Task) -> nn.Module:
-    """The network of all tasks, with PyTorch's initial weights."""
-    outputs = 2 if settings["data"] == "moons" else 1
-    return nn.Sequential(nn.Linear(task.x.shape[1], settings["hidden"]), nn.Tanh(), nn.Linear(settings["hidden"], outputs))
+    """One hidden layer with tanh, for digits behind the two convolutions of a small LeNet; PyTorch's initial weights."""
+    hidden, outputs = settings["hidden"], CLASSES.get(settings["data"], 1)
+    if settings["data"] != "digits":
+        return nn.Sequential(nn.Linear(task.x.shape[1], hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+    blocks = [
+        layer
+        for inputs, channels in ((1, 4), (4, 8))
+        for layer in (nn.Conv2d(inputs, channels, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2))
+    ]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+def make_likelihood(settings: Mapping[str, Any]) -> Likelihood:
+    """Classes, or normal noise of a known standard deviation."""
+    return Categorical() if settings["data"] in CLASSES else Gaussian(std=settings.get("noise", NOISE))
 
 
 def _gap(rows: int, seed: int) -> Task:
@@ -83,6 +97,20 @@ def _moons(rows: int, seed: int) -> Task:
     test = torch.cartesian_prod(line, line)
     near = torch.cdist(test, x).amin(1) < 0.5
     return Task(x, y, test, {"near the data": near, "away": ~near})
+
+
+def _digits(rows: int, seed: int) -> Task:
+    """Handwritten digits in [0, 1]; test images as they are and turned by 90 degrees, with the labels of the former."""
+    from sklearn.datasets import load_digits
+
+    X, y = load_digits(return_X_y=True)
+    images, labels = torch.from_numpy(X).float().view(-1, 1, 8, 8) / 16, torch.from_numpy(y)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    train, test = order[:rows], order[rows:]
+    shown = images[test[:_DIGITS]]
+    own = torch.arange(2 * _DIGITS) < _DIGITS
+    regions = {"test images": own, "turned": ~own}
+    return Task(images[train], labels[train], torch.cat([shown, shown.rot90(1, (2, 3))]), regions, (images[test], labels[test]))
 
 
 def _uci(name: str, rows: int, seed: int, data_dir: Path | None) -> Task:

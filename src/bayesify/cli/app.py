@@ -90,7 +90,7 @@ def predict(
         typer.Option(help="A .csv, .tsv or .parquet file; a folder for several files.", show_default="CSV on standard output"),
     ] = None,
     level: Annotated[float, typer.Option(help="Probability of the intervals or label sets.")] = 0.95,
-    samples: Annotated[int | None, typer.Option(help="Draws of the weights.", show_default="as in training")] = None,
+    samples: Annotated[int | None, typer.Option(help="Number of draws to average.", show_default="as in training")] = None,
     keep: Annotated[list[str] | None, typer.Option(help="Columns of DATA to copy, such as id,name.", show_default=False)] = None,
     on: On = "local",
     sep: Separator = None,

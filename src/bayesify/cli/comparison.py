@@ -9,9 +9,9 @@ import pandas as pd
 
 from bayesify.cli.evaluation import assess_estimator
 from bayesify.cli.leaderboard import method_name
+from bayesify.cli.settings import named_method
 from bayesify.cli.splits import Split
 from bayesify.cli.terminal import say
-from bayesify.core.method import Method
 from bayesify.errors import DivergenceError, warn
 from bayesify.estimators import BayesianEstimator
 from bayesify.formatting import duration
@@ -28,7 +28,7 @@ def methods_to_compare(names: str, estimator: BayesianEstimator) -> list[str]:
         ConfigurationError: no such method.
     """
     every = [kind.__name__ for kind in type(estimator).recipes]
-    chosen = every if names == "all" else [Method.named(name.strip()).__name__ for name in names.split(",")]
+    chosen = every if names == "all" else [named_method(name.strip()).__name__ for name in names.split(",")]
     return [name for name in dict.fromkeys(chosen) if name != method_name(estimator)]
 
 

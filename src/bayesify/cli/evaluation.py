@@ -168,7 +168,7 @@ def _method_facts(estimator: BayesianEstimator) -> dict[str, dict[str, object]]:
 
 
 def _training_facts(estimator: BayesianEstimator) -> dict[str, object]:
-    """Layers and parameters as they were used; "automatic" for what depends on the table."""
+    """Layers and parameters as they were used; "automatic" for what depends on the table. Those without effect are left out."""
     network = " → ".join(map(str, [estimator.in_features_, *estimator.in_use("hidden"), estimator.out_features_]))
     facts: dict[str, object] = {
         "layers": network,
@@ -181,7 +181,9 @@ def _training_facts(estimator: BayesianEstimator) -> dict[str, object]:
         facts[name] = estimator.in_use(name) if by_method else "automatic" if value is None else value
     if not estimator.history_.validation_nll:
         facts["patience"] = "none, as no rows choose the epoch"
-    return facts | {"epochs": len(estimator.history_), "beta": estimator.beta_in_use(), "samples": estimator.samples_in_use()}
+    facts |= {"epochs": len(estimator.history_), "beta": estimator.beta_in_use(), "samples": estimator.samples_in_use()}
+    without_effect = {"time_limit": estimator.time_limit is None, "beta": not any(estimator.history_.kl)}
+    return {name: value for name, value in facts.items() if not without_effect.get(name)}
 
 
 def run_facts(started: float, seed: int | None = None) -> dict[str, dict[str, object]]:

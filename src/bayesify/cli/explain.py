@@ -11,7 +11,7 @@ from bayesify.cli.files import check_file, check_input, write_table
 from bayesify.cli.options import Data, Decimal, Encoding, Separator
 from bayesify.cli.terminal import UsageError, handle_errors, print_line, print_table, say
 from bayesify.files import write_atomically
-from bayesify.formatting import number
+from bayesify.formatting import number, with_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +87,7 @@ def _explain_columns(estimator: BayesianEstimator, tables: LaterTables, data: Pa
     table = explanation.importance
     scores = [name for name in table.columns if f"{name}_se" in table]
     shown = table.head(_SHOWN)
-    lines = [[str(column), *(f"{number(r[s], 3)} ± {number(r[f'{s}_se'], 2)}" for s in scores)] for column, r in shown.iterrows()]
+    lines = [[str(column), *(with_error(r[s], r[f"{s}_se"]) for s in scores)] for column, r in shown.iterrows()]
     print_table(["column", *scores], lines)
     more = f" {len(table) - _SHOWN} less important columns are not shown; --out has them." if len(table) > _SHOWN else ""
     print_line(f"\nChanges if the values of a column are shuffled, ± one standard error. {explanation.note}{more}")

@@ -28,10 +28,14 @@ __all__ = ["fit"]
 def fit(
     data: Data,
     target: Annotated[str, typer.Option(help="The column to predict.", show_default=False)],
-    method: Annotated[str | None, typer.Option(help="See `bayesify methods`.", show_default="an ensemble")] = None,
+    method: Annotated[str | None, typer.Option(help="A name of `bayesify methods`.", show_default="an ensemble")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="field=value of the method or of training; repeatable.", show_default=False),
+        typer.Option(
+            "--set",
+            help="field=value of `bayesify methods`, or of training; repeatable.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The model directory to write.")] = Path("bayesify-model"),
     seed: Seed = 0,
@@ -48,7 +52,7 @@ def fit(
     sep: Separator = None,
     encoding: Encoding = None,
     decimal: Decimal = None,
-    conformal: Annotated[bool, typer.Option("--conformal", help="Guarantee coverage, by rows held out to calibrate.")] = False,
+    conformal: Annotated[bool, typer.Option("--conformal", help="Guarantee coverage: hold out rows that calibrate.")] = False,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1, show_default="by the number of rows")] = None,
     compare: Annotated[
         str | None,
@@ -56,7 +60,7 @@ def fit(
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option("--time", help="Seconds for --method auto, models weighted by held-out rows.", min=1, show_default=False),
+        typer.Option("--time", help="Train several models for this many seconds (--method auto).", min=1, show_default=False),
     ] = None,
     on: On = "local",
     track: Track = None,
@@ -146,7 +150,7 @@ def fit(
 
 
 def _test_predictions(estimator: BayesianEstimator, rows: Split, assessment: Assessment, target: str) -> bytes:
-    """The predictions for the test rows, beside the true targets, as CSV."""
+    """The predictions for the test rows, next to the true targets, as CSV."""
     from bayesify.cli.predictions import prediction_table, rounded
 
     index = rows.test_features.index.rename(rows.test_features.index.name or "row")

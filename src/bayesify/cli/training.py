@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from bayesify.cli.settings import parse, split
+from bayesify.cli.settings import named_method, parse, split
 from bayesify.cli.terminal import UsageError, fail, interruptible, until_the_end
 from bayesify.conformal import least_rows
-from bayesify.errors import CheckpointError, DivergenceError, warn
+from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError, warn
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.estimators.conformal import calibration_rows
 from bayesify.estimators.parameters import AUTO
+from bayesify.jobs.where import cluster_of
 from bayesify.persistence import CHECKPOINT, check_destination, locked
 from bayesify.tracking import Run
 
@@ -36,8 +37,14 @@ def make_estimator(
         ConfigurationError: an unknown method or field, or a value that is not possible.
     """
     kind = ESTIMATORS[task]
+    try:
+        cluster_of(on)
+    except ConfigurationError as error:
+        raise UsageError(f"--on must be local, ray or ray://HOST:PORT, got {on!r}") from error
     if time_limit is not None and method is None:
         method = AUTO
+    if method is not None and method.lower() != AUTO:
+        named_method(method)
     unset = kind(method=method)
     if time_limit is not None and not unset.is_stacked:
         raise UsageError(f"--time is for --method auto, got --method {method}; leave one of them out")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from bayesify.core.allocation import keep_freed_memory
 from bayesify.core.arguments import check_layout, networks, output_selection, patterns
 from bayesify.core.fast_paths import disable_fast_paths
 from bayesify.core.folded import Folded
@@ -80,6 +81,7 @@ def bayesify(
     select = output_selection(output)
     for each in nets:
         check_layout(each, batch_dim, fold, unbatched)
+    keep_freed_memory()
     if isinstance(method, Method) and method.is_whole:
         root = cast(Bayesian, method.whole(nets, partial(bayesify, batch_dim=batch_dim, fold=fold, unbatched=unbatched)))
         for each in (root, *root.members):

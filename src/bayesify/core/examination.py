@@ -10,16 +10,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.modes import buffers_kept
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
@@ -27,7 +30,7 @@ from bayesify.core.restoration import as_plain
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.watch import Decisions, Watch, WatchedPass, mark_rows, origin_of
 
-__all__ = ["SHAPE_ERRORS", "Candidate", "Examination", "candidates"]
+__all__ = ["SHAPE_ERRORS", "Candidate", "Examination", "candidates", "equal_rows"]
 
 _ROWS, _SPREAD = 3, 0.3
 _EXTREME = 1e3  # factor of the weights of one draw, in passes that only the other draw is read from
@@ -45,8 +48,8 @@ class Candidate:
     def single(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x) -> Arguments:
         return inputs.map(lambda x: then(self._cut(x, inputs)), self.rows)
 
-    def folded(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x) -> Arguments:
-        return inputs.map(lambda x: then(fold(self._cut(x, inputs), 2)), self.rows)
+    def folded(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x, samples: int = 2) -> Arguments:
+        return inputs.map(lambda x: then(fold(self._cut(x, inputs), samples)), self.rows)
 
     def _cut(self, x: Tensor, inputs: Inputs) -> Tensor:
         return x.narrow(inputs.batch_dim, 0, self.count).clone()
@@ -73,6 +76,7 @@ class Examination:
         self.repeated: set[BayesianLayer] = set()
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
+        self.numbers: set[str] = set()
         self.without_rows: set[BayesianLayer] = set()
         self.differentiates = False
         self.outputs: list[Tensor] = []  # of draw 0, in the last pass of `runs`
@@ -80,15 +84,21 @@ class Examination:
         self.orders_rows = False  # whether it sorts rows of the batch, which happened to keep the draws apart
         self.mixed: list[BayesianLayer] = []  # random layers that are called both with rows and without
 
-    def draw(self) -> None:
-        for layer in self.layers:
-            self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
+    @contextmanager
+    def with_draws(self) -> Iterator[None]:
+        """Draw, and restore random generators and running statistics on exit; without gradients and warnings."""
+        with torch.no_grad(), own_noise(self.net.parameters()) as reseed, buffers_kept(self.net), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a checkpoint without gradients
+            reseed(0)
+            for layer in self.layers:
+                self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
+            yield
 
     def runs(self, inputs: Inputs, candidate: Candidate) -> bool:
         """Whether the network accepts these rows; record what it does with its layers."""
         watch = Watch(candidate.count)
         try:
-            self.outputs = self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
+            self.outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
             rows = self._of_three_rows(inputs, candidate) or watch if candidate.count == 1 else watch
             self.without_rows = rows.without_rows - rows.with_rows
             both = rows.without_rows & rows.with_rows
@@ -97,6 +107,7 @@ class Examination:
             self.called |= watch.called
             self.repeated |= watch.repeated
             self.by_value |= watch.by_value
+            self.numbers |= watch.numbers
             self.differentiates |= watch.differentiates
             self.used.update(*map(origin_of, self.outputs))
             if untraced := [layer for layer in watch.called if layer not in self.used]:
@@ -113,7 +124,7 @@ class Examination:
         watch = Watch(3)
         arguments = inputs.map(lambda x: mark_rows(fold(x, 3)), candidate.rows)
         try:
-            self._run(arguments, WatchedPass(self._draw_of(0), watch=watch))
+            self.run(arguments, WatchedPass(self._draw_of(0), watch=watch))
         except SHAPE_ERRORS:
             return None
         return watch
@@ -122,7 +133,7 @@ class Examination:
         """Whether another pass uses results of this one (`keep_results`)."""
         watch = Watch(candidate.count)
         try:
-            self._run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(1), watch=watch))
+            self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(1), watch=watch))
         except SHAPE_ERRORS:
             return False
         return watch.reuses
@@ -132,7 +143,7 @@ class Examination:
         drawn = self._draw_of(0)
         weights = {layer: drawn[layer] if layer.posterior.is_random else _shared(layer.posterior.mean(layer)) for layer in plain}
         with as_plain({layer: (weight[0], None if bias is None else bias[0]) for layer, (weight, bias) in weights.items()}):
-            return self._run(candidate.single(inputs), WatchedPass(drawn))
+            return self.run(candidate.single(inputs), WatchedPass(drawn))
 
     def agrees_with_one_draw_of(self, layers: Collection[BayesianLayer], inputs: Inputs) -> bool:
         """Whether draws fold if these layers, which have no rows, draw once for all."""
@@ -146,7 +157,7 @@ class Examination:
         drawn: dict[Any, Any] = self._draw_of(0)
         weights: list[Tensor] = [drawn[layer][0].requires_grad_() for layer in layers]
         with torch.enable_grad():
-            outputs = self._run(candidate.single(inputs), WatchedPass(drawn))
+            outputs = self.run(candidate.single(inputs), WatchedPass(drawn))
             ends = [y.sum() for y in outputs if y.requires_grad]
             try:
                 gradients = torch.autograd.grad(ends, weights, allow_unused=True) if ends else weights
@@ -169,7 +180,7 @@ class Examination:
     def _agrees(self, inputs: Inputs, candidate: Candidate) -> bool | None:
         """Whether a folded pass and a pass per draw agree; None if the network does not accept such rows."""
         try:
-            first, second = (self._run(candidate.single(inputs), WatchedPass(self._draw_of(s))) for s in (0, 1))
+            first, second = (self.single(s, inputs, candidate) for s in (0, 1))
             watch = Watch(2 * candidate.count)
             with Decisions() as decisions:
                 folded = self._folded(self.drawn, inputs, candidate, watch)
@@ -177,7 +188,7 @@ class Examination:
             return None
         self.decisions = tuple(decisions.taken)
         self.orders_rows |= watch.orders_rows
-        if len(folded) != len(first) or len(first) != len(second) or not all(map(_equal, folded, first, second)):
+        if len(folded) != len(first) or len(first) != len(second) or not all(map(equal_rows, folded, first, second)):
             return False
         if self.orders_rows:
             return False
@@ -195,7 +206,7 @@ class Examination:
         except SHAPE_ERRORS:  # of values, such as a decomposition that fails: this shows nothing
             return True
         return len(folded) == len(first) and all(
-            x.dim() > 0 and _equal(torch.cat([x[: len(y)], z]), y, z) for x, y, z in zip(folded, first, second, strict=True)
+            x.dim() > 0 and equal_rows(torch.cat([x[: len(y)], z]), y, z) for x, y, z in zip(folded, first, second, strict=True)
         )
 
     def _folded(
@@ -203,7 +214,18 @@ class Examination:
     ) -> list[Tensor]:
         """Outputs of a folded pass of two draws."""
         one_pass = WatchedPass(drawn, samples=2, rows=2 * candidate.count, without_rows=self.without_rows, watch=watch)
-        return self._run(candidate.folded(inputs) if watch is None else candidate.folded(inputs, mark_rows), one_pass)
+        return self.run(candidate.folded(inputs) if watch is None else candidate.folded(inputs, mark_rows), one_pass)
+
+    def single(self, s: int, inputs: Inputs, candidate: Candidate) -> list[Tensor]:
+        """Outputs of draw s."""
+        return self.run(candidate.single(inputs), WatchedPass(self._draw_of(s)))
+
+    def alternating(self, samples: int) -> dict[BayesianLayer, Any]:
+        """The two draws of all layers, in turn, as S draws."""
+        return {
+            layer: tuple(None if x is None else x[torch.arange(samples, device=x.device) % len(x)] for x in pair)
+            for layer, pair in self.drawn.items()
+        }
 
     def _draw_of(self, s: int) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
 
@@ -212,10 +234,15 @@ class Examination:
 
         return {layer: (one(weight), None if bias is None else one(bias)) for layer, (weight, bias) in self.drawn.items()}
 
-    def _run(self, arguments: Arguments, forward_pass: WatchedPass) -> list[Tensor]:
+    def run(self, arguments: Arguments, forward_pass: WatchedPass) -> list[Tensor]:
         args, kwargs = arguments
-        with NoiseFree(), forward_pass.watch or nullcontext():
-            outputs = self.passes.run(forward_pass, self.net, args, kwargs)
+        with forward_pass.watch or nullcontext():
+            return self.run_with(lambda: self.passes.run(forward_pass, self.net, args, kwargs))
+
+    def run_with(self, run: Callable[[], Any]) -> list[Tensor]:
+        """Tensors of the outputs of a pass without the network's own noise."""
+        with NoiseFree():
+            outputs = run()
         return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
 
 
@@ -236,20 +263,24 @@ def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
     return around(weight), None if bias is None else around(bias)
 
 
-def _equal(folded: Tensor, first: Tensor, second: Tensor) -> bool:
-    """Whether (2*B, ...) equals two (B, ...), up to rounding or 0.1 % of the difference between the two."""
-    if not first.dim() or first.shape != second.shape:
+def equal_rows(folded: Tensor, first: Tensor, second: Tensor, samples: int = 2) -> bool:
+    """Whether (S*B, ...) equals two (B, ...) in turn, up to rounding or 0.1 % of the difference between the two."""
+    if not first.dim() or first.shape != second.shape or folded.shape != (samples * len(first), *first.shape[1:]):
         return False
-    expected = torch.cat([first, second])
-    if folded.shape != expected.shape:
-        return False
-    if not expected.is_floating_point():
-        return bool((folded == expected).all())
-    if not torch.equal(folded.isfinite(), expected.isfinite()):
-        return False
-    if not expected.numel():
+    if not first.numel():
         return True
-    a, b = folded.double().nan_to_num(0, 0, 0), expected.double().nan_to_num(0, 0, 0)
-    one, two = b.unflatten(0, (2, -1))
-    rounding = min(0.05, 100 * torch.finfo(expected.dtype).eps) * float(b.abs().max())
-    return float((a - b).abs().max()) <= max(1e-3 * float((one - two).abs().max()), rounding)
+    tolerance = 0.0
+    if first.is_floating_point() or first.is_complex():
+        rounding = min(0.05, 100 * torch.finfo(first.dtype).eps)
+        size = max(_difference(x, torch.zeros_like(x)) for x in (first, second))
+        tolerance = max(1e-3 * _difference(first, second), rounding * size)
+    return all(
+        torch.equal(rows.isfinite(), expected.isfinite()) and _difference(rows, expected) <= tolerance
+        for rows, expected in zip(folded.split(len(first)), itertools.cycle((first, second)), strict=False)
+    )
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference of finite elements."""
+    a, b = (torch.view_as_real(x.to(torch.complex128).resolve_conj()) if x.is_complex() else x.double() for x in (a, b))
+    return float((a.nan_to_num(0, 0, 0) - b.nan_to_num(0, 0, 0)).abs().max())

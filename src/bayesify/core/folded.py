@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,16 +52,15 @@ class Folded(Planning):
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         call.shared = samples > 1 or not self.pays_kl  # `predict` makes several calls
-        plan = self.plan(call, samples)
-        coherent = coherent or not plan.noise_per_row
+        plan = self.checked_plan(call, samples, coherent)
         with noise_of_rank(self.net, self.training):
             try:
-                passes, outputs = self._passes(call, samples, coherent, plan)
+                passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
             except NewLayerError:  # the network was changed: another adapter is active; or a sequence is longer
                 if self._prefix is not None:  # `predict` repeats the pass without replay
                     raise
                 self.forget_verdicts()
-                plan = self.plan(call, samples)
+                plan = self.checked_plan(call, samples, coherent)
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
             except OtherDecisionsError as error:
                 if self._prefix is not None:  # `predict` repeats the pass without replay
@@ -151,10 +150,7 @@ class Folded(Planning):
         if prefix is None:
             args, kwargs = call.folded(samples)
             return self.passes.run(forward_pass, self.net, args, kwargs)
-        args, kwargs = call.map(prefix.mark_input, [isinstance(x, Tensor) and may for x, may in call.pairs()])
-        with prefix:
-            outputs = self.passes.run(forward_pass, self.net, args, kwargs)
-        outputs = prefix.end(outputs)
+        outputs = prefix.run(cast(ReplayPass, forward_pass), self.passes, self.net, call)
         if prefix.is_empty:  # everything is random from the beginning: nothing to replay
             self._prefix = None
         return outputs
@@ -183,6 +179,10 @@ class Folded(Planning):
             finally:
                 self._prefix = None
 
+    @property
+    def is_replaying(self) -> bool:
+        return self._prefix is not None
+
     def stop_replay(self) -> bool:
         replaying, self._prefix = self._prefix is not None, None
         return replaying
@@ -203,7 +203,8 @@ class Folded(Planning):
         except MISFITS:  # a few rows are no input of this network, such as a graph's
             return False
         try:
-            self._prefix = Prefix(few, self.plan(self.inputs_of(args, kwargs), 2).folds)
+            self._prefix = Prefix(few, self.plan(few_inputs := self.inputs_of(args, kwargs), 2).folds)
+            self.believe_size(few_inputs, 2)  # which is compared here
             outputs(0)  # with different noise, which exposes networks that draw noise themselves
             replayed = outputs(1)
         except MISFITS:

@@ -8,20 +8,16 @@ a pass per draw. It also finds the random layers that the network calls, and tho
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.examination import Candidate, Examination, candidates
 from bayesify.core.fidelity import unlike_plain
-from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import buffers_kept, eval_mode
+from bayesify.core.modes import eval_mode
 from bayesify.core.passes import Passes
 from bayesify.core.watch import keep_results
 from bayesify.errors import PassError
@@ -42,6 +38,7 @@ class Verdict:
         unused_layers: positions of layers that the network did not call.
         draws_weights: whether layers must draw weights instead of noise per row, because the network differentiates them.
         finding: what is wrong in every pass; see `unlike_plain`.
+        rows: how many rows of a batch were compared, if they are independent.
         decisions: truth values that the network took of its inputs, in the passes that were compared.
     """
 
@@ -52,6 +49,7 @@ class Verdict:
     unused_layers: tuple[int, ...] = ()
     draws_weights: bool = False
     finding: str = ""
+    rows: int = 0
     decisions: frozenset[tuple[bool, ...]] = frozenset()
 
 
@@ -71,9 +69,7 @@ def examine(
         The verdict, or None if the network fails on these inputs.
     """
     examination = Examination(net, layers, passes, whole)
-    with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net), _quietly():
-        reseed(0)
-        examination.draw()
+    with examination.with_draws():
         finding = ""
         with eval_mode(net):
             accepted = next((rows for rows in candidates(inputs, whole) if examination.runs(inputs, rows)), None)
@@ -103,6 +99,13 @@ def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdic
     if examination.by_value:
         names = ", ".join(sorted(examination.by_value))
         return Verdict(False, f"the network's control flow or shapes depend on random values ({names})")
+    if examination.numbers:
+        names = ", ".join(sorted(examination.numbers))
+        return Verdict(
+            False,
+            f"the network takes numbers from the values of its batch ({names}), by which it may decide what it computes (use "
+            "fold=True if its rows are independent nevertheless)",
+        )
     if inputs.batch_dim != 0:
         return Verdict(False, f"the batch is dimension {inputs.batch_dim}")
     with eval_mode(net):
@@ -118,6 +121,7 @@ def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdic
         without_rows=tuple(missing),
         layers_without_rows=tuple(positions),
         unused_layers=tuple(unused),
+        rows=agreeing.count,
         decisions=frozenset([examination.decisions]),
     )
 
@@ -126,9 +130,7 @@ def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes:
     """Whether draws that may be folded in eval mode may also be folded in the current mode (not with batch normalization)."""
     examination = Examination(net, layers, passes)
     examination.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
-    with torch.no_grad(), own_noise(net.parameters()) as reseed, buffers_kept(net), _quietly():
-        reseed(0)
-        examination.draw()
+    with examination.with_draws():
         return examination.agreeing(inputs) is not None
 
 
@@ -158,14 +160,6 @@ def _check_forgets(net: nn.Module, examination: Examination, inputs: Inputs, can
             f"the network keeps results of random layers for its next passes, in {listing(map(repr, kept))}, so draws would mix; "
             "switch this cache off, or reset it in forward"
         )
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Suppress warnings of passes that the caller did not request (a checkpoint without gradients)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def pools_batches(net: nn.Module) -> bool:

@@ -20,6 +20,7 @@ __all__ = ["Arguments", "Inputs", "fold", "input_names", "input_parameters"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
+_FEW = 4  # settings in a tuple or list
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -39,6 +40,7 @@ class Inputs:
     Attributes:
         batch: B.
         kind: numbers of dimensions, types, which inputs have rows, and settings; verdicts on folding are stored by it. No sizes.
+        family: `kind` without the values of integers and strings, of which there may be ever new ones.
         shared: whether several passes get these inputs; each then gets copies, which networks may change in place.
 
     Args:
@@ -75,14 +77,12 @@ class Inputs:
             self.may_have_rows = [name not in unbatched for name, x in zip(top_names, tops, strict=True) for _ in tree_leaves(x)]
         self.batch = self._batch(top_names)
         self.has_rows = [may and self._sized(x) for x, may in self.pairs()]
-        self.kind = (
-            tuple(kwargs),
-            tuple(
-                (x.dim(), x.dtype, has) if isinstance(x, Tensor) else (type(x), x if isinstance(x, bool) else None)
-                for x, has in zip(self.leaves, self.has_rows, strict=True)
-            ),
-            () if self.spec is None else tuple(map(_setting, tops)),
+        types = tuple(
+            (x.dim(), x.dtype, has) if isinstance(x, Tensor) else (type(x), x if isinstance(x, bool) else None)
+            for x, has in zip(self.leaves, self.has_rows, strict=True)
         )
+        self.family = tuple(kwargs), types
+        self.kind = self.family, () if self.spec is None else tuple(map(_setting, tops))
 
     def pairs(self) -> Iterable[tuple[Any, bool]]:
         """Leaves, and whether they may have rows."""
@@ -142,6 +142,10 @@ class Inputs:
 
 def _setting(x: Any) -> Any:
     """The value of an argument by which a network may choose what it computes; None for all others."""
+    if isinstance(x, dict):
+        return tuple((key, _setting(value)) for key, value in x.items())
+    if isinstance(x, tuple | list) and len(x) <= _FEW:  # a longer one has a value for each row
+        return tuple(map(_setting, x))
     if isinstance(x, float):
         return x > 0, x < 0  # such as the weight of a gradient reversal, which changes in every step
     constant = isinstance(x, str | enum.Enum) or (isinstance(x, int) and not torch.compiler.is_compiling())

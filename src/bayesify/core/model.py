@@ -264,35 +264,6 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
             terms = [_kl(layer, reported.get(layer.posterior)).to(device) for _, layer in self.random_layers()]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
 
-    def parameter_groups(self, weight_decay: float, **options: Any) -> list[dict[str, Any]]:
-        """Parameter groups for an optimizer: weight decay for weights and their means, none for other variational parameters.
-
-        Decay would pull a log standard deviation toward 0, a standard deviation of 1, regardless of the prior.
-
-        Args:
-            weight_decay: weight decay of the first group.
-            options: further options of both groups, such as `lr`.
-
-        Returns:
-            Parameter groups as for `torch.optim.AdamW`, without frozen parameters.
-
-        Example:
-            >>> from bayesify import MeanField, bayesify
-            >>> groups = bayesify(nn.Linear(3, 1), MeanField()).parameter_groups(weight_decay=0.01, lr=1e-3)
-            >>> [(sum(p.numel() for p in group["params"]), group["weight_decay"]) for group in groups]
-            [(4, 0.01), (4, 0.0)]
-        """
-        varying = {
-            parameter
-            for module in self.modules()
-            if isinstance(module, BayesianLayer)
-            for name, parameter in module.posterior.named_parameters()
-            if name not in module.posterior.means
-        }
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        split = [[p for p in trained if p not in varying], [p for p in trained if p in varying]]
-        return [{"params": p, "weight_decay": w, **options} for p, w in zip(split, (weight_decay, 0.0), strict=True) if p]
-
     def inputs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """The inputs of a call; raise a `DataError` if none has a batch dimension."""
         names = input_names(self.net) if self.unbatched else []

@@ -1,10 +1,10 @@
-"""`Bayesian.optimizer`, for posteriors with natural-gradient updates."""
+"""What optimizers get of a Bayesian network: parameter groups, and natural-gradient updates of its posteriors."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ __all__ = ["Optimizing"]
 
 
 class Optimizing(nn.Module):
-    """The part of `Bayesian` that concerns posteriors with natural-gradient updates."""
+    """The part of `Bayesian` that concerns optimizers."""
 
     passes: Passes
 
@@ -87,6 +87,35 @@ class Optimizing(nn.Module):
         rate = learning_rate if adam_learning_rate is None else adam_learning_rate
         self.passes.optimizer = NaturalGradient(layers, likelihood, others, learning_rate, rate)
         return self.passes.optimizer
+
+    def parameter_groups(self, weight_decay: float, **options: Any) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer: weight decay for weights and their means, none for other variational parameters.
+
+        Decay would pull a log standard deviation toward 0, a standard deviation of 1, regardless of the prior.
+
+        Args:
+            weight_decay: weight decay of the first group.
+            options: further options of both groups, such as `lr`.
+
+        Returns:
+            Parameter groups as for `torch.optim.AdamW`, without frozen parameters.
+
+        Example:
+            >>> from bayesify import MeanField, bayesify
+            >>> groups = bayesify(nn.Linear(3, 1), MeanField()).parameter_groups(weight_decay=0.01, lr=1e-3)
+            >>> [(sum(p.numel() for p in group["params"]), group["weight_decay"]) for group in groups]
+            [(4, 0.01), (4, 0.0)]
+        """
+        varying = {
+            parameter
+            for module in self.modules()
+            if isinstance(module, BayesianLayer)
+            for name, parameter in module.posterior.named_parameters()
+            if name not in module.posterior.means
+        }
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        split = [[p for p in trained if p not in varying], [p for p in trained if p in varying]]
+        return [{"params": p, "weight_decay": w, **options} for p, w in zip(split, (weight_decay, 0.0), strict=True) if p]
 
     @property
     def is_observed(self) -> bool:

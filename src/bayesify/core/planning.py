@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from bayesify.core.batch_sizes import BatchSizes
 from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
 from bayesify.core.inputs import Inputs
+from bayesify.core.layer import Posterior
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare
 from bayesify.core.recent import Recent
+from bayesify.core.shards import shards_of
 from bayesify.core.turns import TurnError, turn
 from bayesify.errors import PassError
 from bayesify.formatting import listing
+
+_MOST_KINDS = 64  # kinds of inputs that differ in the values of integers or strings
 
 __all__ = ["OtherDecisionsError", "Plan", "Planning"]
 
@@ -50,7 +56,69 @@ class Planning(Bayesian):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self._verdicts = Recent[object, Verdict]()
+        self._traced_verdicts = Recent[object, Verdict]()
         self._training_verdicts = Recent[object, bool]()
+        self._sizes = Recent[object, bool](1000)  # kinds, sizes and modes in which passes over more rows agreed with fewer
+        self._kinds = Recent[object, dict[object, None]]()  # by family: the kinds that were examined
+
+    def checked_plan(self, call: Inputs, samples: int, coherent: bool) -> Plan:
+        """`plan`, after a comparison of passes of this size with smaller ones: code may branch on the batch size."""
+        plan = self.plan(call, samples)
+        folds = plan.folds and samples > 1
+        if self.fold or self.batch_dim != 0 or not (folds or (plan.noise_per_row and not coherent and self._has_noise_per_row())):
+            return plan
+        if torch.compiler.is_compiling():
+            agrees = call.spec is not None or self._agrees_while_tracing(
+                tuple(call.kwargs), (2, 8) if folds else (1,), *call.leaves
+            )
+            return plan if agrees else Plan(False, False)
+        return plan if self._agrees_at_size(call, samples if folds else 1) else self.plan(call, samples)
+
+    def _has_noise_per_row(self) -> bool:
+        """Whether a layer may draw noise for each row instead of weights."""
+        posteriors = [layer.posterior for _, layer in self.random_layers()]
+        return any(p.is_random and (p.has_moments or type(p).forward is not Posterior.forward) for p in posteriors)
+
+    def _agrees_at_size(self, call: Inputs, samples: int) -> bool:
+        """Whether the verdict on a few rows holds for S draws of this batch; otherwise it is replaced."""
+        verdict = self._verdicts.get(call.kind)
+        if verdict is None or not can_compare(self.net):
+            return True
+        if self.is_replaying and samples > 1 and not self._agrees(call, samples, verdict):
+            self.stop_replay()
+        if not self._agrees(call, samples, verdict):
+            if samples > 1:
+                self.distrust(call, _other_size(call, samples))
+            elif (verdict := self._examine(call, whole=True)) is not None:
+                self._learn(call, verdict)
+        return self._verdicts[call.kind].independent_rows
+
+    def _agrees(self, call: Inputs, samples: int, verdict: Verdict) -> bool:
+        """Whether passes over S*B rows agree with passes over B rows or, with S = 1, those with passes over a few rows."""
+        if shards_of(self.net):  # processes gather parameters together
+            return True
+        key = self._size(call, samples)
+        if key not in self._sizes:
+            sizes = BatchSizes(self.net, [layer for _, layer in self.random_layers()], self.passes, call, verdict)
+            if samples == 1:
+                self._sizes[key] = sizes.act_as_few_rows()
+            else:
+                self._sizes[key] = sizes.replay(samples) if self.is_replaying else sizes.fold(samples)
+        return self._sizes[key]
+
+    def _size(self, call: Inputs, samples: int) -> object:
+        """Key of a size, in the current mode."""
+        modes = tuple(module.training for module in self.net.modules()) if self.training and samples > 1 else ()
+        return call.kind, call.batch, samples, modes, self.is_replaying
+
+    def believe_size(self, call: Inputs, samples: int) -> None:
+        """Compare no passes of this size and mode."""
+        self._sizes[self._size(call, samples)] = True
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether passes replay the part before the first random layer."""
+        return False
 
     def plan(self, call: Inputs, samples: int) -> Plan:
         """Return how to make the passes of a call."""
@@ -86,7 +154,9 @@ class Planning(Bayesian):
     def forget_verdicts(self) -> None:
         """Examine the network again at the next call: its layers have changed."""
         self._verdicts.clear()
+        self._traced_verdicts.clear()
         self._training_verdicts.clear()
+        self._sizes.clear()
 
     def _examined(self, call: Inputs) -> Verdict | None:
         """Examine the network; while `torch.compile` traces, with the values of the traced inputs."""
@@ -96,10 +166,30 @@ class Planning(Bayesian):
             return None if fields is None else Verdict(fields[0], without_rows=fields[1], layers_without_rows=fields[2])
         if not can_compare(self.net):
             return None
+        kinds = self._kinds.setdefault(call.family, {})
+        if call.kind not in kinds and len(kinds) >= _MOST_KINDS:
+            return self._unexamined(kinds)
         verdict = self._examine(call)
         if verdict is not None:
-            self._verdicts[call.kind] = verdict
+            kinds[call.kind] = None
+            self._learn(call, verdict)
         return verdict
+
+    def _learn(self, call: Inputs, verdict: Verdict) -> None:
+        self._verdicts[call.kind] = verdict
+        for samples in (1, 2):  # which the examination compared
+            self._sizes[call.kind, verdict.rows, samples, (), False] = True
+
+    def _unexamined(self, kinds: Collection[object]) -> Verdict:
+        """A verdict that is correct for every network; if all draws have to be folded, that on another value."""
+        if self.fold:
+            return next((self._verdicts[kind] for kind in kinds if kind in self._verdicts), Verdict(True))
+        reason = (
+            f"it is called with more than {_MOST_KINDS} different values of arguments that are integers or strings, each of which "
+            "may choose what it computes (give numbers as tensors, or use fold=True)"
+        )
+        self._warn_of_separate_passes(reason)
+        return Verdict(False, reason)
 
     def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool, tuple[int, ...], tuple[int, ...]] | None:
         """`_examined`, called by the compiler itself."""
@@ -108,7 +198,7 @@ class Planning(Bayesian):
         call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
         try:
             with turn(limit=5):  # a prediction in another thread may wait for the compiler
-                verdict = self._examine(call)
+                verdict = self._traced_verdict(call)
         except TurnError:
             return None
         if verdict is None:
@@ -117,6 +207,34 @@ class Planning(Bayesian):
 
     # As torch.compiler.assume_constant_result does, which would import the compiler: called with the values of the arguments.
     _examine_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+    def _traced_verdict(self, call: Inputs) -> Verdict | None:
+        """The verdict on traced inputs. Traced code reads `_verdicts`, which therefore must not change."""
+        verdict = self._verdicts.get(call.kind) or self._traced_verdicts.get(call.kind) or self._examine(call)
+        if verdict is not None:
+            self._traced_verdicts[call.kind] = verdict
+        return verdict
+
+    def _agrees_while_tracing(self, names: tuple[str, ...], samples: tuple[int, ...], *leaves: Any) -> bool:
+        """`_agrees_at_size`, called by the compiler itself, whose code is for any number of draws."""
+        if any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in leaves):
+            return True
+        call = self.inputs_of(leaves[: len(leaves) - len(names)], dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)))
+        try:
+            with turn(limit=5):
+                verdict = self._traced_verdict(call)
+                if verdict is None or not verdict.independent_rows:
+                    return True
+                call.without(verdict.without_rows)
+                for s in samples:
+                    if not self._agrees(call, s, verdict):
+                        self._warn_of_separate_passes(_other_size(call, s))
+                        return False
+                return True
+        except TurnError:
+            return True
+
+    _agrees_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
         layers = dict(self.random_layers())
@@ -159,3 +277,13 @@ class Planning(Bayesian):
             f"every draw takes a separate pass, with one draw of the weights for the whole batch, because {reason}; S draws take "
             "the time of S passes"
         )
+
+
+def _other_size(call: Inputs, samples: int) -> str:
+    """Why draws do not fold if passes of other sizes differ."""
+    if samples == 1:
+        return "the rows of a batch affect each other in the network"
+    return (
+        f"the network computes something else of a row among {samples * call.batch} rows than among {call.batch} (it branches on "
+        "the batch size, or the rows of a batch affect each other)"
+    )

@@ -8,13 +8,21 @@ __all__ = ["Recent"]
 
 K = TypeVar("K")
 V = TypeVar("V")
-_MOST = 100
 
 
 class Recent(dict[K, V], Generic[K, V]):
-    """A dict of at most 100 items: a new one replaces the oldest. A network with a growing cache gets ever new kinds of inputs."""
+    """A dict of a limited number of items: a new one replaces the oldest. A network with a growing cache gets ever new inputs."""
+
+    def __init__(self, most: int = 100) -> None:
+        super().__init__()
+        self.most = most
 
     def __setitem__(self, key: K, value: V) -> None:
-        if key not in self and len(self) >= _MOST:
+        if key not in self and len(self) >= self.most:
             del self[next(iter(self))]
         super().__setitem__(key, value)
+
+    def setdefault(self, key: K, default: V) -> V:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if key not in self:
+            self[key] = default
+        return self[key]

@@ -23,6 +23,8 @@ _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on va
     )
 )
 
+_NUMBERS = frozenset(("item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__complex__"))
+
 _RESERVED = ("_parameters", "_buffers", "_modules", "passes")
 
 
@@ -90,6 +92,7 @@ class Watch(TorchFunctionMode):
         repeated: those that it calls several times.
         read: the layers whose weights it computes with.
         by_value: names of the functions that decide by random values.
+        numbers: names of the functions by which it takes numbers from the batch, which may decide what it computes.
         with_rows, without_rows: the layers whose inputs depend on the batch, or do not.
         values: the weights that it read, by id.
         reuses: whether it used what `keep_results` found.
@@ -109,6 +112,7 @@ class Watch(TorchFunctionMode):
         self.repeated: set[BayesianLayer] = set()
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
+        self.numbers: set[str] = set()
         self.reuses = self.differentiates = self.orders_rows = False
         self.values: dict[int, tuple[BayesianLayer, Tensor]] = {}  # with the tensors, so that no other tensor gets their id
 
@@ -127,6 +131,8 @@ class Watch(TorchFunctionMode):
             decides = name in _BY_VALUE or (name == "where" and len(tensors) == 1) or _selects(name, args)
             if decides and any(layer.posterior.is_random for layer in origin):
                 self.by_value.add(name)
+            if rows and name in _NUMBERS:
+                self.numbers.add(name)
             if name in ("sort", "argsort"):
                 self.orders_rows |= _keeps_draws_apart(tensors[0], result, args, kwargs or {})
             if name == "__setitem__":

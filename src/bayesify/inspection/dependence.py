@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from bayesify.core.checks import check_fraction, check_integer
 from bayesify.data import conform
 from bayesify.errors import ConfigurationError, MissingDependencyError
@@ -70,8 +68,8 @@ def partial_dependence(
         output: index of the output (regression) or of the class, whose probability it is; by default the first output, or class 1
             of two and class 0 of more.
         level: of the intervals.
-        rows: at most so many rows are averaged, chosen at random.
-        draws: at most so many draws of the weights.
+        rows: maximum number of rows to average, chosen at random.
+        draws: maximum number of draws of the weights.
         seed: of the rows.
 
     Returns:
@@ -100,20 +98,29 @@ def partial_dependence(
     sources, values = _grid(estimator, variants.table, column, kind)
     chosen = choose_rows(len(variants.table), rows, seed)
     default = np.tile(chosen, len(sources))
-    p, by_draw = variants.draws({column: np.repeat(sources, len(chosen))}, default)
+    p, by_draw, shares = variants.draws({column: np.repeat(sources, len(chosen))}, default)
     if output is None:
         output = 0 if isinstance(p, NumericPredictive) or by_draw.shape[2] > 2 else 1
     if not 0 <= output < by_draw.shape[2]:
         raise ConfigurationError(f"output must be from 0 to {by_draw.shape[2] - 1}, got {output}")
 
     averages = by_draw[..., output].reshape(len(by_draw), len(sources), -1).mean(2).double()  # (S, V)
-    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    lower, upper = averages.quantile(tails, 0)
-    table = {"value": values, "mean": averages.mean(0).numpy(), "lower": lower.numpy(), "upper": upper.numpy()}
+    weights = shares.double().numpy()
+    lower, upper = (_quantiles(averages.numpy(), weights, tail) for tail in ((1 - level) / 2, (1 + level) / 2))
+    table = {"value": values, "mean": weights @ averages.numpy(), "lower": lower, "upper": upper}
     if isinstance(p, NumericPredictive):
         bounds = (end.reshape(len(sources), len(chosen), -1)[..., output].mean(1).double().numpy() for end in p.interval(level))
         table |= dict(zip(("predictive_lower", "predictive_upper"), bounds, strict=True))
     return Dependence(column, kind, level, pd.DataFrame(table))
+
+
+def _quantiles(values: np.ndarray, weights: np.ndarray, q: float) -> np.ndarray:
+    """Weighted quantile of every column of (S, V), by linear interpolation; with equal weights that of `numpy.quantile`."""
+    order = values.argsort(0)
+    ordered, shares = np.take_along_axis(values, order, 0), weights[order]
+    middle = shares.cumsum(0) - shares / 2
+    positions = (middle - middle[0]) / np.maximum(middle[-1] - middle[0], np.finfo(float).tiny)
+    return np.array([np.interp(q, at, column) for at, column in zip(positions.T, ordered.T, strict=True)])
 
 
 def _grid(estimator: BayesianEstimator, table: pd.DataFrame, column: str, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -53,8 +53,8 @@ def permutation_importance(
         X: (N, columns), best rows that the model was not trained on.
         y: (N,) targets.
         repeats: shuffles of each column.
-        rows: at most so many rows are used, chosen at random.
-        draws: at most so many draws of the weights.
+        rows: maximum number of rows to use, chosen at random.
+        draws: maximum number of draws of the weights.
         seed: of rows and shuffles.
 
     Returns:

@@ -43,8 +43,8 @@ def row_effects(
         estimator: fitted.
         X: (N, columns): the row, and others that values are taken from.
         row: position of the row in X.
-        rows: values are taken from at most so many rows, chosen at random.
-        draws: at most so many draws of the weights.
+        rows: maximum number of rows from which values are taken, chosen at random.
+        draws: maximum number of draws of the weights.
         seed: of the rows.
 
     Returns:

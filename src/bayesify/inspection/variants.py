@@ -39,7 +39,7 @@ class Variants:
     Args:
         estimator: fitted.
         X: a table as `estimator.predictive` takes it.
-        draws: at most so many draws of the weights.
+        draws: maximum number of draws of the weights.
 
     Raises:
         NotFittedError: the estimator is not fitted.
@@ -73,29 +73,38 @@ class Variants:
         with _quiet():
             return self._estimator.predictive(self._put_together(sources, default))
 
-    def draws(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> tuple[Predictive, Tensor]:
-        """As `predict`, with the mean of every draw (S, R, D), or its probabilities (S, R, K)."""
-        table = self._put_together(sources, default)
+    def draws(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> tuple[Predictive, Tensor, Tensor]:
+        """As `predict`, with the mean of every draw (S, R, D), or its probabilities (S, R, K), and the shares of the draws (S,)."""
+        estimator, table = self._estimator, self._put_together(sources, default)
+        models = [estimator._as_here(model) for model in estimator.stack_] or [estimator]
         with _quiet():
-            p = self._estimator.predictive(table)
-            if isinstance(p, NumericPredictive):
-                return p, p.draw_means.reshape(p.samples, len(p), -1)
-            # Categorical predictives keep no draws; with normal noise, the means are the logits of the same draws.
-            twin = copy.copy(self._estimator)
-            twin.likelihood_ = Gaussian(std=1.0)
-            logits = BayesianEstimator.predictive(twin, table)
-        likelihood = self._estimator.likelihood_
-        assert isinstance(logits, GaussianPredictive)
-        if isinstance(likelihood, Ordinal):
-            of_draws = [likelihood.mixture(draw.reshape(1, -1, 1)) for draw in logits.draw_means]
-            return p, torch.stack([draw.probs for draw in of_draws])
-        assert isinstance(likelihood, Categorical)
-        return p, (logits.draw_means / likelihood.temperature).softmax(-1)
+            p = estimator.predictive(table)
+            parts = [_draws_of(model, table) for model in models]
+        weights = estimator.stack_weights_ if estimator.stack_ else (1.0,)
+        shares = [torch.full((len(part),), weight / len(part)) for part, weight in zip(parts, weights, strict=True)]
+        return p, torch.cat(parts), torch.cat(shares)
 
     def _put_together(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> Any:
         cells = {name: values.take(sources.get(str(name), default)).reset_index(drop=True) for name, values in self.table.items()}
         table = pd.DataFrame(cells)
         return table if self._estimator.named_columns_ else table.to_numpy()
+
+
+def _draws_of(estimator: BayesianEstimator, table: Any) -> Tensor:
+    """The mean of every draw of a single model, (S, R, D), or its probabilities, (S, R, K)."""
+    likelihood = estimator.likelihood_
+    if not isinstance(likelihood, Categorical | Ordinal):
+        p = estimator.predictive(table)
+        assert isinstance(p, NumericPredictive)
+        return p.draw_means.reshape(p.samples, len(p), -1)
+    # Categorical predictives keep no draws; with normal noise, the means are the logits of the same draws.
+    twin = copy.copy(estimator)
+    twin.likelihood_ = Gaussian(std=1.0)
+    logits = BayesianEstimator.predictive(twin, table)
+    assert isinstance(logits, GaussianPredictive)
+    if isinstance(likelihood, Ordinal):
+        return torch.stack([likelihood.mixture(draw.reshape(1, -1, 1)).probs for draw in logits.draw_means])
+    return (logits.draw_means / likelihood.temperature).softmax(-1)
 
 
 def choose_rows(count: int, most: int, seed: int) -> np.ndarray:

@@ -4,20 +4,20 @@ $$y = (x \circ d)\,W + b, \qquad
   d_i = \frac{1}{1 - p}\,\mathrm{sigmoid}\Bigl(-\frac1t\Bigl(\log\frac{p}{1 - p} + \log\frac{u_i}{1 - u_i}\Bigr)\Bigr), \qquad
   u_i \sim U(0, 1),$$
 
-a continuous relaxation of dropout with probability p, which it becomes for temperature t to 0. With K input channels, a prior
-$N(0, s^2)$ on weights, and up to a constant
+a continuous relaxation of dropout with probability p. It converges to dropout as the temperature t goes to 0. With K input channels
+and a prior $N(0, s^2)$ on the weights, up to a constant,
 
 $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr) + K\bigl(\log 2 - H(p)\bigr), \qquad
   H(p) = -p\log p - (1 - p)\log(1 - p).$$
 
-It is that of dropout as a mixture of two narrow normals per input channel, whose entropy has one H(p) per channel; the constant,
-which diverges with their width, is chosen such that the KL is 0 for W = 0, b = 0 and p = 1/2. It does not depend on t.
+This is the KL of dropout as a mixture of two narrow normals per input channel, whose entropy is H(p) per channel. The constant
+diverges as their width goes to 0; it is chosen such that the KL is 0 for W = 0, b = 0 and p = 1/2. The KL does not depend on t.
 
 `noise="weight"` is DropConnect with a learned probability: d has one element per weight, drawn once per sample for the whole batch,
-and K is the number of weights. Chang et al., *Ensemble model patching* (2019, arXiv 1905.09453), table 2, has both as mixtures.
+and K is the number of weights. Chang et al., *Ensemble model patching* (2019, arXiv 1905.09453), table 2, writes both as mixtures.
 
 Source: Gal, Hron & Kendall, *Concrete dropout* ([arXiv:1705.07832](https://arxiv.org/abs/1705.07832), 2017), section 3. Its M is
-W / (1 - p): noise there is not scaled, so that $(1 - p)\lVert M \rVert^2$ stands for $\lVert W \rVert^2 / (1 - p)$.
+W / (1 - p), because its noise is not divided by 1 - p; so $(1 - p)\lVert M \rVert^2$ there is $\lVert W \rVert^2 / (1 - p)$ here.
 """
 
 from __future__ import annotations

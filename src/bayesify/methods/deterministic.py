@@ -1,11 +1,11 @@
 r"""Deterministic: point estimates, the maximum a posteriori (MAP) baseline.
 
-The posterior is a point mass. In place of its KL stands the negative log density of a normal prior without the constant, so that
-`elbo` is the penalized log likelihood:
+The posterior is a point mass, whose KL is infinite. In its place stands the negative log density of a prior $N(0, s^2)$ without the
+constant, so that `elbo` is the penalized log likelihood:
 
-$$\mathrm{KL} = \frac{1}{2 s^2}\sum_j (w_j - m_j)^2, \qquad m_j = 0.$$
+$$\mathrm{KL} = \frac{1}{2 s^2}\sum_j w_j^2$$
 
-Without `prior_std` it is maximum likelihood.
+Without `prior_std` it is 0, and training is maximum likelihood.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 r"""DropConnect: Bernoulli noise on every weight, in training and in prediction.
 
-$$w_{ij} = d_{ij} W_{ij}, \qquad d_{ij} = \mathrm{Bernoulli}(1 - p) / (1 - p)$$
+$$w_{ij} = d_{ij} W_{ij}, \qquad d_{ij} \sim \mathrm{Bernoulli}(1 - p) / (1 - p)$$
 
-The second moment of a weight is $W_{ij}^2 / (1 - p)$, so up to a constant in W
+The second moment of a weight is $W_{ij}^2 / (1 - p)$. So for the prior $N(0, s^2)$, up to a constant in W,
 
 $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr)$$
 
-for the prior $N(0, s^2)$.
-
-Sources: Wan et al., *Regularization of neural networks using DropConnect* (2013), section 3, for the noise; they predict with a
-normal approximation of the output, here the weights are drawn. Chang et al., *Ensemble model patching* (2019), table 2 and equation
-(2), for the KL; their p is the probability of keeping a weight, and W absorbs the factor $1 / (1 - p)$.
+Sources: Wan et al., *Regularization of neural networks using DropConnect* (2013), section 3, for the noise. They predict with a
+normal approximation of the output; here the weights are drawn. Chang et al., *Ensemble model patching* (2019), table 2 and equation
+(2), for the KL. Their p is the probability of keeping a weight, and their weights include the factor $1 / (1 - p)$.
 """
 
 from __future__ import annotations

@@ -1,21 +1,25 @@
 r"""Deterministic variational inference: moments of activations instead of draws.
 
-Weights and biases have independent normal posteriors. The mean and covariance of activations pass through the network in closed
-form. For a linear layer with weights of means M and variances V, input moments m and C,
+Weights and biases have independent normal posteriors. The mean and covariance of the activations pass through the network in
+closed form. For a linear layer with weights of means M and variances V, biases of means b and variances $v_b$, and inputs of mean m
+and covariance C,
 
 $$\mathrm{E} = M m + b, \qquad \mathrm{Cov} = M C M^\top + \mathrm{diag}\bigl(V (m^2 + \mathrm{diag}\,C) + v_b\bigr),$$
 
-which is exact, and for a ReLU the moments of rectified normals (`relu_covariance`), as if its inputs were normal; those of the
-first are. So the outputs are $N(\mu(x), \Sigma(x))$, and with a likelihood that has a closed form, `Gaussian`,
-`HeteroscedasticGaussian` or `Poisson`, training is free of noise. Of a mean m and log variance l with covariance c,
+which is exact. For a ReLU they are the moments of a rectified normal (`relu_covariance`): exact for the first ReLU, whose inputs
+are normal, and an approximation for the others. So the outputs are $N(\mu(x), \Sigma(x))$, and with a likelihood whose expectation
+has a closed form (`Gaussian`, `HeteroscedasticGaussian`, `Poisson`) training is free of noise. For `HeteroscedasticGaussian`,
+whose outputs are a mean m and a log variance l with covariance c,
 
 $$\mathrm{E} \log p = -\tfrac12\bigl[\log 2\pi + \mu_l + e^{-\mu_l + \sigma_l^2 / 2}\,((y - \mu_m + c)^2 + \sigma_m^2)\bigr].$$
 
-Other likelihoods draw the outputs, as predictions do; `coherent=True`, `bnn.function` and `sample_network` draw weights.
+With other likelihoods the outputs are drawn, as in prediction. `coherent=True`, `bnn.function` and `sample_network` draw weights.
+The KL is that of mean field.
 
 Source: Wu, Nowozin, Meeds, Turner, Hernandez-Lobato & Gaunt, *Deterministic variational inference for robust Bayesian neural
-networks* (2019, arXiv 1810.03958), sections 3 to 5. Covariances of ReLUs are exact here, where the paper expands them. The prior
-"empirical-bayes" has the constants of the published code, where the mode of the prior of the variance is 2 / fan-in.
+networks* (2019, arXiv 1810.03958), sections 3 to 5. The covariances of rectified normals are exact here; the paper uses an
+expansion. The prior "empirical-bayes" has the constants of the published code, in which the mode of the prior on the variance is
+2 / fan-in.
 """
 
 from __future__ import annotations
@@ -43,12 +47,12 @@ _SHAPE = 4.4798  # of the inverse gamma prior of variances
 class DVI(Method):
     """Deterministic variational inference, for chains of linear layers and ReLUs on inputs (B, I).
 
-    Modules before the first linear layer act on the inputs as they are. Memory of `covariance="full"` grows with B H^2 for H hidden
-    units, time with B H^3.
+    Modules before the first linear layer act on the inputs as they are. For H hidden units, `covariance="full"` takes O(B H^2)
+    memory and O(B H^3) time.
 
     Args:
-        covariance: "full" follows the covariances of hidden units, "diagonal" their variances (dDVI); those of the outputs are
-            always followed.
+        covariance: "full" propagates the covariances of hidden units, "diagonal" only their variances (dDVI). The outputs always
+            have a full covariance.
         prior: "normal", or "empirical-bayes" with a learned variance per weight matrix and bias.
         prior_std: standard deviation of the normal prior.
         initial_std: initial posterior standard deviation, in units of 1/sqrt(fan-in).

@@ -1,32 +1,31 @@
-r"""Ensemble model patching: several components of a few layers, one of them drawn per pass.
+r"""Ensemble model patching: several components of a few layers, one of which is used in a draw.
 
 Chang, Yao, Williams-King & Lipson, *Ensemble model patching: a parameter-efficient variational Bayesian neural network* (2019).
 
-A patched layer has K components $M_k$ (weight and bias), mixed with probabilities p; the others are shared. EMP (equation 4) draws
-one component per layer and draw, for weight, bias and the whole batch; ECMP (equation 5) one per element:
+A patched layer has K components $M_k$ (weight) and $m_k$ (bias) with probabilities p; all other layers are shared. In every draw,
+EMP (equation 4) chooses one component per layer, for weight, bias and the whole batch; ECMP (equation 5) chooses one per element:
 
 $$W = M_z, \quad z \sim \mathrm{Cat}(p) \qquad\text{or}\qquad W_j = M_{Z_j, j}, \quad Z_j \sim \mathrm{Cat}(p)$$
 
-With the prior $N(0, \tau^{-1})$ on weights, $N(0, \rho^{-1})$ on biases, the KL is (equation 6)
+With the priors $N(0, \tau^{-1})$ on weights and $N(0, \rho^{-1})$ on biases, the KL is (equation 6)
 
 $$\sum_{i\,\text{patched}}\sum_k p_{ik}\Bigl(\frac{\tau}{2}\lVert M_{ik}\rVert^2 + \frac{\rho}{2}\lVert m_{ik}\rVert^2\Bigr)
   + \sum_{i\,\text{shared}}\Bigl(\frac{\tau}{2}\lVert M_i\rVert^2 + \frac{\rho}{2}\lVert m_i\rVert^2\Bigr)
   + \sum_{i\,\text{patched}} n_i\,\mathrm{KL}(p_i \Vert \mathrm{uniform}),$$
 
-where n is 1 for EMP and the number of elements for ECMP, up to a constant that diverges as the components' width goes to 0. The
-last term is from the entropy of the choices, for components that do not overlap.
+up to a constant that diverges as the width of the components goes to 0, with $n_i = 1$ for EMP and the number of elements for ECMP.
+The last term comes from the entropy of the choices, for components that do not overlap.
 
 With `component_std`, sigma > 0, weights are drawn from the normals around components and shared weights (equations 1 and 3):
 
-$$W = M_z + \sigma\epsilon, \qquad
-  \mathrm{KL} \mathrel{+}= \tfrac12 \sum_j\bigl(\tau\sigma^2 - 1 - \log\tau\sigma^2\bigr) \text{ over all elements } j
-  \text{ of one component.}$$
+$$W = M_z + \sigma\epsilon,$$
 
-This KL is that of weights and choices together from independent ones, so it bounds that of the weights from above: it exceeds it by
-log K at most per choice, and with uniform p by nothing where components are equal.
+which adds $\tfrac12 \sum_j(\tau\sigma^2 - 1 - \log\tau\sigma^2)$ to the KL, over all elements j of one component (with $\rho$ for
+biases). This is the KL of weights and choices together, an upper bound on that of the weights: it is too large by at most log K
+per choice, and with uniform p exact where all components are equal.
 
-Dropout, DropConnect and explicit ensembles are of the same family (table 2): `MCDropout` mixes each input's weights with zero,
-`DropConnect` each weight, and an explicit ensemble is EMP on all layers with one z for the whole network.
+Dropout, DropConnect and explicit ensembles belong to the same family (table 2): `MCDropout` mixes the weights of each input with
+zero, `DropConnect` each weight, and an explicit ensemble is EMP on all layers with one z for the whole network.
 """
 
 from __future__ import annotations
@@ -52,25 +51,24 @@ __all__ = ["ECMP", "EMP"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EMP(Method):
-    r"""Several components of some layers, one drawn per layer and draw.
+    r"""Ensemble model patching: several components of some layers, one chosen per layer and draw.
 
-    `bayesify(net, EMP())` patches the layers of `where`; all other layers become point estimates under the prior unless it is flat,
-    and with `component_std` normals.
-    Components of a layer before a batch normalization make its running averages those of no draw; where `fit` warns of it, predict
-    with `bayesify.train.ensemble_of_draws`.
-    Layers that a pattern names, as in `{"head": EMP(), "features.*": MCDropout()}`, are patched regardless of `where`; in the same
-    way groups of layers get different priors. The components replace `weight` and `bias`: load a plain checkpoint first.
+    `bayesify(net, EMP())` patches the layers of `where`. All other layers become point estimates with the same prior, or normals
+    with `component_std`; with a flat prior they stay as they are. If a patched layer precedes a batch normalization, the running
+    averages fit no single draw; `fit` warns, and `bayesify.train.ensemble_of_draws` gives better predictions. Layers that a
+    pattern names, as in `{"head": EMP(), "features.*": MCDropout()}`, are patched regardless of `where`; patterns also give groups
+    of layers different priors. The components replace `weight` and `bias`: load a plain checkpoint first.
 
     Args:
         components: K; 1 is a shared layer, a point estimate.
         where: the layers to patch, joined by "+": "bn" (all normalization layers), "out" (the last linear layer or convolution in
             module order), "in" (the first, or an embedding), or name patterns such as "layer4.*".
-        spread: initial standard deviation of the components around the network's weights, in units of 1/sqrt(fan-in). With 0 the
-            components diverge only by the different batches they are trained on.
+        spread: initial standard deviation of the components around the network's weights, in units of 1/sqrt(fan-in). With 0,
+            components of `EMP` differ only through the batches that they are trained on.
         prior_std: standard deviation of the normal prior on weights, $\tau^{-1/2}$; None for a flat prior, which has no KL.
         bias_prior_std: that on biases, $\rho^{-1/2}$; "same" for `prior_std`.
-        decay: "mixture" weights the squares of component k with its probability (equation 6), "plain" all of them with 1: one
-            weight decay for all parameters, as in the paper's experiments, which is K times the precision for uniform mixtures.
+        decay: "mixture" weights the squares of component k with its probability (equation 6); "plain" weights all with 1, as the
+            paper's experiments do (one weight decay for all parameters). For uniform p this is K times the precision.
         probabilities: p, K positive numbers that add up to 1; None for 1/K each.
         component_std: sigma, standard deviation of the normals around components and shared weights; 0 for points, as in the
             paper's experiments.
@@ -178,6 +176,10 @@ class EMP(Method):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ECMP(EMP):
     """Ensemble cross model patching: like `EMP`, with an independent choice of component for every element of weight and bias.
+
+    Args:
+        components, where, spread, prior_std, bias_prior_std, decay, probabilities, component_std, learn_probabilities: as for
+            `EMP`.
 
     Example:
         >>> bnn = bayesify(nn.Linear(2, 1), ECMP(components=3))

@@ -7,10 +7,9 @@ After training to a point estimate, C chains start near it. Every step integrate
 
 $$H(\theta, v) = U(\theta) + \tfrac12 v^\top M^{-1} v, \qquad U = -\log p(\theta) - \sum_i \log p(y_i \mid x_i, \theta)$$
 
-over a path whose length adapts, and accepts with the probability that keeps the posterior invariant. Step size and diagonal M are
-learned in the warm-up. Chains of all layers together are drawn in float64, on the full data set.
-
-The sampler is Pyro's: `pyro-ppl` takes any PyTorch density and adds pure Python packages alone; `blackjax` takes densities in JAX.
+along a path whose length adapts, and picks a state of the path such that the posterior stays invariant. Step size and diagonal M
+are learned in the warm-up. A chain samples the weights of all layers jointly, in float64, on the full data set. Parameters of the
+likelihood, such as the noise of `Gaussian`, keep their trained values. The sampler is that of `pyro-ppl`.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ __all__ = ["HMC"]
 class HMC(Method):
     """Draws from the exact posterior by the no-U-turn sampler, after training: a reference for small networks and data sets.
 
-    It needs `bayesify[mcmc]` for training; predictions need PyTorch alone. The cost is that of (warmup + draws) times up to
-    2^max_tree_depth passes over all data per chain. Check R-hat and the effective sample size in `summary`.
+    Training needs `bayesify[mcmc]`; predictions need only PyTorch. A chain costs (warmup + draws * thinning) steps of up to
+    2^max_tree_depth forward and backward passes over all data. Check R-hat and the effective sample size in `summary`.
 
     Args:
         prior_std: standard deviation of the normal prior on weights and biases.
-        draws: networks kept per chain.
-        chains: their number; each starts at the trained weights plus normal noise of standard deviation `spread`.
+        draws: number of draws kept per chain.
+        chains: number of chains; each starts at the trained weights plus normal noise of standard deviation `spread`.
         warmup: steps per chain in which step size and mass matrix are learned; they are not kept.
         thinning: steps per kept draw.
-        spread: of the starts, in units of `prior_std`.
+        spread: standard deviation of the starting points, in units of `prior_std`.
         max_tree_depth: maximum number of doublings of a path.
         target_accept: acceptance probability that the step size aims at.
 

@@ -16,9 +16,9 @@ Hessian's diagonal: $\hat g\,(\theta - m)$ is the gradient with respect to $\log
 averaged over draws, accumulated batches and processes like any gradient, and local reparameterization (`noise="local"`) makes it
 less noisy.
 
-Differences from the paper: its weight decay is $\delta$, here `prior_std`; its $h_0$ is $1/(n\sigma_0^2) - 1/(n s^2)$, so
-that the spread before the first step is that of `initial_std`; $\rho$, its $1 - \beta_2$, is 1e-5 there, for runs with many more
-steps than tables need.
+Differences from the paper: the prior is given as `prior_std` s instead of the weight decay $\delta$, and the initial spread
+$\sigma_0$ as `initial_std` instead of $h_0 = 1/(n\sigma_0^2) - 1/(n s^2)$. $\rho$, the paper's $1 - \beta_2$, is 1e-5 there, for
+runs with many more steps than tables need.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class IVON(GaussianFields, Method):
     r"""Independent normal weights and biases, trained by the variational online Newton method of its own optimizer.
 
     `fit`, the estimators and the integrations use that optimizer; a training loop gets it from `bnn.optimizer(likelihood)`.
-    `learning_rate` is that of natural-gradient steps, where 1 is a Newton step. Any other optimizer
-    maximizes the same ELBO by ordinary gradients.
+    `learning_rate` is that of natural-gradient steps; 1 is a Newton step. Any other optimizer maximizes the same ELBO by ordinary
+    gradients.
 
     Args:
         prior: "normal", or "sequential": a normal that `update_prior` replaces by the posterior.
@@ -52,7 +52,7 @@ class IVON(GaussianFields, Method):
             the initial Hessian, and the smaller are the first steps.
         momentum: $\beta_1$, of the gradients of means.
         hessian_rate: $\rho$, the weight of a step in the average of Hessians, in (0, 1].
-        damping: is added to $h + \delta$ in the step of m; the paper has none.
+        damping: added to $h + \delta$ in the step of m; 0 in the paper.
         noise: "shared" draws weights once per sample, as in the paper; "local" draws outputs per example (less gradient noise).
 
     Example:

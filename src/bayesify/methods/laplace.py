@@ -12,12 +12,13 @@ with the generalized Gauss-Newton matrix G of the log likelihood (section 2.2), 
 
 $$\log p(y \mid \hat\theta) - \tfrac12\Bigl(\frac{\lVert\hat\theta\rVert^2}{s^2} + \log\det(G + s^{-2} I) + P \log s^2\Bigr),$$
 
-without further training. Linearized predictions are those of $f(x; \hat\theta) + J(x)(\theta - \hat\theta)$, for which this q is
-exact if $\hat\theta$ is the mode and the noise is normal; Immer, Korzepa & Bauer, *Improving predictions of Bayesian neural nets
-via local linearization* (2021, arXiv 2008.08400) show that they are better than those of the network with the same weights.
+without further training; P is the number of weights. Linearized predictions are those of
+$f(x; \hat\theta) + J(x)(\theta - \hat\theta)$, for which q is the exact posterior if $\hat\theta$ is the mode and the noise is
+normal. Immer, Korzepa & Bauer, *Improving predictions of Bayesian neural nets via local linearization* (2021, arXiv
+2008.08400), find them better than those of the network with the same weights.
 
-Curvature, marginal likelihood and its optimization are those of the authors' `laplace-torch` (MIT license); `_laplace_torch.py` is
-the adapter. The result is stored in buffers, so that saving, loading and predicting need PyTorch alone.
+Curvature, marginal likelihood and its optimization are those of the authors' `laplace-torch`. The result is stored in buffers, so
+that saving, loading and predicting need only PyTorch.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ __all__ = ["Laplace"]
 class Laplace(Method):
     """A normal distribution around the trained weights, with the curvature of the log likelihood and the prior as precision.
 
-    It needs `bayesify[laplace]` for training, and the likelihood `Gaussian` or `Categorical`. Layers of a sub-network are named by
+    Training needs `bayesify[laplace]`, and the likelihood `Gaussian` or `Categorical`. Layers of a sub-network are named by
     patterns: `bayesify(net, {"features.0": Laplace()})`; together they have one posterior.
 
     Args:
@@ -61,7 +62,8 @@ class Laplace(Method):
         structure: of the curvature: "diagonal", "kronecker" factors per weight (linear layers and `Conv2d`), or "full", whose
             memory is quadratic in the number of weights of these layers.
         prior_std: standard deviation of the normal prior on weights and biases in training.
-        tune_prior: whether the posterior has the prior standard deviation that maximizes the marginal likelihood instead.
+        tune_prior: whether the posterior uses the prior standard deviation that maximizes the marginal likelihood, instead of
+            `prior_std`.
         linearized: whether predictions are those of the network linearized in these weights (recommended), or of the network.
 
     Example:

@@ -1,12 +1,13 @@
 r"""MC dropout: Bernoulli noise on the inputs of a layer, in training and in prediction.
 
-$$y = (x \circ d)\,W + b, \qquad d_i = \mathrm{Bernoulli}(1 - p) / (1 - p)$$
+$$y = (x \circ d)\,W + b, \qquad d_i \sim \mathrm{Bernoulli}(1 - p) / (1 - p)$$
 
-A layer's weight is $w_{ij} = d_i W_{ij}$, so its second moment is $W_{ij}^2 / (1 - p)$, and up to a constant in W
+A layer's weight is $w_{ij} = d_i W_{ij}$, with second moment $W_{ij}^2 / (1 - p)$. So for the prior $N(0, s^2)$, up to a constant
+in W,
 
 $$\mathrm{KL} = \frac{1}{2 s^2}\Bigl(\frac{\lVert W \rVert^2}{1 - p} + \lVert b \rVert^2\Bigr)$$
 
-for the prior $N(0, s^2)$: weight decay.
+which is weight decay.
 
 Source: Gal & Ghahramani, *Dropout as a Bayesian approximation* (2016), section 3 and its appendix, proposition 1.
 """

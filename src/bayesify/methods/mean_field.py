@@ -1,6 +1,7 @@
 r"""Mean field: an independent normal for every weight and bias.
 
-$$q(w) = \prod_j N(w_j \mid \mu_j, \sigma_j^2)$$
+$$q(w) = \prod_j N(w_j \mid \mu_j, \sigma_j^2), \qquad p(w) = \prod_j N(w_j \mid m_j, s^2), \qquad
+  \mathrm{KL} = \sum_j\Bigl[\log\frac{s}{\sigma_j} + \frac{\sigma_j^2 + (\mu_j - m_j)^2}{2 s^2} - \frac12\Bigr]$$
 
 `noise="local"` draws a layer's outputs instead of its weights, independently per output element (the local reparameterization of
 Kingma, Salimans & Welling, 2015, section 2.3), which reduces the variance of gradients:
@@ -8,7 +9,7 @@ Kingma, Salimans & Welling, 2015, section 2.3), which reduces the variance of gr
 $$y_j \sim N\Bigl(\sum_i x_i\mu_{ij} + \mu_j, \; \sum_i x_i^2\sigma_{ij}^2 + \sigma_j^2\Bigr)$$
 
 `noise="shared"` draws the weights once per sample for the whole batch (Bayes by Backprop; Blundell et al., 2015), which costs less
-per step. Without gradients, convolutions draw weights in either case where that is cheaper.
+per step. In prediction, convolutions with local noise draw weights instead where that is cheaper.
 
 `noise="flipout"` (Wen, Vicol, Ba, Tran & Grosse, *Flipout*, 2018, arXiv 1803.04386, section 3.1) draws one perturbation
 $\Delta$ of the weights per sample, and gives every example b random signs s of its inputs and r of its outputs:
@@ -16,13 +17,12 @@ $\Delta$ of the weights per sample, and gives every example b random signs s of 
 $$y_b = \mu^\top x_b + r_b \circ \bigl(\Delta^\top (x_b \circ s_b)\bigr), \qquad \Delta_{ij} = \sigma_{ij}\epsilon_{ij}$$
 
 The weights of one example are a draw of q, the same at every position of a convolution or sequence; those of two examples are
-uncorrelated. The variance that is left in the gradient of sigma is that of the squares of epsilon, which have no sign.
+uncorrelated. The signs cancel in $\epsilon^2$, so gradients with respect to $\sigma$ gain less than those for $\mu$.
 
 Priors with learned parameters: Tomczak, Swaroop, Foong & Turner, *Collapsed variational bounds for Bayesian neural networks*
-(2021); for one variance per tensor Wu et al., *Deterministic variational inference* (2019), arXiv 1810.03958, section 4. They are
-vi-mean, vi-mv and vi-eb in *Variational inference on the final-layer output of neural networks*; vi-naive is the normal prior. The
-bound of "empirical-bayes" omits the log prior of the variance, as in the latter. The weight of the KL in `fit` does not change the
-learned parameters.
+(2021); for one variance per tensor, Wu et al., *Deterministic variational inference* (2019, arXiv 1810.03958), section 4. Wei &
+Khardon, *Variational inference on the final-layer output of neural networks* (2024, arXiv 2302.02420), call them vi-mean, vi-mv
+and vi-eb, and the normal prior vi-naive. As there, the bound of "empirical-bayes" omits the log prior of the variance.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from bayesify.functional import (
     vifo_mean_variance,
 )
 from bayesify.native.gaussians import draws_and_kl, runs_in_one_pass, variances_and_kl, with_square
+from bayesify.native.local_linear import local_linear, runs_as_one_node
 
 __all__ = ["MeanField"]
 
@@ -66,9 +67,9 @@ class MeanField(Method):
         prior: "normal" is $N(m, s^2)$; "scale-mixture" is $\pi N(0, s^2) + (1 - \pi) N(0, t^2)$ (Blundell et al., 2015,
             equation 7), whose KL is estimated with one draw; "sequential" is normal, with a mean and standard deviation of every
             weight, at first m and s, which `update_prior` replaces by those of the posterior. The others learn the prior's
-            parameters, integrated out in closed form (collapsed variational inference): "mean" a mean per weight, "mean-variance" a
-            mean and a variance per weight, "empirical-bayes" one variance per weight matrix and per bias. They are the regularizers
-            of `VIFO` of these names, of the weights.
+            parameters in closed form (collapsed variational inference): "mean" a mean per weight, "mean-variance" a mean and a
+            variance per weight, "empirical-bayes" one variance per weight matrix and per bias. The regularizers of `VIFO` have the
+            same names and formulas, for outputs instead of weights.
         prior_std: s, the standard deviation of the normal prior, of the wide component, or of weights around the prior's mean
             ("mean"; the papers use sqrt(0.3)).
         prior_mean: m, "zero" or "pretrained" (the network's weights at conversion).
@@ -153,7 +154,7 @@ class GaussianPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         means, log_stds, centers = self._tensors(layer)
-        if samples == 1 and all(m.is_contiguous() for m in means) and self._in_one_pass(layer, *means, *log_stds):
+        if samples == 1 and self._joins_kl(layer) and all(m.is_contiguous() for m in means) and runs_in_one_pass(*means, *log_stds):
             noise = [standard_normal(*mean.shape, like=mean) for mean in means]
             drawn, kl = draws_and_kl(means, log_stds, centers, self.method.prior_std, noise)
             layer.forward_pass.kl(self, kl)
@@ -164,6 +165,13 @@ class GaussianPosterior(Posterior):
         return drawn, None if bias is None or bias_std is None else _draw(bias, bias_std, samples)
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        if self.method.noise == "local" and layer.original is nn.Linear and self._joins_kl(layer):
+            means, log_stds, centers = self._tensors(layer)
+            if runs_as_one_node(x, means, log_stds):
+                noise = standard_normal(*x.shape[:-1], layer.output_channels, like=x)
+                y, kl = local_linear(x, noise, means, log_stds, centers, self.method.prior_std)
+                layer.forward_pass.kl(self, kl)
+                return y
         if self.method.noise != "flipout" or not layer.contracts:
             return super().forward(layer, x)
         deltas = layer.forward_pass.once(self, lambda samples: self._perturbations(layer, samples))
@@ -200,7 +208,7 @@ class GaussianPosterior(Posterior):
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         x = layer.prepare(x)
         means, log_stds, centers = self._tensors(layer)
-        if self._in_one_pass(layer, *means, *log_stds):
+        if self._joins_kl(layer) and runs_in_one_pass(*means, *log_stds):
             means, variances, kl = variances_and_kl(means, log_stds, centers, self.method.prior_std)
             layer.forward_pass.kl(self, kl)
             spread = _pair(variances)
@@ -216,15 +224,12 @@ class GaussianPosterior(Posterior):
             return [weight], [self.weight_log_std], [self.weight_prior_mean]
         return [weight, bias], [self.weight_log_std, self.bias_log_std], [self.weight_prior_mean, self.bias_prior_mean]
 
-    def _in_one_pass(self, layer: BayesianLayer, *tensors: Tensor) -> bool:
-        """Whether a native operator computes the KL together with what a pass needs."""
-        return self.method.prior == "normal" and layer.forward_pass.wants_kl() and runs_in_one_pass(*tensors)
+    def _joins_kl(self, layer: BayesianLayer) -> bool:
+        """Whether native operators may compute the KL together with what a pass needs."""
+        return self.method.prior == "normal" and layer.forward_pass.wants_kl()
 
     def _spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor | None]:
-        """Standard deviations (power 1) or variances (power 2) of weight and bias, None for a missing bias.
-
-        Reports the KL to passes that want it, which shares the computation.
-        """
+        """Standard deviations (power 1) or variances (power 2) of weight and bias; reports the KL to passes that want it."""
         forward_pass = layer.forward_pass
         if not forward_pass.wants_kl():
             bias_spread = None if layer.bias is None else torch.exp(power * self.bias_log_std)
@@ -244,12 +249,7 @@ class GaussianPosterior(Posterior):
         return kl + bias_kl, weight_spread, bias_spread
 
     def _kl_and_spread_of(
-        self,
-        mean: Tensor,
-        log_std: Tensor,
-        prior_mean: Tensor | None,
-        prior_log_std: Tensor | None,
-        power: Literal[1, 2],
+        self, mean: Tensor, log_std: Tensor, prior_mean: Tensor | None, prior_log_std: Tensor | None, power: Literal[1, 2]
     ) -> tuple[Tensor, Tensor]:
         """KL and spread of one tensor of parameters, the spread in its dtype."""
         wide = at_least_float32(log_std)

@@ -8,13 +8,14 @@ marginal q(W) has no closed form. With an auxiliary distribution r(z | W), the K
 $$\mathrm{KL}(q(W) \Vert p(W)) \le \mathrm{E}_{q(W, z)}\bigl[\mathrm{KL}(q(W \mid z) \Vert p(W)) + \log q(z)
   - \log r(z \mid W)\bigr],$$
 
-which `kl` estimates without bias. Its gap is $\mathrm{E}_{q(W)} \mathrm{KL}(q(z \mid W) \Vert r(z \mid W))$. Here
+which `kl` estimates without bias from one draw. The bound exceeds the KL by
+$\mathrm{E}_{q(W)} \mathrm{KL}(q(z \mid W) \Vert r(z \mid W))$. Here
 
 $$\log q(z) = \log N(z_0 \mid \mu_0, \sigma_0^2) - \log|\det J_f|, \qquad
   \log r(z \mid W) = \log N(g(z) \mid \tilde\mu(W), \tilde\sigma^2(W)) + \log|\det J_g|,$$
 
 with other masked flows g, and $\tilde\mu = a_1 + b_1 t$, $\log\tilde\sigma = a_2 + b_2 t$ for the number
-$t = \mathrm{mean}_j \tanh(c^\top W_{\cdot j})$. Given z, the $c^\top W_{\cdot j}$ are independent normals and drawn as such.
+$t = \mathrm{mean}_j \tanh(c^\top W_{\cdot j})$. Given z, the $c^\top W_{\cdot j}$ are independent normals, and are drawn as such.
 
 Source: Louizos & Welling, *Multiplicative normalizing flows for variational Bayesian neural networks*
 ([arXiv:1703.01961](https://arxiv.org/abs/1703.01961), 2017). Where this differs:

@@ -8,17 +8,17 @@ $$f \leftarrow f + \rho\,(\hat g^2 - f), \qquad g \leftarrow \beta_1 g + (1 - \b
 $$m \leftarrow m - \alpha\,\frac{g/(1 - \beta_1^t) + \delta\,(m - m_0)}{f + \delta + \gamma}, \qquad
   \sigma^2 = \frac{1}{\lambda\,(f + \delta)}$$
 
-Unlike in Adam, f has no square root. $\hat g^2$ is the square of the gradient of a batch, of mean
+Unlike in Adam, steps are divided by f, not by its square root. $\hat g$ is the gradient of a batch, and its square has the mean
 
 $$\mathrm{E}\,\hat g^2 = \tfrac1B\,\mathrm{E}\,g_i^2 + \bigl(1 - \tfrac1B\bigr)\,\mathrm{E}\,\bar g^2,$$
 
-where $g_i$ are gradients of examples, of which the derivation of the algorithm asks for the first mean square, and $\bar g$ is that
-of all data, which nearly vanishes at the optimum. So the posterior has the right spread for batches of one example alone and gets
-wider with B: in linear regression on 100 rows, a batch of 10 has more than four times the variance of the best independent
-weights (`tests/methods/test_linear_model_posteriors.py`). `VOGN` has the gradients of examples for any B.
+with gradients $g_i$ of single examples and $\bar g$ of all data, which nearly vanishes at the optimum. The derivation of the
+algorithm calls for $\mathrm{E}\,g_i^2$. So the spread of the posterior is right only for batches of one example, and grows with B:
+in linear regression on 100 rows, batches of 10 lead to more than four times the variance of the best independent weights
+(`tests/methods/test_linear_model_posteriors.py`). `VOGN` uses the gradients of single examples, for any B.
 
-Differences from the paper: the prior's term has the mean of the weights instead of their draw, the same in expectation, and is not
-in the momentum; $\rho$ is its $1 - \beta_2$.
+Differences from the paper: the term of the prior uses the mean of the weights instead of their draw, which is the same in
+expectation, and is not part of the momentum. $\rho$ is the paper's $1 - \beta_2$.
 """
 
 from __future__ import annotations

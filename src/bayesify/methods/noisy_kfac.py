@@ -20,10 +20,11 @@ Convolutions, and linear layers that act on T positions of an example, have $\ha
 $\hat S = \mathrm{E}\frac1T\sum_t g_t g_t^\top$ (Grosse & Martens, *A Kronecker-factored approximate Fisher matrix for convolution
 layers*, 2016, arXiv 1602.01407).
 
-$A_\delta \otimes S_\delta$ is larger than $A \otimes S + \delta I$ by $\sqrt\delta\,(A/\pi \otimes I + I \otimes \pi S)$, so that a
-posterior that the prior dominates is too narrow: where data and prior are equally precise, by half of its variance.
+$A_\delta \otimes S_\delta$ exceeds $A \otimes S + \delta I$ by $\sqrt\delta\,(A/\pi \otimes I + I \otimes \pi S)$, so the
+posterior is too narrow where data and prior have similar precision: with equal precisions, its variance is half of the right one.
 
-Not in the paper: the momentum $\beta_1$, and that the prior's term has the mean of the weights instead of their draw.
+Differences from the paper: there is a momentum $\beta_1$, and the term of the prior uses the mean of the weights instead of their
+draw.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ with a shared weight W and bias b, and vectors r (inputs) and s (outputs) for ea
 the same in all layers, because the vectors of a component are trained together. The draws of a pass are spread evenly over the
 components.
 
-`Rank1`: the vectors of a component are normal, with a mixture as the posterior of the network's vectors v = (r, s):
+`Rank1`: the vectors of a component are normal, so the posterior of the network's vectors v = (r, s) is a mixture:
 
-$$q(v) = \frac1K \sum_k N(v \mid \mu_k, \sigma_k^2), \qquad p(v) = N(1, s^2), \qquad
+$$q(v) = \frac1K \sum_k N(v \mid \mu_k, \sigma_k^2), \qquad p(v) = N(1, \sigma_p^2), \qquad
   \mathrm{KL}(q \Vert p) \le \frac1K \sum_k \mathrm{KL}\bigl(N(\mu_k, \sigma_k^2) \Vert p\bigr).$$
 
 The bound, which `kl` returns, is at most log K nats above the KL, for the whole network: it is the KL of component and vectors
@@ -18,8 +18,8 @@ factors* ([arXiv:2005.07186](https://arxiv.org/abs/2005.07186), 2020).
 `BatchEnsemble`: vectors without noise or prior. Wen, Tran & Ba, *BatchEnsemble: an alternative approach to efficient ensemble and
 lifelong learning* ([arXiv:2002.06715](https://arxiv.org/abs/2002.06715), 2020).
 
-The papers start vectors with random signs, which discards the function of a given network; here they start around one. Biases are
-shared.
+The papers start the vectors with random signs, which discards the function of a given network; here they start near 1. The
+components share the biases.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = ["BatchEnsemble", "Rank1"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rank1(Method):
-    """Normal factors of the inputs and outputs of linear layers and convolutions, in several components.
+    r"""Normal factors of the inputs and outputs of linear layers and convolutions, in several components.
 
     The component is drawn once per draw, the factors given the component per example, the same at every position.
 
     Args:
-        components: K.
-        prior_std: standard deviation of the prior on factors, whose mean is 1.
+        components: K, the number of components.
+        prior_std: $\sigma_p$, standard deviation of the prior on factors, whose mean is 1.
         initial_std: initial posterior standard deviation of a component.
         spread: initial standard deviation of the components' means around 1.
         weight_prior_std: standard deviation of a normal prior on the shared weights and biases, which are point estimates; None

@@ -1,7 +1,7 @@
 r"""Repulsive ensembles: networks that are trained together, and that a kernel keeps apart.
 
 The members are particles of a Wasserstein gradient flow to the posterior, with a kernel density estimate for their distribution.
-Member i of M descends the negative of
+Member i of M ascends
 
 $$\phi_i = \nabla_{w_i}\log p(w_i \mid \mathcal D) - \frac{\sum_j \nabla_{u_i} k(u_i, u_j)}{\sum_j k(u_i, u_j)}, \qquad
   k(u, u') = \exp\Bigl(-\frac{\lVert u - u'\rVert^2}{2\ell^2}\Bigr)$$
@@ -11,19 +11,22 @@ with $\log p(w \mid \mathcal D) = \sum_n \log p(y_n \mid x_n, w) - \lVert w \rVe
 - `space="weight"`: the weights, $u_i = w_i$;
 - `space="function"`: the outputs for the batch, $u_i = f(x_{1..B}; w_i)$, through whose Jacobian the second term acts on $w_i$.
 
-It is the gradient of an ELBO, per member: the estimate of the KL of their distribution from the prior is
+The median heuristic sets $\ell^2 = \mathrm{median}_{i<j}\lVert u_i - u_j\rVert^2 / (2\log(M + 1))$ in every step.
+
+$\phi_i / M$ is the gradient of an ELBO with respect to $w_i$, in which the KL of the members' distribution from the prior is
+estimated by
 
 $$\mathrm{KL} = \frac1M\sum_i\Bigl(\frac{\lVert w_i\rVert^2}{2s^2} + \log\frac1M\sum_j k(u_i, u_j)\Bigr)$$
 
 up to normalizing constants, with gradients through the first argument of k alone. A single member is the MAP estimate.
 
 Source: D'Angelo & Fortuin, *Repulsive deep ensembles are Bayesian* (2021, arXiv 2106.11642), sections 3 and 4, with the kernel
-density estimate. In function space they take the prior of functions, whose score they estimate. Here the prior of the weights
-stays, and only the repulsion is that of functions; the two agree where outputs are an invertible linear function of the weights,
-otherwise they differ by the gradient of the log determinant of the Jacobian. Their published code takes the median over all pairs,
-those of a member with itself included, which makes the bandwidth smaller.
+density estimate. In function space they use the prior over functions, whose score they estimate. Here the prior is always that of
+the weights, and only the repulsion acts on functions. The two agree if the outputs are an invertible linear function of the
+weights; otherwise they differ by the gradient of the log determinant of the Jacobian. Their published code takes the median over
+all pairs, including those of a member with itself, which makes the bandwidth smaller.
 
-The repulsion of weights, about 2 log(M + 1) / distance, does not grow with the number of weights. So in large networks it is weak.
+The repulsion of weights, about 2 log(M + 1) / distance, does not grow with the number of weights, so it is weak in large networks.
 """
 
 from __future__ import annotations
@@ -52,18 +55,18 @@ __all__ = ["RepulsiveEnsemble"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RepulsiveEnsemble(Method):
-    """Several plain networks, trained together and kept apart by a kernel on their weights or outputs.
+    r"""Several plain networks, trained together and kept apart by a kernel on their weights or outputs.
 
     `bayesify` takes the members, or one freshly initialized network, as for `DeepEnsemble`. `fit` trains them as one model, on the
-    same batches; so does any loop that descends `-elbo(...)` in training mode, outside of which they do not repel each other. The
-    gradient of a member is 1/M of its own, to which Adam is invariant. Training passes call all members at once where
-    `torch.func.vmap` can, otherwise one after the other.
+    same batches; a training loop of your own does the same with `-elbo(...)` in training mode (in eval mode nothing repels them).
+    A member gets 1/M of the gradient that it would get alone, to which Adam is invariant. Training passes call all members at once
+    where `torch.func.vmap` can, otherwise one after the other.
 
     Args:
         members: M, the number of networks.
         space: "weight" or "function", in which members repel each other.
         prior_std: s, standard deviation of the normal prior on all trained parameters.
-        bandwidth: of the kernel; None for the median heuristic, in every step.
+        bandwidth: $\ell$ of the kernel; None for the median heuristic.
 
     Example:
         >>> bnn = bayesify(torch.nn.Linear(4, 3), RepulsiveEnsemble(members=5))
@@ -73,7 +76,7 @@ class RepulsiveEnsemble(Method):
 
     family: ClassVar[str] = "Ensembles"
     paper: ClassVar[str] = "D'Angelo & Fortuin 2021, arXiv 2106.11642"
-    advice: ClassVar[str] = "An ensemble whose members should differ also where the data do not say so; stop training early."
+    advice: ClassVar[str] = "An ensemble whose members are also pushed apart where there are no data; stop training early."
     cost: ClassVar[str] = "5.3, 5.5 for five members; M passes"
 
     is_whole: ClassVar[bool] = True

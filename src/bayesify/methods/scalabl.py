@@ -7,13 +7,13 @@ $$W = W_0 + B\,\mathrm{diag}(s)\,A, \qquad q(s) = N(\mu, \mathrm{diag}(\sigma^2)
 maps the subspace to the full weight. A and B are point estimates, so the posterior adds 2r parameters per adapter. One s for every
 example scales the outputs of A, which is the exact distribution of $Wx$ for one x.
 
-A and B have no prior, so their scale and that of s are exchangeable. With m = 0 the KL, at its minimum over this scale, is
+A and B have no prior, so factors can move between them and s. With m = 0 the KL, at its minimum over this scale, is
 $\frac12\sum_i\log(1 + \mu_i^2 / \sigma_i^2)$: it depends on the relative noise alone and vanishes for directions without signal.
 With m = 1, relative noise of $\sigma_p$ costs nothing.
 
 After Samplawski et al., *Scalable Bayesian low-rank adaptation of large language models via stochastic variational subspace
 inference* (2025). The factorization, q(s) and training by the ELBO are the paper's. The choices here: the adapter is kept at
-conversion ($\mu = 1$; no singular value decomposition), defaults of the prior, and one s per example.
+conversion ($\mu = 1$; no singular value decomposition), the defaults of the prior, and one s per example.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ScalaBL(Method):
 
     Args:
         where: name pattern of the layers to convert; the default selects `lora_A` of peft and `lora_a` of torchtune.
-        prior_mean: m.
-        prior_std: $\sigma_p$.
+        prior_mean: m, mean of the prior on s.
+        prior_std: $\sigma_p$, standard deviation of the prior on s.
         initial_std: initial $\sigma$; $\mu$ starts at 1, so that the adapter is kept.
 
     Example:

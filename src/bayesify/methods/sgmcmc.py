@@ -14,7 +14,8 @@ $\epsilon = 2 r / N$). The stationary distribution is $\propto \exp(-U / T)$ up 
 length, and the noise of minibatch gradients, which is not corrected. For a quadratic U with curvature h per example, full batches
 and SGLD, the variance is $T / (N h (1 - r h / 2))$.
 
-The update is two lines, so no library is used. C chains run at once, by `torch.func.vmap`, after training to a point estimate.
+C chains run at once, by `torch.func.vmap`, after training to a point estimate. Parameters of the likelihood keep their trained
+values.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ __all__ = ["SGHMC", "SGLD"]
 class SGLD(Method):
     """Stochastic gradient Langevin dynamics: gradient descent with noise, after training, whose iterates are draws.
 
-    Check R-hat and the effective sample size in `summary`. Too large steps widen the posterior, too small ones need
-    more steps.
+    Check R-hat and the effective sample size in `summary`. Steps that are too large widen the
+    distribution of the draws; with smaller ones more steps are needed.
 
     Args:
         prior_std: standard deviation of the normal prior on weights and biases.
         step_size: r, the learning rate of gradient descent on the mean loss.
-        draws: networks kept per chain.
-        chains: their number; all start at the trained weights.
+        draws: number of draws kept per chain.
+        chains: number of chains; all start at the trained weights.
         burn_in: steps before the first draw.
         thinning: steps per kept draw.
         temperature: T; 1 for the posterior, below 1 for a narrower (cold) one.
@@ -142,8 +143,8 @@ class SGHMC(SGLD):
     Momentum lets chains move faster than those of `SGLD`, with fewer steps per effective draw.
 
     Args:
-        prior_std, step_size, draws, chains, burn_in, thinning, temperature: as for `SGLD`. With equal steps it moves
-            1 / friction times as fast.
+        prior_std, step_size, draws, chains, burn_in, thinning, temperature: as for `SGLD`. With equal step sizes, a chain
+            moves 1 / friction times as fast.
         friction: the part of the velocity that a step loses, in (0, 1]; 1 minus the momentum.
 
     Example:

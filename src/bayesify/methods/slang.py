@@ -17,19 +17,19 @@ $$g \leftarrow \beta_1 g + \frac{1 - \beta_1}{B}\sum_i g_i, \qquad
   \Bigl(\frac{g}{1 - \beta_1^t} + \frac{m}{\lambda s^2}\Bigr)$$
 
 so that the precision has the diagonal that it would have without the truncation. With $W = \mathrm{diag}(d)^{-1/2} U$ and the
-Cholesky factor B of $I + W^\top W$, a draw is
+Cholesky factor C of $I + W^\top W$, a draw is
 
-$$\theta = m + \mathrm{diag}(d)^{-1/2}\,(I - W K W^\top)\,\epsilon, \qquad K = B^{-\top}(I + B)^{-1}, \quad \epsilon \sim N(0, I),$$
+$$\theta = m + \mathrm{diag}(d)^{-1/2}\,(I - W K W^\top)\,\epsilon, \qquad K = C^{-\top}(I + C)^{-1}, \quad \epsilon \sim N(0, I),$$
 
 in time O(P L), as $(I - W K W^\top)(I - W K W^\top)^\top = (I + W W^\top)^{-1}$. The K of the authors' code
 (github.com/aaronpmishkin/SLANG, `low_rank.py`) needs the inverse of a Cholesky factor of $W^\top W$; this one exists for dependent
 columns of U and for U = 0.
 
-$\sum_i g_i g_i^\top$ has the curvature as its mean, if the model is right, but its products of different outputs of a layer vanish
-for many rows only. With more outputs than rows, U holds such products, and draws of different outputs are correlated.
+If the model is right, the mean of $\sum_i g_i g_i^\top$ is the curvature, but the products between different outputs of a layer
+average out only over many rows. With more outputs than rows, U fits these products, and draws of different outputs are correlated.
 
-Differences from the authors' code: U belongs to one layer, and layers are independent, where theirs has all parameters of the
-network in one vector; there is a damping $\gamma$. The momentum $\beta_1$, without the prior's term, is as there.
+Differences from the authors' code: layers are independent, each with its own U, while theirs has one U for all parameters of the
+network; there is a damping $\gamma$. As in their code, the momentum $\beta_1$ does not include the term of the prior.
 """
 
 from __future__ import annotations

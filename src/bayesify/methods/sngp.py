@@ -1,10 +1,12 @@
-r"""SNGP: a Gaussian process on the features of a deterministic network that keeps distances.
+r"""SNGP: a Gaussian process on the features of a deterministic network with bounded distances.
 
 Liu, Lin, Padhy, Tran, Bedrax-Weiss & Lakshminarayanan, *Simple and principled uncertainty estimation with deterministic deep
 learning via distance awareness* (2020, arXiv 2006.10108), section 3.
 
-Hidden weights are $W \min(1, c / \lVert W\rVert_2)$, so that distances of the features h of the last layer are bounded by those of
-the inputs. Each output k is a Gaussian process with an RBF kernel, by D random features:
+Hidden weights are $W \min(1, c / \lVert W\rVert_2)$, which bounds the distance of two features h of the last layer by a multiple
+of the distance of the inputs. Residual blocks with c < 1 also bound it from below, as the paper requires; networks without skip
+connections may map distant inputs to the same features. Each output k is a Gaussian process with an RBF kernel, by D random
+features:
 
 $$f_k = b_k + \phi(h)^\top \beta_k, \quad \phi(h) = \sqrt{2 / D}\,\cos(\Omega h + \gamma), \quad
   \Omega_{ij} \sim N(0, \ell^{-2}), \quad \gamma_i \sim U(0, 2\pi), \quad \beta_k \sim N(0, s^2 I)$$
@@ -17,16 +19,17 @@ $$\beta_k \sim N(\mu_k, P_k^{-1}), \qquad P_k = s^{-2} I + \sum_i \Lambda_{ik}\,
 
 which is exact for normal noise, $\Lambda_k = \sigma_k^{-2}$, with $\mu_k = P_k^{-1} \sum_i \Lambda_{ik} (y_{ik} - b_k) \phi_i$.
 For other likelihoods it is a Laplace approximation at the trained $\mu_k$, with $\Lambda = p (1 - p)$ for classes. As in the paper,
-the outputs of classes are independent. For two classes with two outputs this makes the variance of their difference too large, up
-to twofold; one output with `Bernoulli` has no such error.
+the outputs of classes are independent. For two classes with two outputs, this overestimates the variance of their difference by a
+factor of up to two; use one output with `Bernoulli` instead.
 
-Differences from the published code (google/edward2, `random_feature.py`): the precision is the sum over all training rows of the
-final network. There, the default is an exponential average of batches, divided by their size, during training, which does not
-grow with the data and forgets the prior; with the sum (`gp_cov_momentum=-1`) the data must pass only once, so it is reset in
-every epoch. Λ is that of the likelihood; there, it is 1 by default, that of normal noise, and several classes have no other.
-Scaled features there have the factor $2 / \sqrt D$, where the comment and the kernel above need $\sqrt{2 / D}$, so that their
-kernel is twice as large. The features h are normalized there by default (`LayerNormalization`). Predictions here average draws of
-the outputs; there, the logits are divided by a factor (mean-field approximation).
+Differences from the published code (google/edward2, `random_feature.py`):
+
+- The precision is the sum over all training rows of the final network. The code's default is an exponential average over batches
+  during training, divided by the batch size, which does not grow with the data and forgets the prior.
+- $\Lambda$ is that of the likelihood. In the code it is 1 by default, that of normal noise, and always with several classes.
+- The code's scaled features have the factor $2 / \sqrt D$ instead of $\sqrt{2 / D}$, which doubles the kernel.
+- The code normalizes the features h by default (`LayerNormalization`).
+- Predictions average draws of the outputs; the code divides the logits by a factor (mean-field approximation).
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ __all__ = ["SNGP"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SNGP(Method):
-    """Spectral-normalized neural Gaussian process: the last layer is a Gaussian process, the hidden layers have bounded norms.
+    r"""Spectral-normalized neural Gaussian process: the last layer is a Gaussian process, the hidden layers have bounded norms.
 
     The last linear layer is replaced with random features and their weights; all other linear layers and convolutions get
     `SpectralNorm(max_norm)`. The posterior is made after training, in one pass over the data; it needs the likelihood `Gaussian`,
@@ -69,7 +72,7 @@ class SNGP(Method):
 
     Args:
         features: D, the number of random features. The kernel has an error of the order sqrt(2 / D).
-        length_scale: of the kernel, in units of the last hidden layer.
+        length_scale: $\ell$ of the kernel, in units of the features h.
         prior_std: s, the prior standard deviation of the outputs.
         max_norm: c, the largest spectral norm of a hidden weight.
 

@@ -1,13 +1,13 @@
 r"""SpectralNorm: point estimates whose weights have bounded spectral norms.
 
 Miyato, Kataoka, Koyama & Yoshida, *Spectral normalization for generative adversarial networks* (2018, arXiv 1802.05957), with the
-bound of Liu et al. (SNGP, 2020, arXiv 2006.10108, section 3.2), which leaves smaller norms as they are:
+bound of Liu et al. (SNGP, 2020, arXiv 2006.10108, section 3.2), which keeps smaller norms:
 
 $$W \min\Bigl(1, \frac{c}{\lVert W\rVert_2}\Bigr)$$
 
 The norm is estimated by power iteration, one step per pass in training mode, as by `torch.nn.utils.parametrizations.spectral_norm`:
-the estimate never exceeds the norm, and approaches it while the weight changes slowly. That function is not used, because it always
-divides by the norm, and by zero for a weight of zero.
+the estimate never exceeds the norm and approaches it while the weight changes slowly, so during training the norm may be slightly
+above c. PyTorch's function always divides by the norm, also a smaller one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class SpectralNorm(Method):
     """Point estimates whose weights have spectral norms of at most `max_norm`, for linear layers and convolutions.
 
     The weight of a convolution is taken as a matrix (O, I*k*k), as in PyTorch's `spectral_norm`; the norm of the convolution as an
-    operator may be larger by a factor of up to sqrt(k*k).
+    operator may be larger by a factor of up to k.
 
     Args:
-        max_norm: c.
+        max_norm: c, the largest spectral norm.
         prior_std: standard deviation of a normal prior on weights (before they are divided) and biases; None for none.
 
     Example:

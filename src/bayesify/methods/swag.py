@@ -17,11 +17,13 @@ paper's SWAG-Diagonal (section 3.2).
 
 Differences from the paper:
 
-* It computes the variance as $\overline{\theta^2} - \bar\theta^2$, which in float32 loses all digits of a standard deviation below
-  about 1/4000 of the weight. Here mean and sum of squared deviations are updated by Welford's recursion.
-* Algorithm 1 divides by K - 1 even before K columns are filled; here by the number of filled columns minus 1.
+* The paper computes the variance as $\overline{\theta^2} - \bar\theta^2$, which in float32 loses all digits of a standard deviation
+  below about 1/4000 of the weight. Here mean and sum of squared deviations are updated by Welford's recursion.
+* Algorithm 1 divides by K - 1 even before K columns are filled; here the divisor is the number of filled columns minus 1.
+* Algorithm 1 counts the weights at the start as the first snapshot of the mean. Here, as in the authors' code, the mean has only
+  the snapshots, so the first column of D is zero: the first snapshot is its own running mean.
 
-The first column of D is zero, because the first snapshot is its own running mean, as in the paper. MultiSWAG (Wilson & Izmailov,
+MultiSWAG (Wilson & Izmailov,
 *Bayesian deep learning and a probabilistic perspective of generalization*, 2020, arXiv 2002.08791) is
 `DeepEnsemble(base=SWAG())`.
 """

@@ -3,10 +3,10 @@ r"""Tensor factorization: a weight as a product of small matrices, for compariso
 $$W = W_1 \cdots W_K, \qquad W_1 \in \mathbb{R}^{O\times R},\; W_k \in \mathbb{R}^{R\times R},\; W_K \in \mathbb{R}^{R\times I}$$
 
 The posterior of the inner cores $W_2 \ldots W_{K-1}$ is an independent normal per element; $W_1$ and $W_K$ are point estimates.
-With $R = \lceil\log_2 D\rceil$ and $D / R^2$ inner cores, D the larger side of the weight, the number of random parameters is about
-that of WHVI.
+With $R = \lceil\log_2 D\rceil$ and $D / R^2$ inner cores, where D is the larger side of the weight, there are about as many random
+parameters as in WHVI.
 
-The free scales of $W_1$ and $W_K$ make the prior on the cores one without a scale on W. For one weight $w = a\,c\,b$, the KL at the
+Since $W_1$ and $W_K$ have no prior, the prior on the cores does not fix the scale of W. For one weight $w = a\,c\,b$, the KL at the
 best a and b is $\tfrac12 \log(1 + \mathrm{E}[w]^2 / \mathrm{Var}[w])$, that of ARD variational dropout: it pulls small weights to
 zero, with a vanishing variance, and leaves large ones nearly free. So the method is not calibrated under a normal prior on W.
 

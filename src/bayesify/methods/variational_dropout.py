@@ -12,8 +12,13 @@ local reparameterization:
 $$w_{ij} \sim N(\theta_{ij}, \alpha_{ij}\theta_{ij}^2), \qquad y_j \sim N\Bigl(\sum_i x_i\theta_{ij} + b_j,
   \sum_i \alpha_{ij} x_i^2\theta_{ij}^2\Bigr), \qquad \mathrm{KL} = \sum_{ij} \mathrm{KL}(\alpha_{ij}),$$
 
-with one term per weight, also where alpha is shared. The prior is log-uniform; its KL (`log_uniform_kl`) is exact. theta and b are
-point estimates; with `prior_std` they have a normal prior, whose negative log density (without the constant) is added to the KL.
+with one term per weight, also where alpha is shared. The prior is log-uniform, and its KL (`log_uniform_kl`) is computed exactly,
+with the constant for which it tends to 0 as $\alpha \to \infty$ ($\gamma$ is Euler's constant):
+
+$$\mathrm{KL}(\alpha) = \mathrm{E}_{\xi\sim N(1, \alpha)}\log|\xi| - \tfrac12\log\alpha + \tfrac12(\gamma + \log 2)$$
+
+$\theta$ and b are point estimates; with `prior_std` they have a normal prior, whose negative log density (without the constant) is
+added to the KL.
 
 With `prior="ard"` (automatic relevance determination) the prior of a weight is a normal of mean zero and the best variance for it
 (empirical Bayes), $\theta^2 (1 + \alpha)$, and $\mathrm{KL}(\alpha) = \tfrac12\log(1 + 1/\alpha)$: Kharitonov, Molchanov & Vetrov,
@@ -47,13 +52,13 @@ class VariationalDropout(Method):
     """Gaussian dropout with learned rates, for linear layers and convolutions.
 
     Args:
-        noise: "input" multiplies inputs (type A, correlated weights), "weight" every weight (type B). Convolutions draw input noise
-            per example and channel, the same at every position.
+        noise: "input" multiplies inputs (type A, correlated weights), "weight" every weight (type B). Convolutions draw input
+            noise per example and channel, the same at every position.
         alpha_per: one noise variance per "layer", per input "unit" or per "weight" (only with `noise="weight"`).
         p: initial dropout rate in (0, 1): alpha starts at p / (1 - p).
         learn: whether to learn alpha; False is Gaussian dropout with a fixed rate.
-        prior: of the noise: "log-uniform" as in the paper, or "ard", for which alpha needs no bound.
-        max_alpha: upper bound of alpha; 1 as in the paper (larger values are local optima that are hard to leave), None for no
+        prior: "log-uniform" as in the paper, or "ard", for which alpha needs no bound.
+        max_alpha: upper bound of alpha; 1 as in the paper, which finds that larger values lead to poor local optima; None for no
             bound.
         prior_std: standard deviation of a normal prior on theta and b; None for a flat one, as in the paper.
 

@@ -5,11 +5,12 @@ The last layer returns mean and standard deviation of the outputs z, which are r
 $$q(z \mid x) = N(\mu(x), \mathrm{diag}(s(x)^2)), \qquad
 \min \sum_x \mathrm{E}_q[-\log p(y \mid z)] + \eta R(x) + \eta_\mathrm{aux} R(x_\mathrm{aux})$$
 
-R is the KL from a prior of z whose parameters are given or learned (`bayesify.functional.vifo_mean` and its variants). It is added
-once per example and not divided by the size of the data set: `Draws.local_kl`, with `Draws.kl` zero.
+R is the KL of q from a prior on z: $N(0, \sigma_p^2)$ (`regularizer="naive"`), or a prior whose parameters are learned in closed
+form (`bayesify.functional.vifo_mean`, `vifo_mean_variance`, `vifo_empirical_bayes`). It is added once per example and not divided
+by the size of the data set: it is `Draws.local_kl`, and `Draws.kl` is zero.
 
-Source: *Variational inference on the final-layer output of neural networks*, sections 2, B and C. The softplus of the second half
-of the outputs is a standard deviation, not a variance (as in its theorem 4.5 and its code).
+Source: Wei & Khardon, *Variational inference on the final-layer output of neural networks* (2024, arXiv 2302.02420), sections 2, B
+and C. The softplus of the second half of the outputs is a standard deviation, not a variance (as in its theorem 4.5 and its code).
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class VIFO(Method):
         eta_aux: weight of the regularizer at auxiliary inputs.
         prior_std: standard deviation of the outputs around the prior's mean, of "naive" and "mean"; None for 1 and sqrt(0.3).
         mean_prior_std: standard deviation of the prior's mean itself, of "mean"; None for sqrt(5.7).
-        a, b: shape and scale of the inverse gamma prior of "mean-variance" and "empirical-bayes"; None for the paper's.
+        a, b: shape and scale of the inverse gamma prior of "mean-variance" and "empirical-bayes"; None for the paper's, (0.5,
+            0.01) and (4.4798, 10).
         delta: of "mean-variance", how strongly means are drawn to zero, in (0, 1).
         head: name of the last layer; None for the last linear layer or convolution in module order.
         separate_std: whether a second network, initially a copy, returns the standard deviations; otherwise means and standard

@@ -3,8 +3,9 @@ r"""VMG: a matrix normal posterior, with one variance per row and one per column
 $$q(W) = \mathcal{MN}(M, U, V), \quad U = \mathrm{diag}(u^2),\; V = \mathrm{diag}(v^2) \quad\Longleftrightarrow\quad
   W_{ij} \sim N(M_{ij}, u_i^2 v_j^2), \qquad p(W) = \mathcal{MN}(0, sI, sI),$$
 
-independently, with O + I instead of O I variances. The outputs of a layer are drawn per example (local reparameterization); the
-variance of output i is $u_i^2 \sum_j v_j^2 x_j^2$, which costs a product with one row instead of all.
+independently, with O + I instead of O I variances. The KL is that of mean field with the variances $u_i^2 v_j^2$. The outputs of a
+layer are drawn per example (local reparameterization); the variance of output i is $u_i^2 \sum_j v_j^2 x_j^2$, which costs a
+product with one row instead of all.
 
 Source: Louizos & Welling, *Structured and efficient variational deep learning with matrix Gaussian posteriors*
 ([arXiv:1603.04733](https://arxiv.org/abs/1603.04733), 2016), with the diagonal covariances of its experiments. Unlike in the paper

@@ -11,10 +11,10 @@ $$h \leftarrow h + \rho\,(\hat h - h), \qquad g \leftarrow \beta_1 g + (1 - \bet
 $$m \leftarrow m - \alpha\,\frac{g/(1 - \beta_1^t) + \delta\,(m - m_0)}{h + \delta + \gamma}, \qquad
   \sigma^2 = \frac{1}{\lambda\,(h + \delta)}$$
 
-$\hat h$ is the generalized Gauss-Newton (empirical Fisher) estimate of the Hessian. Much published code squares the gradient of the
-batch, $\hat g^2$, instead. That is Vadam's estimate, about B times smaller where gradients of examples differ, and `NoisyAdam`'s
-here. Differences from the second paper: the momentum is bias-corrected and without the prior's term; normalization layers
-stay deterministic.
+$\hat h$ is the empirical Fisher estimate of the Hessian's diagonal, which the first paper calls generalized Gauss-Newton. Much
+published code squares the gradient of the batch, $\hat g^2$, instead. That is the estimate of Vadam and of `NoisyAdam`, and about B
+times smaller where gradients of examples differ. Differences from the second paper: the momentum is bias-corrected and does not
+include the term of the prior; normalization layers stay deterministic.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Nguyen, Nguyen, Nguyen, Than, Bui & Ho, *Structured dropout variational inferenc
 $$y = (x \circ \xi)\,\Theta + b, \qquad \xi = 1 + U(\sqrt\alpha \circ \epsilon) \sim N(1, U\,\mathrm{diag}(\alpha)\,U^\top),
   \qquad U = H_T \cdots H_1,$$
 
-with one draw of the K noise variables per example; Theta and b are point estimates. The Householder vectors come from a small
-network, $v_{t+1} = \mathrm{FC}_t(v_t)$ with $v_1$ free, and the KL (`vsd_kl`) does not depend on Theta:
+with one draw of the K noise variables per example; $\Theta$ and b are point estimates. The Householder vectors come from a small
+network, $v_{t+1} = \mathrm{FC}_t(v_t)$ with a free $v_1$. The KL (`vsd_kl`) does not depend on $\Theta$:
 
 $$\mathrm{KL} = \frac{Q}{2} \sum_{i=1}^K \log\frac{1 + S_i}{\alpha_i}, \qquad S_i = \sum_k \alpha_k U_{ik}^2,
   \qquad Q = \text{weights per noise variable}.$$
@@ -17,11 +17,14 @@ from any normal prior is infinite, as is the mutual information of its columns t
 is that of the product of the columns' marginals, normals with full covariance matrices. So the objective is not a bound on the
 evidence of the original prior; nor is that prior fixed, its precisions follow the weights (empirical Bayes).
 
+With `hierarchical`, $y = (x \circ z \circ \xi)\,\Theta + b$ with $z_i \sim \mathrm{LogNormal}(g_i, d_i)$, and
+$\frac Q2\sum_i(e^{g_i + d_i/2} - g_i - 1) + \sum_i\mathrm{KL}(q(z_i) \Vert p(z_i))$ is added to the KL (section 3.3).
+
 The factor Q makes this KL large: Q times that of the noise alone, which is the KL of ARD variational dropout (appendix F). The
 paper weights it with 0.1 to 0.5 in classification and 1e-5 to 1e-2 in regression (`beta` of `elbo` and `fit`). At the full weight
-and with a prior on Theta, weights may vanish: on two moons (`experiments/posterior/moons`) all predictions are 0.5 then, with 0.1
-they are close to those of the posterior. The KL does not limit the size of Theta, so networks overfit small data sets: `prior_std`
-gives Theta and b a normal prior, whose negative log density (without the constant) is added to the KL.
+and with a prior on $\Theta$, weights may vanish: on two moons (`experiments/posterior/moons`) all predictions are then 0.5, and
+with 0.1 they are close to those of the posterior. The KL does not limit the size of $\Theta$, so networks overfit small data sets:
+`prior_std` gives $\Theta$ and b a normal prior, whose negative log density (without the constant) is added to the KL.
 """
 
 from __future__ import annotations
@@ -90,7 +93,9 @@ class VSD(Method):
 
     family: ClassVar[str] = "Dropout"
     paper: ClassVar[str] = "Nguyen et al. 2021, arXiv 2102.07927"
-    advice: ClassVar[str] = "Structured dropout noise: the best RMSE of the dropouts on UCI tables; choose beta on held-out rows."
+    advice: ClassVar[str] = (
+        "Correlated dropout noise; the best RMSE of the dropouts on five of seven UCI tables. Choose beta on held-out rows."
+    )
     cost: ClassVar[str] = "1.9, 1.2; S passes"
 
     transforms: Literal[0, 1, 2, 3] = 2

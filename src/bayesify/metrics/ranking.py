@@ -14,7 +14,7 @@ __all__ = ["average_precision", "balanced_accuracy", "roc_auc"]
 
 
 def balanced_accuracy(probs: Tensor, y: Tensor) -> Tensor:
-    """Mean over the classes in y of the share of their rows that are predicted correctly; 1/K for guessing.
+    """Mean over the classes in y of the share of their rows that are predicted correctly; 1/K by chance.
 
     Example:
         >>> balanced_accuracy(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0, 0, 0, 1]))
@@ -29,7 +29,7 @@ def balanced_accuracy(probs: Tensor, y: Tensor) -> Tensor:
 def roc_auc(probs: Tensor, y: Tensor) -> Tensor:
     """Area under the ROC curve: the probability that a row of a class gets a higher probability of it than a row of another.
 
-    One-vs-rest, averaged over the classes in y if there are more than two. 0.5 for guessing, NaN if y has one class only.
+    One-vs-rest, averaged over the classes in y if there are more than two. 0.5 by chance, NaN if y has one class only.
 
     Source: Fawcett, *An introduction to ROC analysis* (2006), section 7; ties count half.
 
@@ -43,7 +43,7 @@ def roc_auc(probs: Tensor, y: Tensor) -> Tensor:
 def average_precision(probs: Tensor, y: Tensor, positive: int = 1) -> Tensor:
     r"""Average precision $\sum_n (R_n - R_{n-1}) P_n$, the area under the precision-recall curve.
 
-    One-vs-rest, averaged over the classes in y if there are more than two. Guessing gives the share of the class; NaN if y has one
+    One-vs-rest, averaged over the classes in y if there are more than two. The share of the class by chance; NaN if y has one
     class only.
 
     Args:

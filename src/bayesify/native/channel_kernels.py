@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from bayesify.native.compilation import kernel
 from bayesify.native.vectors import float32_at, float64_at
 
 _SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
@@ -58,7 +59,7 @@ def _pixels_gradient(zero, grad, x, factors, by_x, sums, totals, channels, posit
                 totals[start + c] += g
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def scale32(x, factors, shift, out, channels, positions, last, first, rows):
     """out = x factor + shift by channel, for rows (channels, positions) at addresses, or (positions, channels) if last."""
     p = float32_at
@@ -68,7 +69,7 @@ def scale32(x, factors, shift, out, channels, positions, last, first, rows):
         _scale_planes(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def scale64(x, factors, shift, out, channels, positions, last, first, rows):
     """`scale32` for float64."""
     p = float64_at
@@ -78,7 +79,7 @@ def scale64(x, factors, shift, out, channels, positions, last, first, rows):
         _scale_planes(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def scale_gradient32(grad, x, factors, by_x, sums, totals, channels, positions, last, first, rows):
     """Gradients of `scale32`: in x, and by row and channel in the factors (sums) and the shift (totals)."""
     p, zero = float32_at, np.float32(0)
@@ -88,7 +89,7 @@ def scale_gradient32(grad, x, factors, by_x, sums, totals, channels, positions, 
         _planes_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def scale_gradient64(grad, x, factors, by_x, sums, totals, channels, positions, last, first, rows):
     """`scale_gradient32` for float64."""
     p, zero = float64_at, 0.0
@@ -114,13 +115,13 @@ def _log_uniform(log_alphas, values, slopes, table, terms, begin, end):
         slopes[i] = s * square * (rest * (by_top - ratio * by_bottom) / bottom - 2 * ratio) - 1 / (1 + 1 / inverse) / 2
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def log_uniform32(log_alphas, values, slopes, table, terms, begin, size):
     """The KL of Gaussian dropout from the log-uniform prior and its derivative, for the coefficients of P and Q, in float64."""
     _log_uniform(float32_at(log_alphas), float32_at(values), float32_at(slopes), table, terms, begin, begin + size)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def log_uniform64(log_alphas, values, slopes, table, terms, begin, size):
     """`log_uniform32` for float64."""
     _log_uniform(float64_at(log_alphas), float64_at(values), float64_at(slopes), table, terms, begin, begin + size)

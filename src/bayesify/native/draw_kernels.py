@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from bayesify.native.compilation import kernel
 from bayesify.native.vectors import FLOAT, INT, LANES, WIDE, Vector, float32_at, load, splat, store
 
 BLOCK = 4 * LANES  # elements: the four words of a counter per lane
@@ -132,7 +133,7 @@ def _at(typingctx: Any, pointer: Any, offset: Any) -> Any:
     return _POINTER(_POINTER, types.int64), emit
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def draw32(target, n, kind, limit, upper, key, first, blocks):
     """Fill blocks of n float32 values at an address.
 

@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from bayesify.native.compilation import kernel
 from bayesify.native.vectors import float32_at, float64_at
 
 _SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
@@ -76,6 +77,13 @@ def _variance_gradient(by_out, by_variance, variance, shift, by_mean, by_log, sh
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
+def _add_kl_gradient(by_mean, by_log, variance, shift, share, by_kl, begin, end):
+    for i in range(begin, end):
+        by_mean[i] += share * shift[i]
+        by_log[i] = variance[i] * (by_log[i] * 2 + share) - by_kl
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _reparameterize(mean, variance, eps, out, least, half, begin, end):
     for i in range(begin, end):
         std, noise = np.sqrt(least if variance[i] < least else variance[i]), eps[i]
@@ -111,11 +119,16 @@ def _variance_gradient_chunks(by_out, by_variance, variance, shift, by_mean, by_
 
 
 @njit(nogil=True, error_model="numpy")
+def _add_kl_gradient_chunks(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
+    _add_kl_gradient(by_mean, by_log, variance, shift, share, by_kl, first * chunk, min((first + chunks) * chunk, n))
+
+
+@njit(nogil=True, error_model="numpy")
 def _reparameterize_chunks(mean, variance, eps, out, n, chunk, least, half, first, chunks):
     _reparameterize(mean, variance, eps, out, least, half, first * chunk, min((first + chunks) * chunk, n))
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def draw32(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks):
     """out = mean + exp(log_std) eps for n weights at addresses, and for every chunk the KL in nats, float64.
 
@@ -128,28 +141,28 @@ def draw32(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first,
     _draw_chunks(f32(0), p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def draw64(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks):
     """`draw32` for float64."""
     p = float64_at
     _draw_chunks(0.0, p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def variance32(log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
     """out = exp(2 log_std), and KLs as in `draw32`."""
     p = float32_at
     _variance_chunks(f32(0), p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def variance64(log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
     """`variance32` for float64."""
     p = float64_at
     _variance_chunks(0.0, p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def draw_gradient32(by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
     """Gradients of `draw32` in mean and log_std, given those in out and in the KL; share is the latter over s^2."""
     p = float32_at
@@ -158,14 +171,14 @@ def draw_gradient32(by_out, log_std, shift, eps, by_mean, by_log, n, chunk, shar
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def draw_gradient64(by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
     """`draw_gradient32` for float64."""
     p = float64_at
     _draw_gradient_chunks(p(by_out), p(log_std), p(shift), p(eps), p(by_mean), p(by_log), n, chunk, share, by_kl, first, chunks)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def variance_gradient32(by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
     """Gradients of `variance32`, as in `draw32`; by_out is the gradient that the mean has otherwise."""
     p = float32_at
@@ -174,7 +187,7 @@ def variance_gradient32(by_out, by_variance, variance, shift, by_mean, by_log, n
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def variance_gradient64(by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
     """`variance_gradient32` for float64."""
     p = float64_at
@@ -183,14 +196,28 @@ def variance_gradient64(by_out, by_variance, variance, shift, by_mean, by_log, n
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
+def add_kl_gradient32(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
+    """`variance_gradient32` in place: by_mean and by_log are first the gradients in out and in the variance."""
+    p = float32_at
+    _add_kl_gradient_chunks(p(by_mean), p(by_log), p(variance), p(shift), n, chunk, f32(share), f32(by_kl), first, chunks)
+
+
+@kernel
+def add_kl_gradient64(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
+    """`add_kl_gradient32` for float64."""
+    p = float64_at
+    _add_kl_gradient_chunks(p(by_mean), p(by_log), p(variance), p(shift), n, chunk, share, by_kl, first, chunks)
+
+
+@kernel
 def reparameterize32(mean, variance, eps, out, n, chunk, least, half, first, chunks):
     """out = mean + std eps, and half eps / std in place of eps, for the root of the variance, which is at least `least`."""
     p = float32_at
     _reparameterize_chunks(p(mean), p(variance), p(eps), p(out), n, chunk, f32(least), f32(half), first, chunks)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def reparameterize64(mean, variance, eps, out, n, chunk, least, half, first, chunks):
     """`reparameterize32` for float64."""
     p = float64_at

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import THREAD, is_plain
+from bayesify.native.gaussian_calls import KLSum, composed_kl, parts_of_gradient, run_kernel, variances_with_kl
+from bayesify.native.operators import is_plain
 from bayesify.native.switch import load_kernels
-from bayesify.native.threads import over_rows
 
 __all__ = ["draws_and_kl", "local_draw", "runs_in_one_pass", "variances_and_kl", "with_square"]
-
-_CHUNK = 2**13  # elements whose KL is summed in the precision of the weights
 
 
 def runs_in_one_pass(*tensors: Tensor) -> bool:
@@ -81,40 +77,11 @@ def _rows(values: Sequence[Any], width: int) -> list[tuple[Any, ...]]:
     return list(zip(*[iter(values)] * width, strict=True))
 
 
-def _run(name: str, n: int, tensors: Iterable[Tensor | int], *scalars: float, dtype: torch.dtype) -> None:
-    """Call a kernel with addresses of tensors of n elements."""
-    kernel = getattr(load_kernels("gaussian_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
-    addresses = (t if isinstance(t, int) else t.data_ptr() for t in tensors)
-    over_rows(partial(kernel, *addresses, n, _CHUNK, *scalars), _chunks(n), THREAD // _CHUNK)
-
-
-def _chunks(n: int) -> int:
-    return -(-n // _CHUNK)
-
-
-class _Sum:
-    """The KL of several tensors: a sum for every chunk, so that threads do not change their order."""
-
-    def __init__(self, tensors: Iterable[Tensor], prior_std: float) -> None:
-        self.constants = 1 / (2 * prior_std**2), math.log(prior_std) - 0.5
-        self.kls = torch.empty(sum(_chunks(t.numel()) for t in tensors), dtype=torch.float64, device="cpu")
-        self.next = self.kls.data_ptr()
-
-    def place(self, n: int) -> int:
-        """The address for the sums of a tensor of n elements."""
-        place, self.next = self.next, self.next + 8 * _chunks(n)
-        return place
-
-    def total(self, dtype: torch.dtype) -> Tensor:
-        """The KL."""
-        return self.kls.sum().to(dtype)
-
-
 class _Draws(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prior_std: float, *tensors: Any) -> tuple[Tensor, ...]:
         rows = _rows(tensors, 4)
-        kl, drawn = _Sum((row[0] for row in rows), prior_std), list[Tensor]()
+        kl, drawn = KLSum((row[0] for row in rows), prior_std), list[Tensor]()
         ctx.prior_std, ctx.centers = prior_std, tensors[2::4]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(t for row in rows for t in (row[0], row[1], row[3])))
@@ -122,7 +89,7 @@ class _Draws(torch.autograd.Function):
             drawn.append(torch.empty_like(mean))
             n, shift = mean.numel(), mean if center is None else mean - center
             arguments = mean, log_std, shift, eps, drawn[-1], kl.place(n)
-            _run("draw", n, arguments, *kl.constants, dtype=mean.dtype)
+            run_kernel("draw", n, arguments, *kl.constants, dtype=mean.dtype)
         return *drawn, kl.total(drawn[0].dtype)
 
     @staticmethod
@@ -131,13 +98,13 @@ class _Draws(torch.autograd.Function):
         if torch.is_grad_enabled():
             by = iter(_gradients(_composed_draws, ctx, rows, grads))
             return None, *(g for _ in rows for g in (next(by), next(by), None, None))
-        share, by_kl = _shares(grads[-1], ctx.prior_std)
+        share, by_kl = parts_of_gradient(grads[-1], ctx.prior_std)
         found = list[Tensor | None]()
         for (mean, log_std, eps), center, by_out in zip(rows, ctx.centers, grads[:-1], strict=True):
             by_mean, by_log = torch.empty_like(mean), torch.empty_like(mean)
             shift = mean if center is None else mean - center
             arguments = _like(mean, by_out), log_std, shift, eps, by_mean, by_log
-            _run("draw_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
+            run_kernel("draw_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
             found += [by_mean, by_log, None, None]
         return None, *found
 
@@ -146,15 +113,11 @@ class _Variances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prior_std: float, *tensors: Any) -> tuple[Tensor, ...]:
         rows = _rows(tensors, 3)
-        kl, moments = _Sum((row[0] for row in rows), prior_std), list[Tensor]()
+        variances, kl = variances_with_kl(rows, prior_std)
         ctx.prior_std, ctx.centers = prior_std, tensors[2::3]
         ctx.set_materialize_grads(False)
-        for mean, log_std, center in rows:
-            moments += [mean, torch.empty_like(mean)]
-            n, shift = mean.numel(), mean if center is None else mean - center
-            _run("variance", n, (log_std, shift, moments[-1], kl.place(n)), *kl.constants, dtype=mean.dtype)
-        ctx.save_for_backward(*(t for row, variance in zip(rows, moments[1::2], strict=True) for t in (row[0], row[1], variance)))
-        return *moments, kl.total(moments[0].dtype)
+        ctx.save_for_backward(*(t for row, variance in zip(rows, variances, strict=True) for t in (row[0], row[1], variance)))
+        return *(t for row, variance in zip(rows, variances, strict=True) for t in (row[0], variance)), kl
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -162,14 +125,14 @@ class _Variances(torch.autograd.Function):
         if torch.is_grad_enabled():
             by = iter(_gradients(_composed_variances, ctx, rows, grads))
             return None, *(g for _ in rows for g in (next(by), next(by), None))
-        share, by_kl = _shares(grads[-1], ctx.prior_std)
+        share, by_kl = parts_of_gradient(grads[-1], ctx.prior_std)
         found = list[Tensor | None]()
         for (mean, _, variance), center, by in zip(rows, ctx.centers, _rows(grads[:-1], 2), strict=True):
             by_out, by_variance = (_like(mean, g) for g in by)
             by_mean, by_log = torch.empty_like(mean), torch.empty_like(mean)
             shift = mean if center is None else mean - center
             arguments = by_out, by_variance, variance, shift, by_mean, by_log
-            _run("variance_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
+            run_kernel("variance_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
             found += [by_mean, by_log, None]
         return None, *found
 
@@ -179,12 +142,6 @@ def _like(mean: Tensor, grad: Tensor | None) -> Tensor:
     if grad is None:
         return torch.zeros_like(mean)
     return grad if grad.stride() == mean.stride() else torch.empty_like(mean).copy_(grad)
-
-
-def _shares(by_kl: Tensor | None, prior_std: float) -> tuple[float, float]:
-    """The gradient of the KL's squares, and of the KL."""
-    value = 0.0 if by_kl is None else float(by_kl)
-    return value / prior_std**2, value
 
 
 def _gradients(
@@ -201,22 +158,13 @@ def _gradients(
     return [next(found) if t.requires_grad else None for t in inputs]
 
 
-def _composed_kl(rows: Sequence[Sequence[Tensor]], centers: Sequence[Tensor | None], prior_std: float) -> Tensor:
-    total = rows[0][0].new_zeros(())
-    for (mean, log_std, _), center in zip(rows, centers, strict=True):
-        shift = mean if center is None else mean - center
-        squares = torch.exp(2 * log_std).sum() + shift.square().sum()
-        total = total + squares / (2 * prior_std**2) - log_std.sum() + mean.numel() * (math.log(prior_std) - 0.5)
-    return total
-
-
 def _composed_draws(rows: Sequence[Sequence[Tensor]], *prior: Any) -> list[Tensor]:
-    return [*(mean + log_std.exp() * eps for mean, log_std, eps in rows), _composed_kl(rows, *prior)]
+    return [*(mean + log_std.exp() * eps for mean, log_std, eps in rows), composed_kl(rows, *prior)]
 
 
 def _composed_variances(rows: Sequence[Sequence[Tensor]], *prior: Any) -> list[Tensor]:
     moments = [t for mean, log_std, _ in rows for t in (mean.view_as(mean), torch.exp(2 * log_std))]
-    return [*moments, _composed_kl(rows, *prior)]
+    return [*moments, composed_kl(rows, *prior)]
 
 
 def with_square(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,7 +191,7 @@ class _LocalDraw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor, eps: Tensor, least: float) -> Tensor:
         out = torch.empty_like(mean)
-        _run("reparameterize", mean.numel(), (mean, variance, eps, out), least, 0.5, dtype=mean.dtype)
+        run_kernel("reparameterize", mean.numel(), (mean, variance, eps, out), least, 0.5, dtype=mean.dtype)
         ctx.least = least
         ctx.save_for_backward(variance, eps)  # now the slope, eps / (2 std)
         return out

@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from bayesify.native.compilation import kernel
 from bayesify.native.vectors import float32_at, float64_at
 
 _LANES = {types.float32: 16, types.float64: 8}  # 64 bytes; LLVM splits vectors that are wider than the machine's
@@ -139,13 +140,13 @@ def _log2(n):
     return bits
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def fwht32(source, target, n, first, rows):
     """Transform rows of n float32 values from one address to another; n is at least 16."""
     _rows(float32_at(source), float32_at(target), n, first, first + rows)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def fwht64(source, target, n, first, rows):
     """Transform rows of n float64 values from one address to another; n is at least 8."""
     _rows(float64_at(source), float64_at(target), n, first, first + rows)
@@ -215,21 +216,21 @@ def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, bloc
                 _add_product(grad_x, at, work, v, s2, own, n)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def layer32(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
     """Rows of y = s1 H((mean + std eps) H(s2 x)), float32: addresses of x (R, n), scales (K, n), eps and y (R, K, n)."""
     p = float32_at
     _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def layer64(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
     """`layer32` for float64."""
     p = float64_at
     _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def layer_gradient32(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
     """Gradients of `layer32` by chunks of rows: grad_x (R, n), sums (C, 4, K, n) of the others; work (C, 3, n)."""
     p = float32_at
@@ -239,7 +240,7 @@ def layer_gradient32(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blo
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def layer_gradient64(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
     """`layer_gradient32` for float64."""
     p = float64_at

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from bayesify.native.compilation import kernel
 from bayesify.native.vectors import float32_at, float64_at
 
 
@@ -130,21 +131,21 @@ def _form_gradient(log_alpha, w, r, inverses, by_w, by_r, by_std, by_kl, by_vect
             by_vectors[t * n + k] = inverses[t] * (by_vectors[t * n + k] - along * w[t * n + k])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def form32(vectors, log_alpha, w, r, inverses, std, kl, count, n, columns, shortest):
     """W, R, the reciprocals of norms (float64), the root of alpha and the KL in nats, for arrays at addresses."""
     p = float32_at
     _form(p(vectors), p(log_alpha), p(w), p(r), float64_at(inverses), p(std), p(kl), count, n, columns, shortest)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def form64(vectors, log_alpha, w, r, inverses, std, kl, count, n, columns, shortest):
     """`form32` for float64."""
     p = float64_at
     _form(p(vectors), p(log_alpha), p(w), p(r), p(inverses), p(std), p(kl), count, n, columns, shortest)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def form_gradient32(log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, by_log_alpha, work, count, n, columns, by_kl):
     """Gradients of `form32` in the vectors and log alpha."""
     p = float32_at
@@ -154,7 +155,7 @@ def form_gradient32(log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, b
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def form_gradient64(log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, by_log_alpha, work, count, n, columns, by_kl):
     """`form_gradient32` for float64."""
     p = float64_at

@@ -1,7 +1,4 @@
-"""Vectors of a machine in numba kernels: 16 numbers of 32 bits, with the operators of Python, from which intrinsics are written.
-
-numba's cache of compiled kernels knows the file of a kernel alone: after a change here, touch `draw_kernels.py`.
-"""
+"""Vectors of a machine in numba kernels: 16 numbers of 32 bits, with the operators of Python, from which intrinsics are written."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations

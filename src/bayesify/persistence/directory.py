@@ -98,6 +98,7 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if not path.is_dir():
         backups = sorted(path.absolute().parent.glob(f".{path.name}.*.old"))
         hint = f"; an interrupted save left the previous model in {backups[-1]}: rename it to restore it" if backups else ""
+        hint = hint or "; give the folder that `bayesify fit` or `save_model` wrote"
         raise ModelFileError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}{hint}")
     if not (path / CONFIG).is_file():
         raise ModelFileError(f"{path} is not a model directory: it has no {CONFIG}")

@@ -90,6 +90,7 @@ _HISTORY = record(
     {},
     {
         **dict.fromkeys(("loss", "nll", "kl", "beta", "learning_rate", "seconds", "validation_nll"), _loss),
+        "kept_epochs": listing_of(whole(1, _LARGEST)),
         "stopped_early": truth,
         "failure": optional(text),
         "n": optional(whole(1, _LARGEST)),

@@ -19,8 +19,8 @@ __all__ = ["plot_kl", "plot_training"]
 def plot_training(history: History, ax: Axes | None = None) -> Axes:
     """Plot the negative ELBO, the negative log likelihood and, if there is one, the validation loss, with the selected epoch.
 
-    The loss is the negative ELBO; its gap to the negative log likelihood (NLL) is the weighted KL per example. Early
-    values far above the rest are cut off.
+    The loss is the negative ELBO; its gap to the negative log likelihood (NLL) is the weighted KL per example, and it is left out
+    if it equals the NLL. Values far above the rest are cut off. No epoch is marked for members with different ones.
 
     Args:
         history: from `bayesify.train.fit`.
@@ -36,14 +36,16 @@ def plot_training(history: History, ax: Axes | None = None) -> Axes:
     """
     ax = axes(ax)
     epochs = range(1, len(history) + 1)
-    ax.plot(epochs, history.loss, color=MUTED, label="training loss")
+    curves = [history.nll]
+    if has_penalty(history):
+        ax.plot(epochs, history.loss, color=MUTED, label="training loss")
+        curves.append(history.loss)
     ax.plot(epochs, history.nll, color=BLUE, label="training NLL")
-    curves = [history.loss, history.nll]
     if history.validation_nll:
         ax.plot(epochs, history.validation_nll, color=ORANGE, label="validation NLL")
         curves.append(history.validation_nll)
-    best = history.best_epoch
-    if best is not None:
+    if len(history.kept_epochs) == 1:
+        best = history.kept_epochs[0]
         ax.plot([best], [history.validation_nll[best - 1]], color=ORANGE, marker="o", markersize=6, linestyle="")
         ax.axvline(best, color=ORANGE, linewidth=0.8, linestyle=(0, (2, 3)), label=f"selected: epoch {best}")
     finite = sorted(v for curve in curves for v in curve if math.isfinite(v))
@@ -54,6 +56,11 @@ def plot_training(history: History, ax: Axes | None = None) -> Axes:
     label(ax, "epoch", "nats per example")
     legend(ax)
     return ax
+
+
+def has_penalty(history: History) -> bool:
+    """Whether the loss has more than the negative log likelihood: a weighted KL, or a regularizer of the outputs."""
+    return any(not math.isclose(loss, nll, rel_tol=1e-5, abs_tol=1e-6) for loss, nll in zip(history.loss, history.nll, strict=True))
 
 
 def plot_kl(history: History, ax: Axes | None = None) -> Axes:

@@ -127,7 +127,7 @@ def _cards(scores: dict[str, float], baselines: dict[str, dict[str, float]], uni
             "ROC AUC",
             number,
             "",
-            "Chance that a row of a class ranks above a row of another; 0.5 for guessing.",
+            "Chance that a row of a class ranks above a row of another; 0.5 by chance.",
         ),
         "average_precision": (
             "average precision",

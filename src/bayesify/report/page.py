@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["render", "render_page", "write_report"]
 
 _TERMS = {
-    "draws": "The network is evaluated with several plausible sets of weights. Where they disagree, the training data do not "
-    "settle the prediction.",
+    "draws": "Predictions are averages over draws: several plausible networks, such as the members of an ensemble or sets of "
+    "weights. Where they disagree, the training data do not settle the prediction.",
     "aleatoric": "Uncertainty from noise in the data, which stays however much data there is.",
     "epistemic": "Uncertainty from limited data: disagreement of the draws. It shrinks with more data like the row.",
     "baseline": "A simpler model on the same rows. A model that does not beat it is not worth its effort.",
@@ -158,7 +158,7 @@ def render(
             (
                 shorten(names[0]) if len(names) == 1 else plural(len(names), "output"),
                 plural(len(predictive), assessment.row),
-                f"{plural(predictive.samples, 'draw')} of the weights",
+                plural(predictive.samples, "draw"),
             )
         ),
         assessment=assessment,
@@ -219,7 +219,7 @@ def _check(predictive: Predictive, labels: Sequence[object] | None, features: Da
 def _comparison(models: Sequence[Mapping[str, object]]) -> Section:
     header = list(dict.fromkeys(name for model in models for name in model))
     cells = [[_text(model.get(name, "")) for name in header] for model in models]
-    numeric = [all(looks_numeric(row[j]) for row in cells) for j in range(len(header))]
+    numeric = [all(looks_numeric(row[j]) for row in cells if row[j]) for j in range(len(header))]
     return Section("Comparison of methods", "", (), Table("All methods on the same rows.", header, cells, numeric))
 
 

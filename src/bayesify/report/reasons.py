@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bayesify import plots
-from bayesify.formatting import number, percent
+from bayesify.formatting import number, percent, with_error
 from bayesify.plots.style import shorten
 from bayesify.report.figures import picture
 from bayesify.report.sections import Section, Table
@@ -14,7 +14,7 @@ from bayesify.report.uncertain_rows import cell
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from bayesify.inspection import Explanation
+    from bayesify.inspection import Dependence, Explanation
 
 __all__ = ["drivers", "row_reasons", "similar"]
 
@@ -48,19 +48,23 @@ def drivers(explanation: Explanation, predicted: str) -> Section:
             "importanceuncertainty",
         ),
     ]
+
+    def meaning(curve: Dependence) -> str:
+        band = f"{percent(curve.level)} of the draws, how well the model knows the mean"
+        return f"Inner band: {band}. Outer band: noise included." if "predictive_lower" in curve.table else f"Band: {band}."
+
     pictures += [
         picture(
             f"Prediction by {shorten(curve.column)}",
             f"Mean prediction against {curve.column}, with intervals.",
-            f"Mean of {predicted} over the rows if all had this value. Dark: {percent(curve.level)} of the draws; how well the "
-            f"model knows the mean. {'Light: noise included.' if 'predictive_lower' in curve.table else ''}",
+            f"Mean of {predicted} over the rows if all had this value. {meaning(curve)}",
             lambda ax, curve=curve: plots.plot_dependence(curve, ax, name=predicted),
             f"dependence{j}",
         )
         for j, curve in enumerate(explanation.dependences)
     ]
     rows = [
-        [shorten(column), *(f"{number(row[name], 3)} ± {number(row[f'{name}_se'], 2)}" for name in scores)]
+        [shorten(column), *(with_error(row[name], row[f"{name}_se"]) for name in scores)]
         for column, row in importance.head(_MOST_COLUMNS).iterrows()
     ]
     hidden = f", the first {_MOST_COLUMNS} of {len(importance)} columns" if len(importance) > _MOST_COLUMNS else ""

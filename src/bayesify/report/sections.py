@@ -10,6 +10,7 @@ from torch import Tensor
 from bayesify import plots
 from bayesify.formatting import duration, number, percent, plural
 from bayesify.metrics import coverage, interval_width, rmse
+from bayesify.plots.history import has_penalty
 from bayesify.plots.statistics import select_output
 from bayesify.plots.style import shorten
 from bayesify.predictive import NumericPredictive, Predictive
@@ -157,10 +158,12 @@ def training(history: History) -> Section:
     """Loss and KL by epoch."""
     epochs = plural(len(history), "epoch")
     early = " (stopped early)" if history.stopped_early else ""
-    best = f", weights of epoch {history.best_epoch}" if history.best_epoch else ""
+    kept = sorted(set(history.kept_epochs))
+    epoch = f"epoch {kept[0]}" if len(kept) == 1 else f"epochs {kept[0]} to {kept[-1]}, by member" if kept else ""
+    best = f", weights of {epoch}" if kept else ""
     curves = picture(
         "Loss",
-        f"Negative ELBO and negative log-likelihood over {epochs}, in nats per example.",
+        f"Loss over {epochs}, in nats per example.",
         _caption(history),
         lambda ax: plots.plot_training(history, ax),
         "training",
@@ -181,13 +184,19 @@ def training(history: History) -> Section:
 
 def _caption(history: History) -> str:
     """How to read the curves, and why one of them rises."""
-    parts = ["Lower is better. The loss is the negative ELBO; its gap to the NLL (negative log-likelihood) is the weighted KL."]
+    parts = ["NLL: negative log-likelihood; lower is better."]
+    if has_penalty(history):
+        parts.append("The loss is the negative ELBO; its gap to the NLL is the weighted KL.")
+    if len(history.kept_epochs) > 1:
+        parts.append("Curves are means over the members that are still in training.")
     if _rises(history.loss) and history.beta[-1] > history.beta[0]:
         parts.append("The loss rises because the weight of the KL does.")
     if history.validation_nll:
         parts.append("The validation rows are not used for training.")
-        if history.best_epoch and _rises(history.validation_nll):
-            parts.append(f"Their loss rises after epoch {history.best_epoch}, so the weights of that epoch are used.")
+        if len(history.kept_epochs) > 1:
+            parts.append("Every member keeps the weights of the epoch with the lowest NLL of its validation rows.")
+        elif history.kept_epochs and _rises(history.validation_nll):
+            parts.append(f"Their NLL rises after epoch {history.kept_epochs[0]}, so the weights of that epoch are used.")
     return " ".join(parts)
 
 

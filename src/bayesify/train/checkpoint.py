@@ -37,6 +37,7 @@ __all__ = ["TrainingState", "check_identity", "checksum", "read", "read_of_run",
 FORMAT = 2
 _RESTART = "pass resume=False to start afresh and overwrite it"
 _NATIVE = "native random numbers"
+_UNSET = object()
 
 
 @dataclasses.dataclass
@@ -212,9 +213,9 @@ def check_identity(path: Path, saved: Mapping[str, Any], current: Mapping[str, A
     """
     found = {}
     for name in {**saved, **current}:
-        was, now = saved.get(name, "absent"), current.get(name, "absent")
-        if was != now:  # the first of models that are trained together stands for all
-            found.setdefault(re.sub(r" of model \d+$", "", name), f"was {_short(was)} and is {_short(now)}")
+        was, now = (_short(of[name]) if name in of else "not set" for of in (saved, current))
+        if saved.get(name, _UNSET) != current.get(name, _UNSET):  # the first of models that are trained together stands for all
+            found.setdefault(re.sub(r" of model \d+$", "", name), f"was {was} and is {now}")
     if found:
         differences = listing((f"{name} {values}" for name, values in found.items()), most=3)
         advice = f"use the same settings and data or another path, or {_RESTART}"

@@ -32,6 +32,8 @@ class History:
         learning_rate: of the first parameter group, before the scheduler's step.
         seconds: wall-clock time, including validation, excluding the checkpoint.
         validation_nll: negative log predictive density of the validation data, nats per example; empty without validation.
+        kept_epochs: the epoch whose weights were kept, because its validation NLL was the lowest; one per member of an ensemble,
+            empty if the weights are those of the last epoch.
         stopped_early: whether training stopped after `patience` epochs without improvement.
         failure: the error of a model that `fit_many` trained (`fit` raises it); None without an error.
         n: the number of training examples, by which the KL was divided; None in histories saved by earlier versions.
@@ -49,6 +51,7 @@ class History:
     learning_rate: list[float] = dataclasses.field(default_factory=list)
     seconds: list[float] = dataclasses.field(default_factory=list)
     validation_nll: list[float] = dataclasses.field(default_factory=list)
+    kept_epochs: list[int] = dataclasses.field(default_factory=list)
     stopped_early: bool = False
     failure: str | None = None
     n: int | None = None
@@ -68,6 +71,10 @@ class History:
         for name, value in record.items():
             getattr(self, name).append(value)
         self.stopped_early = patience is not None and len(self) - (self.best_epoch or len(self)) >= patience
+
+    def keep_best(self) -> None:
+        """Record that the model has the weights of `best_epoch`."""
+        self.kept_epochs = [] if self.best_epoch is None else [self.best_epoch]
 
     @property
     def improved(self) -> bool:

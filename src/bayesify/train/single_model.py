@@ -77,6 +77,7 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
         training.bnn.passes.optimizer = None  # its state is that of this run
         if loop.state.best is not None:
             loop.state.module.load_state_dict(loop.state.best)
+            loop.state.history.keep_best()
         if sharded:
             copy_gathered(loop.objective, bnn=original.bnn, likelihood=original.likelihood)
         complete_posterior(training, loop.data, show)

@@ -6,7 +6,7 @@ Shapes: S draws, B batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.passes import Passes
 from bayesify.core.replay.marks import mark, mark_of, tensors_in
 from bayesify.errors import PassError
 from bayesify.functional import local_reparameterization
@@ -70,8 +72,11 @@ class Prefix(TorchFunctionMode):
         """Return a copy of an input of the network, marked as deterministic."""
         return mark(x.clone(), True) if isinstance(x, Tensor) else x
 
-    def end(self, outputs: Any) -> Any:
-        """Expand the network's outputs to a row for every draw."""
+    def run(self, forward_pass: ReplayPass, passes: Passes, net: nn.Module, call: Inputs) -> Any:
+        """Outputs of a pass, with a row for every draw."""
+        args, kwargs = call.map(self.mark_input, [isinstance(x, Tensor) and may for x, may in call.pairs()])
+        with self:
+            outputs = passes.run(forward_pass, net, args, kwargs)
         return tree_map_only(Tensor, lambda y: self._repeat(y) if mark_of(y) else y, outputs)
 
     def call(self, layer: BayesianLayer, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -163,8 +168,16 @@ def _stand_in(x: Any) -> Any:
 class ReplayPass(ForwardPass):
     """A pass whose layers are called through a `Prefix`."""
 
-    def __init__(self, prefix: Prefix, samples: int, coherent: bool, without_rows: Iterable[Any] = ()) -> None:
-        super().__init__(samples, coherent=coherent, rows=samples * prefix.batch, without_rows=without_rows, notes_repeats=True)
+    def __init__(
+        self,
+        prefix: Prefix,
+        samples: int,
+        coherent: bool,
+        without_rows: Iterable[Any] = (),
+        drawn: Mapping[Any, Any] | None = None,
+    ) -> None:
+        rows = samples * prefix.batch
+        super().__init__(samples, coherent=coherent, rows=rows, drawn=drawn, without_rows=without_rows, notes_repeats=True)
         self.prefix = prefix
         prefix.begin(samples)
 

@@ -87,7 +87,10 @@ def _average(likelihood: Likelihood, members: Sequence[Likelihood]) -> None:
 def _merge_histories(histories: Sequence[History]) -> History:
     """Return one history: means over the models still running in an epoch, `seconds` as a sum, failures by member."""
     merged = History(stopped_early=all(history.stopped_early for history in histories), n=histories[0].n)
+    merged.kept_epochs = [epoch for history in histories for epoch in history.kept_epochs]
     for field in dataclasses.fields(History):
+        if field.name == "kept_epochs":
+            continue
         rows = [getattr(history, field.name) for history in histories]
         if isinstance(rows[0], list):
             epochs = [[row[e] for row in rows if e < len(row)] for e in range(max(map(len, rows)))]

@@ -178,6 +178,8 @@ class Loop:
         if failure is not None or history.stopped_early or len(history) == self.settings.epochs:
             best = None if failure is not None else self.best[model]
             self.stack.write_back(model, self.stack.state_of(model) if best is None else best)
+            if best is not None:
+                history.keep_best()
             self.running.discard(model)
 
     @torch.no_grad()

@@ -1,0 +1,99 @@
+"""Whether a network computes the same of a row whatever the number of rows: its code may branch on the batch size.
+
+Shapes: S draws, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.core.comparison import close
+from bayesify.core.examination import SHAPE_ERRORS, Candidate, Examination, candidates, equal_rows
+from bayesify.core.folding import Verdict
+from bayesify.core.inputs import Inputs
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.modes import eval_mode
+from bayesify.core.passes import Passes
+from bayesify.core.replay import MISFITS, Prefix, ReplayPass
+from bayesify.core.watch import WatchedPass
+
+__all__ = ["BatchSizes"]
+
+
+class BatchSizes:
+    """Comparisons of passes over different numbers of rows, for inputs of which a few rows are independent.
+
+    Args:
+        net: the converted network.
+        layers: its random layers.
+        passes: their passes.
+        inputs: the inputs of the next pass.
+        verdict: what is known of such inputs.
+    """
+
+    def __init__(self, net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, verdict: Verdict) -> None:
+        self.net, self.inputs = net, inputs
+        self.batch = Candidate(tuple(inputs.has_rows), inputs.batch)
+        self.examination = Examination(net, layers, passes)
+        self.examination.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
+
+    def fold(self, samples: int) -> bool:
+        """Whether a pass over S*B rows, with two draws in turn, gives what B rows give with each; in the current mode."""
+        examination = self.examination
+
+        def folded() -> list[Tensor]:
+            one_pass = WatchedPass(
+                examination.alternating(samples), samples, rows=samples * self.batch.count, without_rows=examination.without_rows
+            )
+            return examination.run(self.batch.folded(self.inputs, samples=samples), one_pass)
+
+        return self._agrees(folded, samples, SHAPE_ERRORS)
+
+    def replay(self, samples: int) -> bool:
+        """`fold` for passes in which a `Prefix` computes the part before the first random layer for B rows."""
+        examination = self.examination
+
+        def replayed() -> list[Tensor]:
+            prefix = Prefix(self.batch.count, True)
+            one_pass = ReplayPass(prefix, samples, True, examination.without_rows, examination.alternating(samples))
+            return examination.run_with(lambda: prefix.run(one_pass, examination.passes, self.net, self.inputs))
+
+        return self._agrees(replayed, samples, MISFITS)
+
+    def act_as_few_rows(self) -> bool:
+        """Whether the first rows give in the batch what they give alone; for inputs that cannot be cut, `fold(2)`. In eval mode."""
+        few = Candidate(self.batch.rows, next(candidates(self.inputs)).count)
+        with eval_mode(self.net):
+            if few.count == self.batch.count:
+                return self.fold(2)
+            with self.examination.with_draws():
+                try:
+                    whole = self.examination.single(0, self.inputs, self.batch)
+                except SHAPE_ERRORS:  # the pass will tell
+                    return True
+                try:
+                    alone = self.examination.single(0, self.inputs, few)
+                except SHAPE_ERRORS:
+                    return False
+        return len(alone) == len(whole) and all(
+            x.dim() > 0 and y.dim() > 0 and close(y[: len(x)], x) for x, y in zip(alone, whole, strict=True)
+        )
+
+    def _agrees(self, run: Callable[[], list[Tensor]], samples: int, errors: tuple[type[Exception], ...]) -> bool:
+        with self.examination.with_draws():
+            try:
+                first, second = (self.examination.single(s, self.inputs, self.batch) for s in (0, 1))
+            except SHAPE_ERRORS:  # the pass will tell
+                return True
+            try:
+                together = run()
+            except torch.OutOfMemoryError:
+                raise
+            except errors:
+                return False
+        return len(together) == len(first) == len(second) and all(
+            equal_rows(x, y, z, samples) for x, y, z in zip(together, first, second, strict=True)
+        )
