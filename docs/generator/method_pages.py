@@ -14,7 +14,7 @@ from bayesify.core.method import Method
 
 __all__ = ["method_pages", "methods"]
 
-_STEPS = json.loads((ROOT / "benchmarks" / "results" / "training_step.json").read_text("utf-8"))["nets"]
+_STEPS: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "training_step.json").read_text("utf-8"))["nets"]
 _NETS = {"LeNet5": "LeNet-5", "ResNet18": "ResNet-18"}
 """The networks of the overview, and names of networks as text."""
 

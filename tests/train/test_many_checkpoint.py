@@ -163,7 +163,7 @@ def test_a_finished_run_returns_at_once_and_more_epochs_continue_it(tmp_path, st
     ("arguments", "message"),
     [
         ({"seed": 6}, r"\(seed was \d+ and is \d+\)"),
-        ({"batch_size": 9}, "\\(batch_size was 8 and is 9, "),
+        ({"batch_size": 9}, r"\(batch_size was 8 and is 9[,)]"),
         ({"members": 3}, "models was 2"),
     ],
 )
