@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import re
+from typing import Any
 
 from method_results import errata_of, gap_row, is_of, results_of
 from repository_files import ROOT
