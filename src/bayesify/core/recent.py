@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Recent"]
 
@@ -16,6 +16,9 @@ class Recent(dict[K, V], Generic[K, V]):
     def __init__(self, most: int = 100) -> None:
         super().__init__()
         self.most = most
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.most,), None, None, iter(self.items())  # pickle sets items before attributes
 
     def __setitem__(self, key: K, value: V) -> None:
         if key not in self and len(self) >= self.most:
