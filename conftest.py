@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import bayesify
+from bayesify.native import switch
 
 if importlib.util.find_spec("numba") is None:
     collect_ignore_glob = ["src/bayesify/native/*_kernels.py"]
@@ -17,3 +18,9 @@ def _doctest_namespace(doctest_namespace: dict[str, object]) -> None:
     doctest_namespace.update({"torch": torch, "nn": torch.nn})
     for module in (bayesify.functional, bayesify):
         doctest_namespace.update({name: getattr(module, name) for name in module.__all__})
+
+
+@pytest.fixture(autouse=True)
+def _native_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What turns the native operators off, or on, does so for one test."""
+    monkeypatch.setattr(switch, "_is_used", switch._is_used)
