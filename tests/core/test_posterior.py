@@ -50,7 +50,7 @@ def test_missing_fields_take_their_defaults():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"method": "MeanFeld"}, "unknown method 'MeanFeld'; known methods: .*MCDropout, MNF, MeanField"),
+        ({"method": "MeanFeld"}, r"unknown method 'MeanFeld'; did you mean MeanField\?"),
         ({}, "unknown method None"),
         ({"p": 0.5}, "unknown method None"),
         ({"method": "MCDropout", "rate": 0.5, "P": 1}, "MCDropout has no field 'P', 'rate'; its fields are p, prior_std"),

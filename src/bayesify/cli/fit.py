@@ -56,7 +56,10 @@ def fit(
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1, show_default="by the number of rows")] = None,
     compare: Annotated[
         str | None,
-        typer.Option(help="Also train these methods, such as MeanField,VSD, or all, and show all results.", show_default=False),
+        typer.Option(
+            help="Also train these methods, such as MeanField,VSD, or all, each with its default settings, and show all results.",
+            show_default=False,
+        ),
     ] = None,
     time_limit: Annotated[
         float | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -138,7 +139,10 @@ class Method:
         """
         by_name = {registered.lower(): kind for registered, kind in cls.registry.items()}
         if str(name).lower() not in by_name:
-            raise ConfigurationError(f"unknown method {name!r}; known methods: {', '.join(sorted(cls.registry))}")
+            close = difflib.get_close_matches(str(name).lower(), by_name, n=1)
+            every = f"known methods: {', '.join(sorted(cls.registry))}"
+            hint = f"did you mean {by_name[close[0]].__name__}? `Method.registry` has all names" if close else every
+            raise ConfigurationError(f"unknown method {name!r}; {hint}")
         return by_name[str(name).lower()]
 
     def replace(self, **changes: Any) -> Self:
