@@ -57,6 +57,7 @@ def test_only_numbers_of_several_values_are_encoded():
 
 @pytest.mark.extended
 def test_noise_that_is_skewed_and_grows_is_learned():
+    rng = np.random.default_rng(0)  # the same data whichever tests run before
     x = rng.uniform(-1, 1, (1500, 1))
     scale = 0.2 + 0.8 * (x[:, 0] > 0)
     y = 3 * x[:, 0] + scale * rng.gamma(1.0, size=1500)  # exponential
@@ -66,7 +67,7 @@ def test_noise_that_is_skewed_and_grows_is_learned():
         -BayesianRegressor(random_state=0, likelihood=likelihood).fit(x[train], y[train]).log_score(x[test], y[test])
         for likelihood in (None, "gaussian")
     )
-    assert default < true + 0.2  # the density has a jump
+    assert default < true + 0.25  # the density has a jump: 0.14 to 0.21 for eight seeds
     assert default < gaussian - 0.4
 
 
