@@ -51,6 +51,7 @@ class Settings:
         noise: standard deviation of the targets in regression, known to all methods; standardized ones of a UCI set.
         beta: weight of the KL, reached after 30 % of the epochs.
         methods: tables with `name`, `method` and settings that override these.
+        instead: such tables in place of those of the same name, where `methods` are those of a table that this one extends.
     """
 
     data: str
@@ -63,6 +64,7 @@ class Settings:
     methods: list[Mapping[str, Any]]
     noise: float = NOISE
     beta: float = 1.0
+    instead: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_choice("data", self.data, TASKS)
@@ -73,6 +75,14 @@ class Settings:
         names = [method_name(method) for method in list_of("methods", self.methods, Mapping)]
         if REFERENCE not in names or len(set(names)) < len(names):
             raise ConfigurationError(f"methods must have different names, one of them {REFERENCE!r}, got {names}")
+        for method in self.instead:
+            check_choice("the name of a method in instead", method_name(method), tuple(names))
+
+    @property
+    def rows_of_table(self) -> list[Mapping[str, Any]]:
+        """The methods of the table, each with its own settings."""
+        others = {method_name(method): method for method in self.instead}
+        return [others.get(method_name(method), method) for method in self.methods]
 
 
 class Fidelity(Protocol):
@@ -83,14 +93,14 @@ class Fidelity(Protocol):
 
     def jobs(self, table: Table) -> list[Job]:
         settings = self.settings_of(table)
-        common = {name: value for name, value in dataclasses.asdict(settings).items() if name not in ("methods", "seeds")}
+        common = {name: value for name, value in dataclasses.asdict(settings).items() if name not in ("methods", "instead", "seeds")}
         for name, default in (("noise", NOISE), ("beta", 1.0)):
             if common[name] == default:
                 del common[name]  # results from before it was a setting stay current
         units = tuple(map(str, range(settings.seeds)))
         data = (settings.data,) if settings.data in UCI_SETS else ()
         jobs = []
-        for method in settings.methods:
+        for method in settings.rows_of_table:
             own = {**common, **{name: value for name, value in method.items() if name not in ("name", "method")}}
             check_fields("setting", {**own, "seeds": 1, "methods": []}, self.settings_type)
             make_methods(method["method"])
@@ -172,7 +182,7 @@ class Fidelity(Protocol):
         if "0" not in results.get(REFERENCE, {}):
             return None
         if settings.data == "gap":
-            shown = {method["name"]: results[job.key]["0"] for method, job in zip(settings.methods, jobs, strict=True)
+            shown = {method["name"]: results[job.key]["0"] for method, job in zip(settings.rows_of_table, jobs, strict=True)
                      if "0" in results.get(job.key, {})}  # fmt: skip
             return draw_bands(shown, results[REFERENCE]["0"], make_task("gap", settings.rows, 0))
         scores = _compare_all(settings, jobs, results)
@@ -189,7 +199,7 @@ def _compare_all(settings: Settings, jobs: Sequence[Job], results: ByJob) -> dic
     reference = results.get(REFERENCE, {})
     regions = {seed: regions_of(settings.data, settings.rows, int(seed)) for seed in reference}
     scores: dict[str, dict[str, Estimate]] = {}
-    for method, job in zip(settings.methods, jobs, strict=True):
+    for method, job in zip(settings.rows_of_table, jobs, strict=True):
         units = {seed: unit for seed, unit in results.get(job.key, {}).items() if seed in reference}
         if method["name"] != REFERENCE and units:
             scores[method["name"]] = compare(units, reference, regions)

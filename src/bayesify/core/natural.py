@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bayesify.core.initial_precision import InitialPrecision
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.per_example import Record
 from bayesify.errors import ConfigurationError
@@ -64,6 +65,8 @@ class NaturalPosterior(Posterior):
     also maximizes the ELBO.
 
     Attributes:
+        ess: effective sample size of the last step, n / beta; 0 before the first, where it counts as n.
+        rate: weight of a step in the moving average of curvatures, where `precisions` returns them.
         samples_labels: with `observes`, whether the examples are observed with targets drawn from the model (Fisher information)
             instead of those of the data.
         stacks: with `observes`, whether statistics of passes are stacked along their first dimension, and scaled so that sums of
@@ -72,6 +75,16 @@ class NaturalPosterior(Posterior):
 
     samples_labels: bool = False
     stacks: bool = False
+    rate: float = 0.0
+    ess: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ess", torch.zeros(()))
+
+    def precisions(self, layer: BayesianLayer) -> Tensor | None:
+        """Precisions of the weights, or their geometric mean; None if they are not a moving average of curvatures."""
+        return None
 
     @abstractmethod
     def update(self, layer: BayesianLayer, step: NaturalStep) -> None:
@@ -84,6 +97,9 @@ class NaturalPosterior(Posterior):
         their number.
         """
         raise NotImplementedError(f"{type(self).__name__} declares observes but does not implement `observe`")
+
+    def remark(self) -> str:
+        return "" if self.ess.is_meta or self.ess <= 0 else f"effective sample size {float(self.ess):.4g}"
 
 
 class Observation:
@@ -159,6 +175,7 @@ class NaturalGradient(Optimizer):
 
     Attributes:
         objective: number of examples and weight of the KL, as the last `elbo` told them; None before, if you do not set it.
+        initial: how much of the precision is left from the start.
         observed: sums, or stacks, of what posteriors observed in passes since the last step, and the number of passes.
     """
 
@@ -173,6 +190,7 @@ class NaturalGradient(Optimizer):
         self.layers, self.likelihood = layers, likelihood
         self.observed: dict[BayesianLayer, tuple[dict[str, Tensor], int]] = {}
         self.objective: tuple[float, float] | None = None
+        self.initial = InitialPrecision({layer: each for layer in layers if isinstance(each := layer.posterior, NaturalPosterior)})
         natural = [p for layer in layers for p in layer.parameters()]
         groups: list[dict[str, Any]] = [{"params": natural, "lr": learning_rate}]
         if others:
@@ -213,6 +231,11 @@ class NaturalGradient(Optimizer):
             self._adam.param_groups, self._adam.state = self.param_groups[1:], self.state
             self._adam.step()
         return loss
+
+    def complaint(self) -> str:
+        """What to say after training; empty if the data determine the posterior's precision."""
+        steps = [self.state[p].get("step", 0) for p in self.param_groups[0]["params"] if p in self.state]
+        return "" if self.objective is None else self.initial.complaint(max(steps, default=0), self.objective[0])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients and observations."""

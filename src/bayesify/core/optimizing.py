@@ -88,6 +88,11 @@ class Optimizing(nn.Module):
         self.passes.optimizer = NaturalGradient(layers, likelihood, others, learning_rate, rate)
         return self.passes.optimizer
 
+    def tell_of_optimizer(self) -> None:
+        """Warn, after training, if natural-gradient updates have left most of the posterior's precision as it was initialized."""
+        if self.passes.optimizer is not None and (complaint := self.passes.optimizer.complaint()):
+            self.tell(complaint)
+
     def parameter_groups(self, weight_decay: float, **options: Any) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer: weight decay for weights and their means, none for other variational parameters.
 

@@ -154,6 +154,7 @@ class BayesianModule(lightning.LightningModule):
 
     def on_train_end(self) -> None:
         """Make the posterior, if it is made after training."""
+        self.bnn.tell_of_optimizer()
         assert self.n is not None, "set by on_fit_start"
         complete_posterior(
             self.bnn,

@@ -130,7 +130,9 @@ class BayesianTrainer(transformers.Trainer):
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in `transformers.Trainer`; a posterior that is made after training (SGLD) is made then, from the training data."""
         if not self.bnn.completes:
-            return super().train(*args, **kwargs)
+            output = super().train(*args, **kwargs)
+            self.bnn.tell_of_optimizer()
+            return output
         beta, processes = self.settings.last_beta, self.args.world_size
         check_completable(self.bnn, self.likelihood, self.get_train_dataloader(), beta, processes)
         self.bnn.forget()

@@ -28,7 +28,7 @@ class GaussianFields:
     prior_mean: Literal["zero", "pretrained"] = "zero"
     initial_std: float = 0.1
     momentum: float = 0.9
-    hessian_rate: float = 1e-3
+    hessian_rate: float = 1e-2
     damping: float = 0.0
 
     def __post_init__(self) -> None:
@@ -66,19 +66,14 @@ class NaturalGaussian(NaturalPosterior):
     $1/\sigma^2 = \lambda\,(h + \delta)$ with the effective sample size $\lambda = n/\beta$ and $\delta = 1/(\lambda s^2)$. It is
     not stored: sigma, lambda of the last step and the prior determine it, so that a further training continues with other
     data, another beta or, with a sequential prior, another prior.
-
-    Attributes:
-        ess: lambda of the last step; 0 before the first, where it counts as n.
     """
 
     weight_log_std: Tensor
     bias_log_std: Tensor
-    ess: Tensor
 
     def __init__(self, method: GaussianFields, layer: BayesianLayer) -> None:
         super().__init__()
-        self.method = method
-        self.register_buffer("ess", torch.zeros(()))
+        self.method, self.rate = method, method.hessian_rate
         log_std = math.log(method.initial_std) - 0.5 * math.log(layer.fan_in)
         for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
             log_stds = center = spread = None
@@ -162,6 +157,9 @@ class NaturalGaussian(NaturalPosterior):
             average = state["momentum"] / (1 - self.method.momentum ** state["step"])
             mean.sub_(step.learning_rate * (average + pull / step.ess) / (scale + self.method.damping))
 
+    def precisions(self, layer: BayesianLayer) -> Tensor | None:
+        return torch.exp(-2 * at_least_float32(self.weight_log_std)) if self.weight_log_std.requires_grad else None
+
     @abstractmethod
     def hessian(self, gradients: Gradients) -> Tensor | None:
         """The estimate of a step for h, the diagonal of the Hessian per example."""
@@ -179,9 +177,6 @@ class NaturalGaussian(NaturalPosterior):
                 std = self.method.prior_std if spread is None else at_least_float32(spread).exp()
                 parts.append((mean, getattr(self, f"{name}_log_std"), 0.0 if center is None else center, std))
         return parts
-
-    def remark(self) -> str:
-        return "" if self.ess.is_meta or self.ess <= 0 else f"effective sample size {float(self.ess):.4g}"
 
 
 def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:

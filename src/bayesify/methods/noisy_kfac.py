@@ -101,22 +101,19 @@ class KroneckerPosterior(NaturalPosterior):
 
     Attributes:
         row_tril, column_tril: Cholesky factors of the covariances of rows (O, O) and columns (J, J), logarithms on their diagonals.
-        ess: lambda of the last step; 0 before the first, where it counts as n.
     """
 
     observes = True
     samples_labels = True
-    ess: Tensor
 
     def __init__(self, method: NoisyKFAC, layer: BayesianLayer) -> None:
         super().__init__()
-        self.method = method
+        self.method, self.rate = method, method.fisher_rate
         rows = layer.weight_shape[0]
         columns = math.prod(layer.weight_shape[1:]) + (layer.bias_shape is not None)
         log_std = math.log(method.initial_std) - 0.5 * math.log(layer.fan_in)
         self.row_tril = nn.Parameter(log_std * torch.eye(rows))
         self.column_tril = nn.Parameter(torch.zeros(columns, columns))
-        self.register_buffer("ess", torch.zeros(()))
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         mean, rows, columns = _matrix(layer.weight, layer.bias), _factor(self.row_tril), _factor(self.column_tril)
@@ -160,6 +157,10 @@ class KroneckerPosterior(NaturalPosterior):
         if bias is not None and layer.bias.grad is not None:
             layer.bias.add_(bias.squeeze(0))
 
+    def precisions(self, layer: BayesianLayer) -> Tensor | None:
+        log_std = self.row_tril.diagonal().mean() + self.column_tril.diagonal().mean()
+        return torch.exp(-2 * log_std) if self.row_tril.requires_grad else None
+
     def _fisher(self, n: float) -> dict[str, Any]:
         """A and S of the present posterior, so that a new optimizer continues with it."""
         ess = torch.where(self.ess > 0, self.ess, n)
@@ -181,9 +182,6 @@ class KroneckerPosterior(NaturalPosterior):
         state["input_inverse"], state["output_inverse"] = map(
             _inverse, _damped(state["input"], state["output"], delta + self.method.damping)
         )
-
-    def remark(self) -> str:
-        return "" if self.ess.is_meta or self.ess <= 0 else f"effective sample size {float(self.ess):.4g}"
 
 
 def _is_supported(layer: BayesianLayer) -> bool:

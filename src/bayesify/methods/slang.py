@@ -113,21 +113,18 @@ class PrecisionPosterior(NaturalPosterior):
     Attributes:
         log_diagonal: log d, (P,).
         factor: U, (P, L).
-        ess: lambda of the last step; 0 before the first, where it counts as n.
     """
 
     observes = True
     stacks = True
-    ess: Tensor
 
     def __init__(self, method: SLANG, layer: BayesianLayer) -> None:
         super().__init__()
-        self.method = method
+        self.method, self.rate = method, method.hessian_rate
         size = len(layer_vector(layer))
         rank, precision = min(method.rank, size), layer.fan_in / method.initial_std**2
         self.log_diagonal = nn.Parameter(torch.full((size,), math.log(precision * (1 - _INITIAL_SHARE))))
         self.factor = nn.Parameter((precision * _INITIAL_SHARE / rank) ** 0.5 * torch.randn(size, rank))
-        self.register_buffer("ess", torch.zeros(()))
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         mean, diagonal, factor = self._parts(layer)
@@ -187,8 +184,9 @@ class PrecisionPosterior(NaturalPosterior):
         if bias is not None and layer.bias.grad is not None:
             layer.bias.add_(bias.squeeze(0))
 
-    def remark(self) -> str:
-        return "" if self.ess.is_meta or self.ess <= 0 else f"effective sample size {float(self.ess):.4g}"
+    def precisions(self, layer: BayesianLayer) -> Tensor | None:
+        _, diagonal, factor = self._parts(layer)
+        return diagonal + factor.square().sum(1) if self.log_diagonal.requires_grad else None
 
     def _parts(self, layer: BayesianLayer) -> tuple[Tensor, Tensor, Tensor]:
         """m, d and U, at least float32."""

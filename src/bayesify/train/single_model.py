@@ -74,6 +74,7 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
             loop.state.history.n = loop.data.n
             loggers.start(configuration(training, settings, options), loop.state.history)
             loop.run_epochs()
+        training.bnn.tell_of_optimizer()
         training.bnn.passes.optimizer = None  # its state is that of this run
         if loop.state.best is not None:
             loop.state.module.load_state_dict(loop.state.best)
@@ -141,7 +142,7 @@ class _Loop:
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the interrupted one."""
         state, own = self.state, {"accumulate": self.options.accumulate, "precision": self.options.precision}
-        # A run may go on with another number of processes if together they have as large a batch.
+        # with another number of processes, a run may go on if together they have as large a batch
         settings = dataclasses.replace(self.settings, batch_size=self.settings.batch_size * self.fabric.world_size)
         common = run_identity(self.training, settings, self.data, state.optimizer, state.scheduler, self.objective.state_dict())
         return common | own
@@ -276,8 +277,8 @@ class _Loop:
     def _report(self, epoch: int, record: dict[str, float]) -> None:
         """Write a checkpoint if one is due, then update the progress bar and call the loggers."""
         options = self.options
-        due = epoch % options.checkpoint_every == 0 or epoch == self.settings.epochs or self.state.history.stopped_early
-        if options.checkpoint is not None and due:
+        is_last = epoch == self.settings.epochs or self.state.history.stopped_early
+        if options.checkpoint is not None and (is_last or epoch % options.checkpoint_every == 0):
             self.state.save(options.checkpoint, self.identity)
         labels = {"loss": "loss", "kl": "KL", "validation_nll": "validation"}
         values = (f"{labels[name]} {value:.4g}" for name, value in record.items() if name in labels)
