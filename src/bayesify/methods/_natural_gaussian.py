@@ -28,7 +28,7 @@ class GaussianFields:
     prior_mean: Literal["zero", "pretrained"] = "zero"
     initial_std: float = 0.1
     momentum: float = 0.9
-    hessian_rate: float = 1e-2
+    hessian_rate: float = 1e-3
     damping: float = 0.0
 
     def __post_init__(self) -> None:
