@@ -51,7 +51,8 @@ class IVON(GaussianFields, Method):
         initial_std: initial posterior standard deviation, in units of $1/\sqrt{\text{fan-in}}$. The smaller it is, the larger is
             the initial Hessian, and the smaller are the first steps.
         momentum: $\beta_1$, of the gradients of means.
-        hessian_rate: $\rho$, the weight of a step in the average of Hessians, in (0, 1].
+        hessian_rate: $\rho$, the weight of a step in the average of Hessians, in (0, 1]. After T steps $(1-\rho)^T$ of the initial
+            Hessian is left, and `fit` warns where that is most of the precision: few steps need a larger rate.
         damping: added to $h + \delta$ in the step of m; 0 in the paper.
         noise: "shared" draws weights once per sample, as in the paper; "local" draws outputs per example (less gradient noise).
 

@@ -48,7 +48,8 @@ class NoisyAdam(GaussianFields, Method):
         initial_std: initial posterior standard deviation, in units of $1/\sqrt{\text{fan-in}}$. The smaller it is, the larger is
             the initial f, and the smaller are the first steps.
         momentum: $\beta_1$, of the gradients of means.
-        hessian_rate: $\rho$, the weight of a step in the average of squared gradients, in (0, 1].
+        hessian_rate: $\rho$, the weight of a step in the average of squared gradients, in (0, 1]. Few steps need
+            a larger rate, as for `IVON`.
         damping: $\gamma$, added to $f + \delta$ in the step of m.
 
     Example:

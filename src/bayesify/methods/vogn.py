@@ -46,7 +46,8 @@ class VOGN(GaussianFields, Method):
         initial_std: initial posterior standard deviation, in units of $1/\sqrt{\text{fan-in}}$. The smaller it is, the larger is
             the initial h, and the smaller are the first steps.
         momentum: $\beta_1$, of the gradients of means.
-        hessian_rate: $\rho$, the weight of a step in the average of squared gradients, in (0, 1].
+        hessian_rate: $\rho$, the weight of a step in the average of squared gradients, in (0, 1]. Few steps need
+            a larger rate, as for `IVON`.
         damping: $\gamma$, added to $h + \delta$ in the step of m.
 
     Example:
