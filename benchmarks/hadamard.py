@@ -2,9 +2,10 @@
 
     python -m benchmarks.hadamard [--batch 128] [--sizes 64 128 ...] [--rounds 30] [--threads 1]
 
-Per size: `fwht` against the product with the dense Hadamard matrix and against a copy of its input, a lower bound; forward and
-backward against two forward transforms; a WHVI layer D -> D, forward and backward with all gradients, against nn.Linear and against
-the paper's form with four transforms. "native" rows use the operators of `bayesify[fast]`, the others do not. Short calls are
+Per size: `fwht` against the product with the dense Hadamard matrix and against a copy of its input, a lower bound; the native
+kernel against a copy, both into memory that is ready, which leaves out the cost of a call and of new memory; forward and backward
+against two forward transforms; a WHVI layer D -> D, forward and backward with all gradients, against nn.Linear and against the
+paper's form with four transforms. "native" rows use the operators of `bayesify[fast]`, the others do not. Short calls are
 repeated. Ratios are medians over interleaved rounds, of processor time with one thread. Writes results/hadamard.json.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,9 @@ from torch import Tensor, nn
 from bayesify import WHVI, bayesify
 from bayesify.functional import fwht, hadamard_matrix
 from bayesify.native import native_is_used, use_native
+from bayesify.native.operators import LEAST_SIZE, THREAD
+from bayesify.native.switch import load_kernels
+from bayesify.native.threads import over_rows
 from benchmarks.measure import interleave, parser, print_timings, repeat, write
 
 _NATIVE = native_is_used()
@@ -46,9 +51,16 @@ def transforms(n: int, batch: int) -> dict[str, Callable[[], object]]:
     if n <= _DENSE_LIMIT:
         h = hadamard_matrix(n)
         candidates["dense"] = lambda: x @ h
+    target = torch.empty_like(x)
+    if _NATIVE and n >= LEAST_SIZE:
+        kernels = load_kernels("hadamard_kernels")
+        assert kernels is not None
+        kernel = partial(kernels.fwht32, x.data_ptr(), target.data_ptr(), n)
+        candidates["kernel into"] = lambda: over_rows(kernel, batch, THREAD // n)
     return candidates | {
         **_both("fwht", lambda: fwht(x)),
         "copy": x.clone,
+        "copy into": lambda: target.copy_(x),
         "two fwht": lambda: (fwht(x), fwht(upstream)),
         "fwht and backward": lambda: torch.autograd.grad(fwht(leaf), leaf, upstream),
     }

@@ -160,11 +160,15 @@ def _hadamard() -> str:
         layer = parts.get(f"layer {size}")
         names = [name for name in ("fwht", "fwht, native") if name in transform]
         dense = [f"{transform[name]['ratio']:.3f}" if "dense" in transform else "" for name in names]
-        copies = [f"{transform[name]['milliseconds'] / transform['copy']['milliseconds']:.1f}" for name in names]
+        compared = [*((name, "copy") for name in names), ("kernel into", "copy into")]
+        copies = [
+            f"{transform[name]['milliseconds'] / transform[copy]['milliseconds']:.1f}" if name in transform else ""
+            for name, copy in compared
+        ]
         of_layer = [f"{layer[name]['ratio']:.2f}" if layer else "" for name in (*(n.replace("fwht", "WHVI") for n in names), FOUR)]
         rows.append([size, *dense, *copies, *of_layer])
-    forms = ["", ", native"][: (len(rows[0]) - 2) // 3]
-    head = ["D", *(f"`fwht`{form} / {other}" for other in ("dense product", "copy") for form in forms)]
+    forms = ["", ", native"][: (len(rows[0]) - 3) // 3]
+    head = ["D", *(f"`fwht`{form} / {other}" for other in ("dense product", "copy") for form in forms), "kernel / copy, in place"]
     head += [*(f"WHVI layer{form} / `nn.Linear`" for form in forms), "the paper's form / `nn.Linear`"]
     return f"{_table(head, rows)}\n\n{results['settings']['batch']} rows. {_environment(results)}"
 
