@@ -17,7 +17,7 @@ from bayesify.errors import ConfigurationError, DataError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.inspection import explain, partial_dependence, permutation_importance, row_effects, similar_rows
 from bayesify.inspection.dependence import _quantiles
-from bayesify.inspection.explanation import _cost
+from bayesify.inspection.explanation import _cost, _relevant
 from bayesify.inspection.importance import _changes
 from bayesify.inspection.variants import Variants
 
@@ -226,6 +226,14 @@ def test_the_work_of_an_explanation_is_bounded_whatever_the_size_of_the_network(
     assert _cost(300, 100_000) == (2, 66)
     assert _cost(300, 5_000_000) == (1, 50)  # 15,000 predictions rather than 40,000
     assert _cost(50, 50_000_000) == (5, 50)
+
+
+def test_of_many_columns_without_effect_few_get_a_curve():
+    rng = np.random.default_rng(0)
+    for columns, most in ((300, 2), (5, 2)):
+        noise = pd.DataFrame({"rmse": rng.normal(size=columns), "rmse_se": 1.0}).sort_values("rmse", ascending=False)
+        assert len(_relevant(noise)) <= most
+    assert next(iter(_relevant(pd.concat([pd.DataFrame({"rmse": [9.0], "rmse_se": 1.0}, index=["effect"]), noise])))) == "effect"
 
 
 def test_arrays_and_several_outputs():

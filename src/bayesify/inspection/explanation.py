@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from bayesify.errors import MissingDependencyError
@@ -65,12 +66,16 @@ def explain(
     table = Variants(estimator, X, _DRAWS)
     repeats, rows = _cost(len(table.columns), table.work)
     importance = permutation_importance(estimator, X, y, repeats=repeats, rows=rows, draws=_DRAWS, seed=seed)
-    # twice the standard error: columns that change nothing need no curve
-    first = importance.columns[0]
-    relevant = importance.index[importance[first] > 2 * importance[f"{first}_se"]][:_CURVES]
-    dependences = [partial_dependence(estimator, X, column, output=output, draws=_DRAWS, seed=seed) for column in relevant]
+    curves = [partial_dependence(estimator, X, column, output=output, draws=_DRAWS, seed=seed) for column in _relevant(importance)]
     used = min(rows, len(table.table))
-    return Explanation(importance, dependences, f"Computed on {plural(used, 'row')}, with {plural(repeats, 'shuffle')} per column.")
+    return Explanation(importance, curves, f"Computed on {plural(used, 'row')}, with {plural(repeats, 'shuffle')} per column.")
+
+
+def _relevant(importance: pd.DataFrame) -> pd.Index:
+    """The columns that get a curve: of C columns without effect, none or few change the error by so many standard errors."""
+    first, count = importance.columns[0], len(importance)
+    errors = max(2.0, math.sqrt(2 * math.log(count)))  # the second is about the largest of C normal numbers
+    return importance.index[importance[first] > errors * importance[f"{first}_se"]][:_CURVES]
 
 
 def _cost(columns: int, work: int) -> tuple[int, int]:
