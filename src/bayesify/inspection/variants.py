@@ -103,9 +103,9 @@ def _draws_of(estimator: BayesianEstimator, table: Any, p: NumericPredictive | N
     """The mean of every draw of a single model, (S, R, D), or its probabilities, (S, R, K); p is its prediction where known."""
     likelihood = estimator.likelihood_
     if not isinstance(likelihood, Categorical | Ordinal):
-        p = estimator.predictive(table) if p is None else p
-        assert isinstance(p, NumericPredictive)
-        return p.draw_means.reshape(p.samples, len(p), -1)
+        numeric = estimator.predictive(table) if p is None else p
+        assert isinstance(numeric, NumericPredictive)
+        return numeric.draw_means.reshape(numeric.samples, len(numeric), -1)
     # Categorical predictives keep no draws; with normal noise, the means are the logits of the same draws.
     twin = copy.copy(estimator)
     twin.likelihood_ = Gaussian(std=1.0)
