@@ -96,7 +96,7 @@ def _page(name: str, kind: type[Method]) -> str:
         f"- **When to use it:** {kind.advice}",
         f"## Picture\n\n{_picture(name)}",
         f"## Formulas\n\n{text.strip()}",
-        f"## Options\n\n::: bayesify.{name}\n    options:\n      heading_level: 3\n      inherited_members: false",
+        f"## Options\n\nAll are keyword arguments; a value that is not possible raises a `ConfigurationError`.\n\n::: bayesify.{name}\n    options:\n      heading_level: 3\n      inherited_members: false",
         "## Settings on tables\n\n" + _settings(name),
         "## Cost\n\n" + _cost(name, kind.cost),
         "## Errata\n\n" + errata_of(kind.paper),

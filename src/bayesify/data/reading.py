@@ -60,6 +60,17 @@ def read_table(
         DataError: unknown suffix, no rows, unreadable content, or duplicate column names.
         MissingDependencyError: an Excel file without openpyxl.
         ImportError: a Parquet file without pyarrow.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "houses.csv")
+        ...     _ = path.write_text("area;town;price\\n80,5;Bonn;200\\n95,0;Ulm;240\\n")
+        ...     read_table(path)
+           area  town  price
+        0  80.5  Bonn    200
+        1  95.0   Ulm    240
     """
     separator = _check_options(separator, decimal)
     source, suffix, compressed = _check_path(path)
