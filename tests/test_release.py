@@ -113,6 +113,17 @@ def test_a_tag_other_than_the_version_is_refused(release, sources, monkeypatch, 
         release.check_version(wheel, "v7.0.0")
 
 
+def test_classifiers_declare_the_pythons_that_ci_requires(release):
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    matrix = jobs["tests"]["strategy"]["matrix"]
+    required = [entry["python"] for entry in matrix["include"] if not entry.get("untried")]
+    declared = re.findall(r"Python :: (3\.\d+)", "\n".join(release.PROJECT["classifiers"]))
+    assert declared == matrix["python"]
+    assert set(required) <= set(declared)
+    tested = re.findall(r"^\| (3\.\d+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert tested == declared
+
+
 def test_no_address_is_declared_before_the_project_has_one(release):
     """Links of the metadata lead to the project; see the end of CONTRIBUTING.md."""
     assert "urls" not in release.PROJECT

@@ -124,6 +124,12 @@ def _advantage(log_prob: Tensor) -> Tensor:
 class KLSchedule:
     """Weight of the KL as a function of training progress.
 
+    Args:
+        beta: the final weight, above 0; 1 is that of the evidence lower bound.
+
+    Raises:
+        ConfigurationError: a field out of its range, in all schedules.
+
     Example:
         >>> schedule = LinearWarmup(fraction=0.5)
         >>> [schedule(progress) for progress in (0.0, 0.25, 0.5, 1.0)]
@@ -142,7 +148,12 @@ class KLSchedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant(KLSchedule):
-    """Constant weight."""
+    """Constant weight `beta`.
+
+    Example:
+        >>> Constant(beta=0.3)(0.1)
+        0.3
+    """
 
     def __call__(self, progress: float) -> float:
         return self.beta
@@ -152,7 +163,15 @@ class Constant(KLSchedule):
 class LinearWarmup(KLSchedule):
     """Linear from 0 to `beta` over the first `fraction` of training, then constant.
 
+    Args:
+        beta: the final weight.
+        fraction: of training, in (0, 1].
+
     Source: Sonderby et al., *Ladder variational autoencoders* (2016), section 2.3.
+
+    Example:
+        >>> LinearWarmup(beta=2.0, fraction=0.5)(0.25)
+        1.0
     """
 
     fraction: float = 0.5
@@ -169,7 +188,16 @@ class LinearWarmup(KLSchedule):
 class Cyclical(KLSchedule):
     """`cycles` equal cycles, each a linear warm-up over `fraction` of the cycle, then constant at `beta`.
 
+    Args:
+        beta: the highest weight.
+        cycles: their number.
+        fraction: of a cycle, in (0, 1].
+
     Source: Fu et al., *Cyclical annealing schedule* (2019), equation (6) with the linear function.
+
+    Example:
+        >>> [Cyclical(cycles=2)(progress) for progress in (0.0, 0.25, 0.5, 0.625)]
+        [0.0, 1.0, 0.0, 0.5]
     """
 
     cycles: int = 4

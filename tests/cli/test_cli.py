@@ -238,7 +238,7 @@ def test_overwrite(models, tmp_path):
     ("options", "match"),
     [(["--target", "Y"], "Did you mean 'y'?"),
      (["--target", "y", "--method", "foo"], "unknown method 'foo'"),
-     (["--target", "y", "--method", "meanfeld"], "Did you mean MeanField?"),
+     (["--target", "y", "--method", "meanfeld"], "did you mean MeanField? `Method.registry` and `bayesify methods` list all"),
      (["--target", "y", "--on", "mars"], "--on must be local, ray or ray://HOST:PORT, got 'mars'"),
      (["--target", "y", "--method", "MeanField", "--set", "prior_sd=1"], "Did you mean 'prior_std'?"),
      (["--target", "y", "--method", "MeanField", "--set", "prior_std=-1"], "prior_std must be a finite number above 0"),

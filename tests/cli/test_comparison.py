@@ -9,7 +9,9 @@ np = pytest.importorskip("numpy")
 from command_line import run
 
 from bayesify import MeanField
+from bayesify.cli import comparison, evaluation
 from bayesify.cli.comparison import methods_to_compare
+from bayesify.cli.splits import Split
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.estimators.recipes import Recipe, TrainingSettings
 
@@ -26,6 +28,22 @@ def test_the_methods_and_baselines_are_in_the_table_and_in_the_report(tmp_path, 
     page = (tmp_path / "m" / "report.html").read_text()
     assert "Comparison of methods" in page
     assert "MCDropout (the model)" in page
+
+
+def test_the_others_train_for_the_chosen_epochs(monkeypatch):
+    rng = np.random.default_rng(0)
+    features = pd.DataFrame({"a": rng.normal(size=40)})
+    rows = Split(features, features["a"], features, features["a"], "the same rows")
+    seen = []
+    monkeypatch.setattr(
+        comparison, "assess_estimator", lambda other, *rows: [seen.append(len(other.history_)), assess(other, *rows)][1]
+    )
+    assess = evaluation.assess_estimator
+    monkeypatch.setitem(BayesianRegressor.recipes, MeanField, Recipe(MeanField(), 1.0, TrainingSettings(hidden=(4,), steps=20)))
+    for epochs, expected in ((3, 3), (None, 10)):
+        estimator = BayesianRegressor(method="MCDropout", epochs=epochs, random_state=0, progress=False)
+        (line,) = comparison.train_others(["MeanField"], estimator, rows, None, quiet=True)
+        assert (line["method"], seen.pop()) == ("MeanField", expected)
 
 
 def test_the_methods_to_compare():

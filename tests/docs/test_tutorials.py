@@ -18,8 +18,15 @@ PAGES = [
     "reading-a-report.md",
     "serving.md",
     "start.md",
+    "tracking.md",
 ]
-LONG = ["active-learning.md", "bayesian-optimization.md", "image-classifier.md", "pretrained-transformers.md"]  # of many steps
+LONG = [  # many steps, or a cluster
+    "active-learning.md",
+    "bayesian-optimization.md",
+    "clusters.md",
+    "image-classifier.md",
+    "pretrained-transformers.md",
+]
 
 
 @pytest.mark.default("start.md")
@@ -30,6 +37,10 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     if page == "serving.md":
         pytest.importorskip("fastapi")
         pytest.importorskip("httpx")
+    if page == "tracking.md":
+        pytest.importorskip("mlflow")
+    if page == "clusters.md":
+        pytest.importorskip("ray")
     (tmp_path / "tutorial.py").write_text("\n".join(blocks))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(DOCS.parent / "examples"), os.environ.get("PYTHONPATH", "")]))

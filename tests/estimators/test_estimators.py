@@ -259,7 +259,11 @@ class TestParameters:
         ("params", "error", "message"),
         [
             ({"method": 3}, TypeError, "method must be a Method such as MeanField\\(\\), the name of one, or None, got 3"),
-            ({"method": "SVD"}, ValueError, r"unknown method 'SVD'; did you mean VSD\? `Method.registry` has all names"),
+            (
+                {"method": "SVD"},
+                ValueError,
+                r"unknown method 'SVD'; did you mean VSD\? `Method.registry` and `bayesify methods`",
+            ),
             ({"epochs": 0}, ValueError, "epochs must be a whole number"),
             ({"batch_size": 1.5}, ValueError, "batch_size must be a whole number"),
             ({"samples": 0}, ValueError, "samples must be"),

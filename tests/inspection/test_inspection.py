@@ -11,11 +11,13 @@ sklearn_inspection = pytest.importorskip("sklearn.inspection")
 
 from sklearn.metrics import log_loss
 
+from bayesify import DeepEnsemble
 from bayesify.data import conform
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.inspection import explain, partial_dependence, permutation_importance, row_effects, similar_rows
 from bayesify.inspection.dependence import _quantiles
+from bayesify.inspection.explanation import _cost, _relevant
 from bayesify.inspection.importance import _changes
 from bayesify.inspection.variants import Variants
 
@@ -208,6 +210,30 @@ def test_explanations_have_a_bounded_cost_and_curves_of_columns_that_matter(fitt
     found = explain(model, wide, wide["x3"])
     assert found.note == "Computed on 100 rows, with 2 shuffles per column."
     assert len(found.importance) == 200
+
+
+def test_the_work_of_an_explanation_is_bounded_whatever_the_size_of_the_network():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.normal(size=(60, 4)))
+    dropout = BayesianRegressor(method="MCDropout", hidden=(5,), samples=7, random_state=0, epochs=1).fit(X, X[0])
+    assert Variants(dropout, X, 20).work == 7 * (4 * 5 + 5 + 5 + 1)
+    assert Variants(dropout, X, 3).work == 3 * (4 * 5 + 5 + 5 + 1)
+    ensemble = DeepEnsemble(members=3)
+    ensemble = BayesianRegressor(method=ensemble, hidden=(5,), encoding="standard", likelihood="gaussian", random_state=0, epochs=1)
+    assert Variants(ensemble.fit(X, X[0]), X, 20).work == 3 * (4 * 5 + 5 + 5 + 1)  # a draw is a member
+    assert _cost(13, 400_000) == (5, 500)
+    assert _cost(100, 1_000_000) == (5, 80)
+    assert _cost(300, 100_000) == (2, 66)
+    assert _cost(300, 5_000_000) == (1, 50)  # 15,000 predictions rather than 40,000
+    assert _cost(50, 50_000_000) == (5, 50)
+
+
+def test_of_many_columns_without_effect_few_get_a_curve():
+    rng = np.random.default_rng(0)
+    for columns, most in ((300, 2), (5, 2)):
+        noise = pd.DataFrame({"rmse": rng.normal(size=columns), "rmse_se": 1.0}).sort_values("rmse", ascending=False)
+        assert len(_relevant(noise)) <= most
+    assert next(iter(_relevant(pd.concat([pd.DataFrame({"rmse": [9.0], "rmse_se": 1.0}, index=["effect"]), noise])))) == "effect"
 
 
 def test_arrays_and_several_outputs():

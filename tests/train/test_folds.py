@@ -11,7 +11,7 @@ from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Gaussian
 from bayesify.train import Training, fit, fit_many
 from bayesify.train.many.ensemble import fold_rows, split_members
-from bayesify.train.process_state import one_thread, seed_for
+from bayesify.train.process_state import seed_for
 
 x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
 y = x[:, :1].sin()
@@ -79,16 +79,3 @@ def test_stacked_networks_may_have_views_of_transposed_tensors():
     nets = [bayesify(Picks(), MeanField()) for _ in range(3)]
     trainings = [Training(bnn=net, data=(x, y), likelihood=Gaussian(std=0.1), seed=k) for k, net in enumerate(nets)]
     assert len(fit_many(trainings, epochs=2, accelerator="cpu", together=True)[0]) == 2
-
-
-def test_small_steps_use_one_thread_and_the_others_come_back():
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with one_thread(torch.device("cpu"), work=1e9):
-            assert torch.get_num_threads() == 2
-        with one_thread(torch.device("cpu"), work=1e3):
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

@@ -9,9 +9,9 @@ import pandas as pd
 
 from bayesify.cli.evaluation import assess_estimator
 from bayesify.cli.leaderboard import method_name
-from bayesify.cli.settings import named_method
 from bayesify.cli.splits import Split
 from bayesify.cli.terminal import say
+from bayesify.core.method import Method
 from bayesify.errors import DivergenceError, warn
 from bayesify.estimators import BayesianEstimator
 from bayesify.formatting import duration
@@ -28,20 +28,24 @@ def methods_to_compare(names: str, estimator: BayesianEstimator) -> list[str]:
         ConfigurationError: no such method.
     """
     every = [kind.__name__ for kind in type(estimator).recipes]
-    chosen = every if names == "all" else [named_method(name.strip()).__name__ for name in names.split(",")]
+    chosen = every if names == "all" else [Method.named(name.strip()).__name__ for name in names.split(",")]
     return [name for name in dict.fromkeys(chosen) if name != method_name(estimator)]
 
 
 def train_others(
     methods: Sequence[str], estimator: BayesianEstimator, rows: Split, weights: pd.Series | None, quiet: bool
 ) -> list[dict[str, str]]:
-    """Train other methods with their default settings on the training rows, and return their lines, the best NLL first."""
+    """Train other methods on the training rows, and return their lines, the best NLL first.
+
+    They have their default settings, and the epochs of the estimator where those were chosen.
+    """
     lines = []
     for method in methods:
         if not quiet:
             say(f"  training {method} ...", style="dim")
         started = time.perf_counter()
-        other = type(estimator)(method=method, random_state=estimator.random_state, progress=estimator.progress)
+        shared = {name: getattr(estimator, name) for name in ("epochs", "random_state", "progress")}
+        other = type(estimator)(method=method, **shared)
         try:
             other.fit(rows.features, rows.y, weights)
         except DivergenceError as error:

@@ -57,7 +57,7 @@ def fit(
     compare: Annotated[
         str | None,
         typer.Option(
-            help="Also train these methods, such as MeanField,VSD, or all, each with its default settings, and show all results.",
+            help="Also train these methods, such as MeanField,VSD, or all, each with its default settings and --epochs.",
             show_default=False,
         ),
     ] = None,

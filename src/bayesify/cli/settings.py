@@ -13,25 +13,11 @@ from bayesify.core.method import Method
 from bayesify.estimators import BayesianEstimator
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup
 
-__all__ = ["convert", "estimator_fields", "method_fields", "named_method", "parse", "split"]
+__all__ = ["convert", "estimator_fields", "method_fields", "parse", "split"]
 
 _NOT_SETTABLE = ("method", "net", "random_state", "on", "progress")  # separate options, or not expressible as text
 _ITEMS = {int: "integers", str: "labels"}
 _SCHEDULES = {kind.__name__.lower(): kind for kind in (Constant, Cyclical, LinearWarmup)}
-
-
-def named_method(name: str) -> type[Method]:
-    """Return the method class of a name, whatever its case.
-
-    Raises:
-        UsageError: no such method.
-    """
-    known = {registered.lower(): registered for registered in Method.registry}
-    if name.lower() not in known:
-        close = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f" Did you mean {known[close[0]]}?" if close else ""
-        raise UsageError(f"unknown method {name!r}.{hint} `bayesify methods` lists all methods")
-    return Method.named(name)
 
 
 def method_fields(kind: type[Method]) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from bayesify.cli.settings import named_method, parse, split
+from bayesify.cli.settings import parse, split
 from bayesify.cli.terminal import UsageError, fail, interruptible, until_the_end
 from bayesify.conformal import least_rows
+from bayesify.core.method import Method
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError, warn
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.estimators.conformal import calibration_rows
@@ -44,7 +45,7 @@ def make_estimator(
     if time_limit is not None and method is None:
         method = AUTO
     if method is not None and method.lower() != AUTO:
-        named_method(method)
+        Method.named(method)
     unset = kind(method=method)
     if time_limit is not None and not unset.is_stacked:
         raise UsageError(f"--time is for --method auto, got --method {method}; leave one of them out")

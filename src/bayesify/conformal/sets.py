@@ -39,6 +39,9 @@ class ConformalSets(Calibration):
     Args:
         score: "lac" or "aps".
 
+    Raises:
+        ConfigurationError: another score.
+
     Example:
         >>> p = CategoricalPredictive.from_logits(torch.tensor([[[2.0, 0.0, -2.0]]]).expand(1, 9, 3))
         >>> calibration = ConformalSets.calibrate(p, torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1]))

@@ -140,9 +140,8 @@ class Method:
         by_name = {registered.lower(): kind for registered, kind in cls.registry.items()}
         if str(name).lower() not in by_name:
             close = difflib.get_close_matches(str(name).lower(), by_name, n=1)
-            every = f"known methods: {', '.join(sorted(cls.registry))}"
-            hint = f"did you mean {by_name[close[0]].__name__}? `Method.registry` has all names" if close else every
-            raise ConfigurationError(f"unknown method {name!r}; {hint}")
+            hint = f"; did you mean {by_name[close[0]].__name__}?" if close else "."
+            raise ConfigurationError(f"unknown method {name!r}{hint} `Method.registry` and `bayesify methods` list all methods")
         return by_name[str(name).lower()]
 
     def replace(self, **changes: Any) -> Self:

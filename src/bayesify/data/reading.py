@@ -38,7 +38,7 @@ def read_table(
     usual_decimal: str = ".",
     as_text: Collection[str] = (),
 ) -> pd.DataFrame:
-    """Read a table with a header row; `table.attrs["decimal"]` is the decimal separator of its text.
+    r"""Read a table with a header row; `table.attrs["decimal"]` is the decimal separator of its text.
 
     An unnamed first column, as `DataFrame.to_csv` writes it, becomes the index. JSON files are lists of records, or one record per
     line (.jsonl). Of an Excel file, the first sheet is read.
@@ -60,6 +60,17 @@ def read_table(
         DataError: unknown suffix, no rows, unreadable content, or duplicate column names.
         MissingDependencyError: an Excel file without openpyxl.
         ImportError: a Parquet file without pyarrow.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "houses.csv")
+        ...     _ = path.write_text("area;town;price\n80,5;Bonn;200\n95,0;Ulm;240\n")
+        ...     read_table(path)
+           area  town  price
+        0  80.5  Bonn    200
+        1  95.0   Ulm    240
     """
     separator = _check_options(separator, decimal)
     source, suffix, compressed = _check_path(path)

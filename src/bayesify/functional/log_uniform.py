@@ -29,6 +29,9 @@ def log_uniform_kl(log_alpha: Tensor) -> Tensor:
     Returns:
         Nats per element, same shape and dtype.
 
+    Raises:
+        TypeError: `log_alpha` is not floating point.
+
     Source: Kingma, Salimans & Welling (2015), appendix C. The paper approximates it by a cubic (`log_uniform_kl_cubic`), valid only
     for alpha in about [0.05, 1].
 

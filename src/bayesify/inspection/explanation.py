@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from bayesify.errors import MissingDependencyError
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "explain"]
 
-_REPEATS, _FEW_REPEATS, _MANY_COLUMNS = 5, 2, 100  # shuffles per column, and with many columns
+_REPEATS, _FEW_REPEATS, _MANY_COLUMNS = 5, 2, 100  # shuffles per column, and with many columns; one where rows are costly
 _DRAWS, _MOST_ROWS, _FEWEST_ROWS = 20, 500, 50
-_MOST_PREDICTIONS = 40_000  # rows in all shuffled tables: seconds
+_MOST_PREDICTIONS, _MOST_WORK = 40_000, 4e10  # rows in all shuffled tables, and their multiplications: seconds
 _CURVES = 4
 
 
@@ -40,8 +41,8 @@ def explain(
 ) -> Explanation:
     """Compute `permutation_importance`, and `partial_dependence` of the four most important columns.
 
-    Five shuffles of each column (two if there are more than 100) on at most 500 rows, fewer if there are many columns, with at most
-    20 draws of the weights.
+    Five shuffles of each column on at most 500 rows, with at most 20 draws of the weights. Two shuffles if there are more than 100
+    columns, one if the network is large as well, and fewer rows, at least 50, so that a report takes seconds.
 
     Args:
         estimator: fitted.
@@ -63,12 +64,24 @@ def explain(
         'Computed on 100 rows, with 5 shuffles per column.'
     """
     table = Variants(estimator, X, _DRAWS)
-    repeats = _REPEATS if len(table.columns) <= _MANY_COLUMNS else _FEW_REPEATS
-    rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PREDICTIONS // (repeats * len(table.columns))))
+    repeats, rows = _cost(len(table.columns), table.work)
     importance = permutation_importance(estimator, X, y, repeats=repeats, rows=rows, draws=_DRAWS, seed=seed)
-    # twice the standard error: columns that change nothing need no curve
-    first = importance.columns[0]
-    relevant = importance.index[importance[first] > 2 * importance[f"{first}_se"]][:_CURVES]
-    dependences = [partial_dependence(estimator, X, column, output=output, draws=_DRAWS, seed=seed) for column in relevant]
+    curves = [partial_dependence(estimator, X, column, output=output, draws=_DRAWS, seed=seed) for column in _relevant(importance)]
     used = min(rows, len(table.table))
-    return Explanation(importance, dependences, f"Computed on {plural(used, 'row')}, with {repeats} shuffles per column.")
+    return Explanation(importance, curves, f"Computed on {plural(used, 'row')}, with {plural(repeats, 'shuffle')} per column.")
+
+
+def _relevant(importance: pd.DataFrame) -> pd.Index:
+    """The columns that get a curve: of C columns without effect, none or few change the error by so many standard errors."""
+    first, count = importance.columns[0], len(importance)
+    errors = max(2.0, math.sqrt(2 * math.log(count)))  # the second is about the largest of C normal numbers
+    return importance.index[importance[first] > errors * importance[f"{first}_se"]][:_CURVES]
+
+
+def _cost(columns: int, work: int) -> tuple[int, int]:
+    """Shuffles per column and rows, by the number of columns and the multiplications per row."""
+    repeats = _REPEATS if columns <= _MANY_COLUMNS else _FEW_REPEATS
+    predictions = min(_MOST_PREDICTIONS, int(_MOST_WORK / work))
+    if columns > _MANY_COLUMNS and predictions < repeats * columns * _FEWEST_ROWS:
+        repeats = 1  # another row tells more than another shuffle of the same rows
+    return repeats, min(_MOST_ROWS, max(_FEWEST_ROWS, predictions // (repeats * columns)))

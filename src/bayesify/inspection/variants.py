@@ -52,6 +52,14 @@ class Variants:
         kinds = {column.name: column.kind for column in estimator.columns_}
         self.columns = [str(name) for name in self.table.columns if kinds.get(str(name), "dropped") != "dropped"]
 
+    @property
+    def work(self) -> int:
+        """Multiplications to predict a row, if every weight is used once per draw."""
+        models = self._estimator.stack_ or [self._estimator]
+        members = (getattr(model.method_in_use(), "members", 1) for model in models)  # of which a draw is one
+        sizes = (sum(p.numel() for p in model.bnn_.parameters()) for model in models)
+        return sum(size * model.samples_in_use() // count for model, size, count in zip(models, sizes, members, strict=True))
+
     def predictive(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> Iterator[Predictive]:
         """Predict variants of the table, some at a time.
 
@@ -79,7 +87,8 @@ class Variants:
         models = [estimator._as_here(model) for model in estimator.stack_] or [estimator]
         with _quiet():
             p = estimator.predictive(table)
-            parts = [_draws_of(model, table) for model in models]
+            kept = p if isinstance(p, NumericPredictive) and not estimator.stack_ else None
+            parts = [_draws_of(model, table, kept) for model in models]
         weights = estimator.stack_weights_ if estimator.stack_ else (1.0,)
         shares = [torch.full((len(part),), weight / len(part)) for part, weight in zip(parts, weights, strict=True)]
         return p, torch.cat(parts), torch.cat(shares)
@@ -90,13 +99,13 @@ class Variants:
         return table if self._estimator.named_columns_ else table.to_numpy()
 
 
-def _draws_of(estimator: BayesianEstimator, table: Any) -> Tensor:
-    """The mean of every draw of a single model, (S, R, D), or its probabilities, (S, R, K)."""
+def _draws_of(estimator: BayesianEstimator, table: Any, p: NumericPredictive | None) -> Tensor:
+    """The mean of every draw of a single model, (S, R, D), or its probabilities, (S, R, K); p is its prediction where known."""
     likelihood = estimator.likelihood_
     if not isinstance(likelihood, Categorical | Ordinal):
-        p = estimator.predictive(table)
-        assert isinstance(p, NumericPredictive)
-        return p.draw_means.reshape(p.samples, len(p), -1)
+        numeric = estimator.predictive(table) if p is None else p
+        assert isinstance(numeric, NumericPredictive)
+        return numeric.draw_means.reshape(numeric.samples, len(numeric), -1)
     # Categorical predictives keep no draws; with normal noise, the means are the logits of the same draws.
     twin = copy.copy(estimator)
     twin.likelihood_ = Gaussian(std=1.0)

@@ -26,6 +26,9 @@ class RayCluster:
         jobs: the number of jobs into which `fit_many` divides its models; None for one per job that the cluster can run at a time.
             Models of one job share their operators, so equal results to the last bit need an equal number of jobs.
 
+    Raises:
+        ConfigurationError: a number out of its range.
+
     Example:
         >>> RayCluster(address="ray://head:10001", num_cpus=4).num_cpus
         4

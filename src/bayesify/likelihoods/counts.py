@@ -85,6 +85,9 @@ class NegativeBinomial(Likelihood):
             otherwise.
         scale: c, as for `Poisson`.
 
+    Raises:
+        ConfigurationError: a dispersion outside of 1e-5 to 1e5, or a scale that is not above 0.
+
     Source: Hilbe, *Negative binomial regression* (2011), equation (8.10), the NB2 model.
 
     Example:

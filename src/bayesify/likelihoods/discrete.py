@@ -25,6 +25,9 @@ class Categorical(Likelihood):
             (B, K, H, W). Predictive distributions have it last.
         temperature: by which logits are divided; `bayesify.calibration.fit_temperature` finds it on held-out rows.
 
+    Raises:
+        ConfigurationError: `class_dim` is neither -1 nor at least 1, or the temperature is not above 0.
+
     Example:
         >>> Categorical().log_prob(torch.zeros(1, 2, 4), torch.tensor([3, 0]))
         tensor([[-1.3863, -1.3863]])

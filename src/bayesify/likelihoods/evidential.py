@@ -47,6 +47,9 @@ class EvidentialCategorical(Likelihood):
         weight: $\lambda$, at least 0, times the weight `beta` of `fit`.
         ignore_index: a label whose targets are ignored (padding).
 
+    Raises:
+        ConfigurationError: a negative or infinite weight.
+
     Source: Sensoy, Kaplan & Kandemir (2018), arXiv 1806.01768, equation (3) (type II maximum likelihood) and section 4. The paper
     prefers the expected squared error, its equation (5), which is no likelihood, and a ReLU, which leaves classes without gradient.
 
@@ -113,6 +116,9 @@ class EvidentialGaussian(Likelihood):
 
     Args:
         weight: $\lambda$, at least 0, in nats per unit of the targets, times the weight `beta` of `fit`.
+
+    Raises:
+        ConfigurationError: a negative or infinite weight.
 
     Source: Amini, Schwarting, Soleimany & Rus (2020), arXiv 1910.02600, equations (6) to (9).
 

@@ -29,6 +29,9 @@ class Gaussian(Likelihood):
         std: $\sigma$ in the unit of the targets, a number or one per output (the last dimension).
         learn: whether $\log\sigma$ is a parameter, initially that of `std`; give `likelihood.parameters()` to the optimizer.
 
+    Raises:
+        ConfigurationError: `std` is not above 0, empty, or a tensor.
+
     Example:
         >>> Gaussian(std=2.0).log_prob(torch.zeros(1, 2, 1), torch.tensor([0.0, 2.0]))
         tensor([[-1.6121, -2.1121]])
@@ -90,6 +93,9 @@ class HeteroscedasticGaussian(Likelihood):
 
     Args:
         min_std, max_std: bounds of the standard deviation, in the unit of the targets.
+
+    Raises:
+        ConfigurationError: bounds that are not above 0, or `min_std` not below `max_std`.
 
     Source: Nix & Weigend, *Estimating the mean and variance of the target probability distribution* (1994).
 

@@ -36,6 +36,9 @@ class GaussianMixture(Likelihood):
         components: M.
         min_std, max_std: bounds of the standard deviations, in the unit of the targets.
 
+    Raises:
+        ConfigurationError: no component, bounds that are not above 0, or `min_std` not below `max_std`.
+
     Source: Bishop, *Mixture density networks* (1994), equations (21) to (23).
 
     Example:

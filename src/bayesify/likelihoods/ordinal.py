@@ -37,6 +37,9 @@ class Ordinal(Likelihood):
     Args:
         classes: K, at least 2.
 
+    Raises:
+        ConfigurationError: fewer than two classes.
+
     Source: McCullagh, *Regression models for ordinal data* (1980), equation (2.4).
 
     Example:

@@ -64,6 +64,18 @@ def save_model(
         TypeError: not a bayesify estimator.
         ConfigurationError: an estimator that is not fitted or has a custom network, an invalid directory or companion name.
         OSError: no space or no permission; nothing has changed.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from bayesify.estimators import BayesianRegressor
+        >>> X = np.linspace(-1, 1, 40)[:, None]
+        >>> model = BayesianRegressor(method="MCDropout", epochs=2, random_state=0).fit(X, X[:, 0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_model(model, f"{folder}/model", target="y")
+        ...     loaded = load_model(f"{folder}/model")
+        >>> bool((loaded.predict(X) == model.predict(X)).all())
+        True
     """
     config, files = _describe(estimator, target, metrics)
     config["reading"] = dict(reading or {})
@@ -78,6 +90,8 @@ def load_model(directory: str | os.PathLike[str]) -> BayesianEstimator:
 
     Raises:
         ModelFileError: not a model, or a damaged, incomplete, edited or newer one.
+
+    Example: see `save_model`.
     """
     config = load_config(directory)
     return _load(Path(directory), config, config, "")

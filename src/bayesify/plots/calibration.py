@@ -64,6 +64,12 @@ def plot_reliability(predictive: Predictive, y: Tensor, ax: Axes | None = None, 
 
     Returns:
         The Axes.
+
+    Example:
+        >>> from bayesify.predictive import CategoricalPredictive
+        >>> p = CategoricalPredictive.from_logits(torch.tensor([[[2.0, 0.0]]]).expand(1, 30, 2))
+        >>> plot_reliability(p, torch.arange(30) % 2).get_xlabel()
+        'confidence'
     """
     values = class_predictions(predictive, y)
     confidence, accuracy, count = reliability(values.probs, values.y, bins, binning)
@@ -100,6 +106,12 @@ def plot_uncertainty_error(predictive: Predictive, y: Tensor, ax: Axes | None = 
 
     Returns:
         The Axes.
+
+    Example:
+        >>> from bayesify.predictive import GaussianPredictive
+        >>> p = GaussianPredictive(torch.zeros(2, 30), torch.tensor(1.0))
+        >>> plot_uncertainty_error(p, torch.randn(30)).get_xlabel()
+        'predicted standard deviation'
     """
     ax = axes(ax)
     if isinstance(predictive, NumericPredictive):
@@ -140,6 +152,12 @@ def plot_rejection(predictive: Predictive, y: Tensor, ax: Axes | None = None, *,
 
     Returns:
         The Axes.
+
+    Example:
+        >>> from bayesify.predictive import GaussianPredictive
+        >>> p = GaussianPredictive(torch.zeros(2, 30), torch.tensor(1.0))
+        >>> plot_rejection(p, torch.randn(30)).get_ylabel()
+        'root mean squared error'
     """
     ax = axes(ax)
     regression = isinstance(predictive, NumericPredictive)

@@ -82,6 +82,13 @@ def plot_dependence(dependence: Dependence, ax: Axes | None = None, *, name: str
 
     Returns:
         The Axes.
+
+    Example:
+        >>> import pandas
+        >>> from bayesify.inspection import Dependence
+        >>> curve = pandas.DataFrame({"value": [0.0, 1.0], "mean": [2.0, 3.0], "lower": [1.5, 2.5], "upper": [2.5, 3.5]})
+        >>> plot_dependence(Dependence("area", "number", 0.9, curve)).get_xlabel()
+        'area'
     """
     ax = axes(ax)
     table, percent = dependence.table, f"{dependence.level:.0%}"

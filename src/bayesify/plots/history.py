@@ -72,6 +72,11 @@ def plot_kl(history: History, ax: Axes | None = None) -> Axes:
 
     Returns:
         The Axes.
+
+    Example:
+        >>> from bayesify.train import History
+        >>> plot_kl(History(loss=[3.0, 2.0], nll=[2.5, 1.8], kl=[9.0, 8.0], beta=[0.5, 1.0])).get_xlabel()
+        'epoch'
     """
     ax = axes(ax)
     epochs = range(1, len(history) + 1)

@@ -38,6 +38,12 @@ def plot_predictions(
 
     Returns:
         The Axes.
+
+    Example:
+        >>> from bayesify.predictive import GaussianPredictive
+        >>> p = GaussianPredictive(torch.zeros(2, 30), torch.tensor(1.0))
+        >>> plot_predictions(p, torch.randn(30)).get_ylabel()
+        'predicted target'
     """
     check_fraction("level", level)
     p, y = select_output(predictive, y, output)
@@ -81,6 +87,12 @@ def plot_bands(
 
     Returns:
         The Axes.
+
+    Example:
+        >>> from bayesify.predictive import GaussianPredictive
+        >>> p = GaussianPredictive(torch.zeros(2, 30), torch.tensor(1.0))
+        >>> plot_bands(p, torch.linspace(-1, 1, 30)).get_xlabel()
+        'x'
     """
     check_fraction("level", level)
     p, _ = select_output(predictive, output=output)
@@ -113,6 +125,12 @@ def plot_confusion(predictive: Predictive, y: Tensor, ax: Axes | None = None, *,
 
     Returns:
         The Axes.
+
+    Example:
+        >>> from bayesify.predictive import CategoricalPredictive
+        >>> p = CategoricalPredictive.from_logits(torch.tensor([[[2.0, 0.0]]]).expand(1, 30, 2))
+        >>> plot_confusion(p, torch.arange(30) % 2, names=["no", "yes"]).get_xlabel()
+        'predicted class'
     """
     values = class_predictions(predictive, y)
     k = values.probs.shape[1]
@@ -151,6 +169,12 @@ def plot_uncertainty(predictive: Predictive, ax: Axes | None = None, *, output: 
 
     Returns:
         The Axes.
+
+    Example:
+        >>> from bayesify.predictive import GaussianPredictive
+        >>> p = GaussianPredictive(torch.zeros(2, 30), torch.tensor(1.0))
+        >>> plot_uncertainty(p).get_ylabel()
+        'predicted standard deviation'
     """
     total, noise, name = row_uncertainty(predictive, output)
     order = total.argsort()
@@ -180,6 +204,16 @@ def plot_feature(predictive: Predictive, feature: Series, ax: Axes | None = None
 
     Returns:
         The Axes.
+
+    Raises:
+        DataError: another number of values than rows.
+
+    Example:
+        >>> import pandas
+        >>> from bayesify.predictive import GaussianPredictive
+        >>> p = GaussianPredictive(torch.zeros(2, 30), torch.tensor(1.0))
+        >>> plot_feature(p, pandas.Series(range(30), name="area")).get_xlabel()
+        'area'
     """
     from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 

@@ -12,9 +12,7 @@ from torch import nn
 from bayesify.core.generators import generators_kept
 from bayesify.core.modes import modes_kept
 
-__all__ = ["one_thread", "preserved_state", "seed_for", "seed_noise"]
-
-_WORTH_THREADS = 5e7
+__all__ = ["preserved_state", "seed_for", "seed_noise"]
 
 
 def seed_for(*parts: object) -> int:
@@ -47,25 +45,6 @@ def preserved_state(module: nn.Module, device: torch.device, move: bool = True) 
         finally:
             module.zero_grad()
             module.to(original_device)
-
-
-@contextmanager
-def one_thread(device: torch.device, work: float) -> Iterator[None]:
-    """Use one thread of the CPU for steps of little work, in which several threads wait for each other longer than they compute.
-
-    Args:
-        device: where to compute.
-        work: multiplications per step.
-    """
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or work > _WORTH_THREADS or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @contextmanager

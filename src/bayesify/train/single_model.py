@@ -38,11 +38,11 @@ from bayesify.train.objective import Objective
 from bayesify.train.process_state import preserved_state, seed_noise
 from bayesify.train.running_statistics import tell_of_misfits
 from bayesify.train.sharding import copy_gathered
+from bayesify.train.threads import one_thread, step_work
 from bayesify.train.validation import validation_nll
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
 
 __all__ = ["fit_single_model"]
 
@@ -65,15 +65,15 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
     with preserved_state(model, fabric.device, move=not sharded):
         check_completable(training, fabric.world_size)
         training.bnn.forget()
-        given = options.loggers if fabric.is_global_zero else ()
         with raised_everywhere(fabric):
-            opened = Loggers(given, options.checkpoint, options.resume)
+            opened = Loggers(options.loggers if fabric.is_global_zero else (), options.checkpoint, options.resume)
         with opened as loggers, ProgressBar("training", show) as bar:
             loop = _Loop(training, settings, options, fabric, parameters, bar, loggers)
             loop.resume_or_start()
             loop.state.history.n = loop.data.n
             loggers.start(configuration(training, settings, options), loop.state.history)
-            loop.run_epochs()
+            with one_thread(fabric.device, step_work([loop.objective], loop.data.train, settings)):
+                loop.run_epochs()
         training.bnn.tell_of_optimizer()
         training.bnn.passes.optimizer = None  # its state is that of this run
         if loop.state.best is not None:

@@ -21,8 +21,9 @@ from bayesify.train.many.stack_checkpoint import StackCheckpoint
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData
 from bayesify.train.objective import Objective, log_density
-from bayesify.train.process_state import one_thread, preserved_state
+from bayesify.train.process_state import preserved_state
 from bayesify.train.single_model import fit_single_model
+from bayesify.train.threads import one_thread, step_work
 
 __all__ = ["Loop", "train_alone", "train_together"]
 
@@ -89,8 +90,7 @@ def train_together(
     with ExitStack() as exits:
         for objective in objectives:
             exits.enter_context(preserved_state(objective, device))
-        work = sum(p.numel() for objective in objectives for p in objective.parameters()) * settings.batch_size * settings.samples
-        exits.enter_context(one_thread(device, work))
+        exits.enter_context(one_thread(device, step_work(objectives, data[0].train, settings)))
         stack = Stack(objectives, data[0].n, device, settings.samples, compile)
         loop = Loop(trainings, data, settings, stack)
         file = None if checkpoint is None else StackCheckpoint(checkpoint, loop, trainings, data, settings)

@@ -1,0 +1,82 @@
+"""Small training steps use one thread of the CPU: several wait for each other, several times longer on a busy machine."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bayesify import MeanField, bayesify
+from bayesify.likelihoods import Gaussian
+from bayesify.train import Training, fit, fit_many
+from bayesify.train.many.loop import Loop
+from bayesify.train.row_groups import RowGroups
+from bayesify.train.threads import one_thread
+
+x, y = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(24, 1)
+images = torch.randn(24, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Group(RowGroups):
+    sizes = (24,)
+
+    def read(self, group, start, stop):
+        yield x[start:stop], y[start:stop]
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+def dense():
+    return bayesify(nn.Linear(3, 1), MeanField())
+
+
+def test_one_thread_for_little_work():
+    with one_thread(torch.device("cpu"), work=1e9):
+        assert torch.get_num_threads() == 2
+    with one_thread(torch.device("cpu"), work=1e3):
+        assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "threads"),
+    [
+        (dense, (x, y), 1),
+        (dense, Group(), 1),
+        (dense, DataLoader(TensorDataset(x, y), batch_size=8), 2),  # whose batches are not known
+        (lambda: bayesify(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten()), MeanField()), (images, y), 2),
+        (lambda: bayesify(nn.Linear(3, 1_000_000), MeanField()), (x, torch.zeros(24, 1_000_000)), 2),
+    ],
+    ids=["vectors", "row groups", "loader", "images", "large"],
+)
+def test_training_of_a_network_with_little_work_uses_one_thread(make, data, threads):
+    seen = []
+    fit(
+        make(),
+        data,
+        Gaussian(),
+        epochs=1,
+        batch_size=8,
+        accelerator="cpu",
+        loggers=[lambda _: seen.append(torch.get_num_threads())],
+    )
+    assert seen == [threads]
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs", "threads"), [(nn.Linear(3, 1), x, 1), (nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten()), images, 2)]
+)
+def test_models_that_are_trained_together_follow_the_same_rule(net, inputs, threads, monkeypatch):
+    seen, run_epoch = [], Loop.run_epoch
+    monkeypatch.setattr(Loop, "run_epoch", lambda loop, epoch: [seen.append(torch.get_num_threads()), run_epoch(loop, epoch)])
+    bnns = [bayesify(copy.deepcopy(net), MeanField()) for _ in range(2)]
+    trainings = [Training(bnn=bnn, data=(inputs, y), likelihood=Gaussian()) for bnn in bnns]
+    fit_many(trainings, epochs=1, batch_size=8, accelerator="cpu", together=True)
+    assert seen == [threads]
