@@ -8,7 +8,8 @@ from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 
-from foreign import Foreign, check, collapsed_problems
+from foreign import Foreign
+from foreign_checks import check, collapsed_problems
 from foreign_libraries import LIBRARIES
 from foreign_transformers import TRANSFORMERS
 from test_foreign import METHODS

@@ -6,7 +6,8 @@
 import importlib.util
 
 import pytest
-from foreign import Foreign, check, collapsed_problems
+from foreign import Foreign
+from foreign_checks import check, collapsed_problems
 from foreign_libraries import LIBRARIES
 from foreign_transformers import TRANSFORMERS
 

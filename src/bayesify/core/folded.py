@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from bayesify.core.outputs import Draws
 from bayesify.core.planning import OtherDecisionsError, Plan, Planning
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 from bayesify.core.restoration import restore
+from bayesify.core.separate_draws import SeparateDraws
 from bayesify.core.shards import check_whole, reshard, shards_of
 from bayesify.core.turns import turn
 from bayesify.core.unfolding import stack, unfold
@@ -89,20 +91,29 @@ class Folded(Planning):
             return [forward_pass], tree_map(lambda y: unfold(y, samples, call.batch), outputs)
         passes: list[ForwardPass] = []
         runs: list[Any] = []
+        separate = SeparateDraws(samples)
         for s in range(samples):
-            passes.append(self._new_pass(1, coherent, s == 0, None, plan))
+            passes.append(self._new_pass(1, coherent, s == 0, None, plan, partial(separate.one, s)))
             self._draw_first(passes[-1], plan)
             runs.append(self._run(passes[-1], call, 1))
         return passes, tree_map(lambda *ys: stack(ys, call.batch, self.batch_dim), *runs)
 
-    def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None, plan: Plan) -> ForwardPass:
+    def _new_pass(
+        self,
+        samples: int,
+        coherent: bool,
+        first: bool,
+        rows: int | None,
+        plan: Plan,
+        separate: Callable[[str, Callable[[int], Tensor]], Tensor] | None = None,
+    ) -> ForwardPass:
         positions = plan.layers_without_rows
         layers = [layer for i, (_, layer) in enumerate(self.random_layers()) if i in positions] if positions else []
         unused = (
             [layer for i, (_, layer) in enumerate(self.random_layers()) if i in plan.unused_layers] if plan.unused_layers else []
         )
         if self._prefix is not None:
-            return ReplayPass(self._prefix, samples, coherent, layers)
+            return ReplayPass(self._prefix, samples, coherent, layers, separate=separate)
         pays_kl = first and self.pays_kl
         return ForwardPass(
             samples,
@@ -114,6 +125,7 @@ class Folded(Planning):
             notes_repeats=True,
             training=self.training,
             records=self.is_observed,
+            separate=separate,
         )
 
     def _draw_first(self, forward_pass: ForwardPass, plan: Plan) -> None:

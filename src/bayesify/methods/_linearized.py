@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from bayesify.core.checks import check_integer
@@ -22,6 +23,7 @@ from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.outputs import Draws
+from bayesify.errors import ConfigurationError
 
 __all__ = ["Linearized"]
 
@@ -79,7 +81,15 @@ class Linearized(Folded):
             return self.passes.run(forward_pass, self.net, args, kwargs, alone=True)
 
         tangents = tuple(end - mean for end, mean in zip(ends, means, strict=True))
-        return tree_map(torch.add, *jvp(at, tuple(means), tangents))
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward mode
+                return tree_map(torch.add, *jvp(at, tuple(means), tangents))
+        except RuntimeError as error:  # also NotImplementedError
+            at(*means)  # which raises an error of the network itself
+            raise ConfigurationError(
+                "linearized predictions need forward-mode derivatives, and a function of the network has none; use "
+                f"Laplace(linearized=False), or name later layers by patterns. PyTorch says: {str(error).splitlines()[0]}"
+            ) from error
 
     @contextmanager
     def predicting(
