@@ -21,6 +21,7 @@ from bayesify import (
     EMP,
     SWAG,
     VIFO,
+    VSD,
     BatchEnsemble,
     Bayesian,
     DeepEnsemble,
@@ -28,6 +29,7 @@ from bayesify import (
     Gaussian,
     Laplace,
     MeanField,
+    VariationalDropout,
     bayesify,
     predict,
     unbayesify,
@@ -73,9 +75,11 @@ def check(foreign: Foreign, method: Method) -> Found:
             nets = [foreign.network(seed=k) for k in range(method.members)] if isinstance(method, DeepEnsemble) else foreign.network()
             bnn = bayesify(nets, method, output=foreign.pick).eval()
             args, kwargs = foreign.arguments()
-            bnn(*args, samples=2, **kwargs)
-            if isinstance(method, Laplace):
-                complete(bnn, foreign)
+            with torch.set_grad_enabled(foreign.trains):
+                bnn(*args, samples=2, **kwargs)
+                if isinstance(method, Laplace):
+                    complete(bnn, foreign)
+                    bnn(*args, samples=2, **kwargs)
         except BayesifyError as error:
             found.refused = str(error)
             return found
@@ -114,11 +118,24 @@ def collapsed_problems(foreign: Foreign) -> list[str]:
     """What differs between the plain network and one whose draws are all equal to its weights, in both modes."""
     problems = list[str]()
     for training in (False, True) if foreign.trains else (False,):
-        for method in (Deterministic(), MeanField(initial_std=1e-10)):
-            for samples in (1, 2):
+        for method in _COLLAPSED:
+            for samples in (1, 2) if method in _COLLAPSED[:2] else (2,):
                 name = f"{'training' if training else 'eval'} mode, {type(method).__name__}, {samples} draws: "
                 problems.extend(name + problem for problem in _collapsed(foreign, method, samples, training))
     return problems
+
+
+# The initial draws of these are the weights of the plain network, but for noise that `NoiseFree` leaves out.
+_COLLAPSED: list[Method] = [
+    Deterministic(),
+    MeanField(initial_std=1e-10),
+    VariationalDropout(p=1e-18),
+    VSD(p=1e-18),
+    EMP(spread=0),
+    BatchEnsemble(spread=0),
+    SWAG(),
+    Laplace(layers="all", structure="diagonal"),
+]
 
 
 def _collapsed(foreign: Foreign, method: Method, samples: int, training: bool) -> Iterator[str]:
@@ -145,6 +162,8 @@ def _collapsed(foreign: Foreign, method: Method, samples: int, training: bool) -
         yield "unbayesify gives other classes"
     if [name for name, _ in restored.named_parameters()] != [name for name, _ in plain.named_parameters()]:
         yield "unbayesify gives other parameters"
+    for (name, value), original in zip(restored.named_parameters(), plain.parameters(), strict=False):
+        yield from differences(f"the restored {name}", value, original, foreign.rounding)
 
 
 def _draws(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:

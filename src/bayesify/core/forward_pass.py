@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bayesify.core.generators import generator_states, noise_from, set_generator_states
 from bayesify.core.modes import current_saved_tensors_hooks, keeping_saved_tensors
@@ -267,7 +268,7 @@ class ForwardPass:
         drawn = cast(T, self._drawn.get(key))
         reentrant = current_saved_tensors_hooks() is None
         if key not in self._states:
-            if drawn is not None and (not reentrant or key in self._predrawn):
+            if drawn is not None and (not reentrant or key in self._predrawn or not _has_graph(drawn)):
                 return drawn
             raise PassError(
                 "a random layer is used both inside and outside a reentrant activation checkpoint; use "
@@ -291,3 +292,8 @@ class ForwardPass:
                 return make(self.samples)
         finally:
             set_generator_states(tensors, states)
+
+
+def _has_graph(drawn: object) -> bool:
+    """Whether gradients flow through a draw; those of a component that layers share do not."""
+    return any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(drawn))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
+from bayesify.formatting import listing
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods._weight_density import WeightDensity
 
@@ -45,7 +46,8 @@ def fit_laplace(
     """Fit the Laplace approximation of the layers `names`, whose weights are the vector of the density.
 
     Raises:
-        ConfigurationError: a likelihood, weights of examples or a layout that laplace-torch does not know.
+        ConfigurationError: a likelihood, weights of examples or a layout that laplace-torch does not know, or a network that it
+            cannot differentiate.
         DataError: outputs that are not (B, K).
         MissingDependencyError: laplace-torch is not installed.
     """
@@ -65,7 +67,16 @@ def fit_laplace(
         temperature=1 / density.scale,
         backend=curvature.CurvlinopsGGN if structure == "kronecker" else curvature.GGNInterface,
     )
-    approximation.fit(_Loader(data, None if structure == "kronecker" else _ROWS))
+    try:
+        approximation.fit(_Loader(data, None if structure == "kronecker" else _ROWS))
+    except (torch.linalg.LinAlgError, torch.OutOfMemoryError):  # pyright: ignore[reportPrivateImportUsage]
+        raise
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f'laplace-torch cannot compute the curvature (structure="{structure}") of {listing(map(repr, names), most=3)} in this '
+            "network; try another structure, name other layers by patterns, or use another method such as SWAG(). PyTorch says: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
     if tune_prior:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about predictions, which are made here

@@ -56,6 +56,7 @@ class Linearized(Folded):
         check_integer("samples", samples)
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
+        self.plan(call, 1)  # reports unused layers, and refuses networks that keep results of layers
         drawn = self.passes.draw([layer for _, layer in self.random_layers()], samples)
         outputs: list[Any] = []
         for s in range(samples):
@@ -82,7 +83,7 @@ class Linearized(Folded):
 
         tangents = tuple(end - mean for end, mean in zip(ends, means, strict=True))
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward mode
+            with _without_fused_attention():
                 return tree_map(torch.add, *jvp(at, tuple(means), tangents))
         except RuntimeError as error:  # also NotImplementedError
             at(*means)  # which raises an error of the network itself
@@ -129,3 +130,15 @@ class Linearized(Folded):
             raise NotImplementedError(
                 "draws of a linearized network are functions, not networks; use function(seed), or Laplace(linearized=False)"
             )
+
+
+@contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Compute attention by elementary functions: the fused ones have no forward mode."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
