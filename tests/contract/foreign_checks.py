@@ -72,7 +72,7 @@ def check(foreign: Foreign, method: Method) -> Found:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BayesifyWarning)
         try:
-            nets = [foreign.network(seed=k) for k in range(method.members)] if isinstance(method, DeepEnsemble) else foreign.network()
+            nets = [foreign.network(seed=k) for k in range(method.members if isinstance(method, DeepEnsemble) else 1)]
             bnn = bayesify(nets, method, output=foreign.pick).eval()
             args, kwargs = foreign.arguments()
             with torch.set_grad_enabled(foreign.trains):
@@ -87,7 +87,8 @@ def check(foreign: Foreign, method: Method) -> Found:
         handle = (bnn.members or (bnn,))[0].net.register_forward_hook(lambda *_: calls.append(None))
         bnn(*args, samples=_DRAWS, **kwargs)
         handle.remove()
-        found.random, found.folded = len(list(bnn.random_layers())), len(calls) == 1
+        found.random = sum(layer.posterior.is_random for _, layer in bnn.random_layers())
+        found.folded = len(calls) == 1
         for each in _checks(foreign, method, bnn):
             found.problems.extend(each(bnn, foreign))
     return found

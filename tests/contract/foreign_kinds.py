@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from foreign import Arguments, Foreign, differences
@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from bayesify import ECMP, BatchEnsemble, Bayesian, Gaussian, Laplace, bayesify, unbayesify
 from bayesify.core.layer import BayesianLayer
-from bayesify.errors import BayesifyError, BayesifyWarning
+from bayesify.errors import BayesifyWarning
 from bayesify.testing.trial import captured_weights
 
 __all__ = ["collect", "complete", "components", "factored_members", "linearized", "separate_members", "snapshot_mean"]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayesify import BayesifyWarning, Bayesian, ConfigurationError, Gaussian, Laplace, bayesify, predict
+from bayesify import Bayesian, BayesifyWarning, ConfigurationError, Gaussian, Laplace, bayesify, predict
 from bayesify.core.method import Method
 from bayesify.errors import PassError
 
