@@ -88,6 +88,23 @@ def test_linearized_attention(make: Callable[[], Net], method: Laplace, gradient
     torch.testing.assert_close(draw, moved(0.0) + (moved(STEP) - moved(-STEP)) / (2 * STEP), rtol=1e-6, atol=1e-6)
 
 
+def test_parts_in_torch_script() -> None:
+    """They are copied with the network."""
+    part = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    for method in (Laplace(), ALL):
+        bnn = _completed(Net(_layer, attention=copy.deepcopy(part)).double(), method)
+        assert bool((predict(bnn, _inputs(), Gaussian(std=0.5).double(), samples=3, progress=False).epistemic > 0).all())
+
+
+def test_batch_normalization_that_is_always_trained_is_refused() -> None:
+    def function(net: Any, h: Tensor) -> Tensor:
+        net.norm.training = True
+        return net.norm(h.mean(1)).unsqueeze(1)
+
+    with pytest.raises(ConfigurationError, match=r"cannot compute the curvature.*PyTorch says: Expected more than 1 value"):
+        _completed(Net(function, norm=nn.BatchNorm1d(8)).double(), ALL)
+
+
 class _Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

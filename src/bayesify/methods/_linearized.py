@@ -24,6 +24,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.outputs import Draws
 from bayesify.errors import ConfigurationError
+from bayesify.methods._laplace_torch import UNDIFFERENTIABLE, first_line
 
 __all__ = ["Linearized"]
 
@@ -85,11 +86,11 @@ class Linearized(Folded):
         try:
             with _without_fused_attention():
                 return tree_map(torch.add, *jvp(at, tuple(means), tangents))
-        except RuntimeError as error:  # also NotImplementedError
+        except UNDIFFERENTIABLE as error:
             at(*means)  # which raises an error of the network itself
             raise ConfigurationError(
                 "linearized predictions need forward-mode derivatives, and a function of the network has none; use "
-                f"Laplace(linearized=False), or name later layers by patterns. PyTorch says: {str(error).splitlines()[0]}"
+                f"Laplace(linearized=False), or name later layers by patterns. PyTorch says: {first_line(error)}"
             ) from error
 
     @contextmanager
