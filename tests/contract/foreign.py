@@ -1,30 +1,17 @@
-"""What must be true of a network of another library that was made Bayesian, compared with the plain network.
-
-Shapes: S draws, B batch.
-"""
+"""Networks of other libraries, and how their outputs are compared."""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from bayesify import VIFO, Bayesian, Deterministic, Gaussian, MeanField, bayesify, predict, unbayesify
-from bayesify.core.method import Method
-from bayesify.core.noise_free import NoiseFree
-from bayesify.errors import BayesifyError, BayesifyWarning
-from bayesify.testing.trial import captured_weights
-
-__all__ = ["Arguments", "Foreign", "Found", "check", "collapsed_problems"]
+__all__ = ["Arguments", "Foreign", "differences"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-_DRAWS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +34,9 @@ class Foreign:
     rounding: float = 1e-5
     trains: bool = True
 
-    def network(self) -> nn.Module:
+    def network(self, seed: int = 0) -> nn.Module:
         """A new network, always with the same weights; moved, because many are zero and hide what lies behind them."""
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         net = self.make()
         with torch.no_grad():
             for parameter in net.parameters():
@@ -69,179 +56,7 @@ class Foreign:
         return self.pick(net(*args, **kwargs)).detach()
 
 
-@dataclasses.dataclass
-class Found:
-    """What was found of a method on a network.
-
-    Attributes:
-        random: the number of random layers.
-        folded: whether draws share a pass.
-        refused: the error of the conversion or of the first pass, which says what to do.
-        problems: what is wrong.
-    """
-
-    random: int = 0
-    folded: bool = False
-    refused: str = ""
-    problems: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def outcome(self) -> str:
-        return "wrong" if self.problems else "refused" if self.refused else "right"
-
-
-def check(foreign: Foreign, method: Method) -> Found:
-    """Make a network Bayesian and compare what it computes with the plain network."""
-    found = Found()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BayesifyWarning)
-        try:
-            bnn = bayesify(foreign.network(), method, output=foreign.pick).eval()
-            args, kwargs = foreign.arguments()
-            bnn(*args, samples=2, **kwargs)
-        except BayesifyError as error:
-            found.refused = str(error)
-            return found
-        calls: list[None] = []
-        handle = bnn.net.register_forward_hook(lambda *_: calls.append(None))
-        bnn(*args, samples=_DRAWS, **kwargs)
-        handle.remove()
-        found.random, found.folded = len(list(bnn.random_layers())), len(calls) == 1
-        checks = [_means, _predictions] if isinstance(method, VIFO) else [_draws, _kl, _predictions, _copies]
-        if foreign.trains and not isinstance(method, VIFO):
-            checks.append(_gradients)
-        for each in checks:
-            found.problems.extend(each(bnn, foreign))
-    return found
-
-
-def collapsed_problems(foreign: Foreign) -> list[str]:
-    """What differs between the plain network and one whose draws are all equal to its weights, in both modes."""
-    problems = list[str]()
-    for training in (False, True) if foreign.trains else (False,):
-        for method in (Deterministic(), MeanField(initial_std=1e-10)):
-            for samples in (1, 2):
-                name = f"{'training' if training else 'eval'} mode, {type(method).__name__}, {samples} draws: "
-                problems.extend(name + problem for problem in _collapsed(foreign, method, samples, training))
-    return problems
-
-
-def _collapsed(foreign: Foreign, method: Method, samples: int, training: bool) -> Iterator[str]:
-    plain = foreign.network().train(training)
-    args, kwargs = foreign.arguments()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BayesifyWarning)
-        try:
-            bnn = bayesify(foreign.network().train(training), method, output=foreign.pick)
-            with NoiseFree():
-                draws = bnn(*args, samples=samples, **kwargs).outputs
-        except BayesifyError:
-            return
-    with NoiseFree():
-        expected = foreign.pick(plain(*args, **kwargs)).detach()
-    for draw in draws:
-        yield from _differences("outputs", draw, expected, foreign.rounding)
-    buffers = dict(bnn.net.named_buffers()) if samples == 1 else {}
-    for name, value in plain.named_buffers():
-        if name in buffers and value.is_floating_point():
-            yield from _differences(name, buffers[name], value, foreign.rounding)
-    restored = unbayesify(bnn)
-    if [*map(type, restored.modules())] != [*map(type, plain.modules())]:
-        yield "unbayesify gives other classes"
-    if [name for name, _ in restored.named_parameters()] != [name for name, _ in plain.named_parameters()]:
-        yield "unbayesify gives other parameters"
-
-
-def _draws(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
-    """Coherent draws are the plain network with their weights."""
-    plain = foreign.network()
-    args, kwargs = foreign.arguments()
-    with captured_weights(bnn) as weights, torch.no_grad():
-        draws = bnn(*args, samples=_DRAWS, coherent=True, **kwargs).outputs
-        expected = torch.stack([foreign.pick(functional_call(plain, each, args, kwargs)) for each in weights[-_DRAWS:]])
-        default = bnn(*args, samples=_DRAWS, **kwargs).outputs
-    yield from _differences("draws", draws, expected, foreign.rounding)
-    if float((expected - expected[:1]).abs().max()) > 1e-4 * float(expected.abs().max()) and bool((default == default[:1]).all()):
-        yield "all draws of a default pass are equal"
-
-
-def _means(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
-    """The means of VIFO's outputs are the outputs of the plain network."""
-    args, kwargs = foreign.arguments()
-    moments = bnn.normal_outputs(*args, **kwargs)
-    assert moments is not None
-    yield from _differences("means", moments.mean, foreign.outputs(foreign.network()), foreign.rounding)
-
-
-def _gradients(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
-    """All parameters of the layers in use have finite gradients, where the plain network has some."""
-    plain = foreign.network()
-    args, kwargs = foreign.arguments()
-    foreign.pick(plain(*args, **kwargs)).double().square().mean().backward()
-    reached = {name.rpartition(".")[0] for name, p in plain.named_parameters() if p.grad is not None and bool(p.grad.any())}
-    bnn.zero_grad()
-    draws = bnn(*foreign.arguments()[0], samples=2, **kwargs)
-    (draws.outputs.double().square().mean() + 1e-3 * draws.kl).backward()
-    for name, layer in bnn.random_layers():
-        for key, parameter in layer.named_parameters():
-            if name in reached and parameter.requires_grad and parameter.grad is None:
-                yield f"{name}.{key} has no gradient"
-            if parameter.grad is not None and not parameter.grad.isfinite().all():
-                yield f"the gradient of {name}.{key} is not finite"
-    bnn.zero_grad()
-
-
-def _kl(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
-    """The KL of a pass is that of the layers, none of which share a parameter."""
-    args, kwargs = foreign.arguments()
-    layers = [layer for _, layer in bnn.random_layers()]
-    expected = torch.stack([layer.posterior.kl(layer) for layer in layers]).sum()
-    yield from _differences("KL", bnn(*args, samples=2, **kwargs).kl, expected, 1e-4)
-    parameters = [id(p) for layer in layers for p in layer.parameters()]
-    if bool(expected.detach()) and len(parameters) != len(set(parameters)):
-        yield "the KL counts a parameter twice"
-
-
-def _predictions(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
-    """Replayed predictions are those of ordinary passes; rows alone are predicted as in a batch, as by the plain network."""
-    args, kwargs = foreign.arguments()
-    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    if (args and kwargs) or len(tensors) < len(args) + len(kwargs) or len({len(x) for x in tensors}) > 1:
-        return  # no rows that `predict` could cut, such as a graph
-
-    def predicted(**options: Any) -> Tensor:
-        inputs = kwargs or args
-        return predict(bnn, inputs, Gaussian(std=1.0), samples=4, chunk=2, seed=0, coherent=True, progress=False, **options).mean
-
-    whole = predicted()
-    handle = bnn.net.register_forward_hook(lambda *_: None)  # predictions through hooks are not replayed
-    yield from _differences("replayed predictions", whole, predicted(), foreign.rounding)
-    handle.remove()
-    if not _mixes_rows(foreign):
-        yield from _differences("predictions of single rows", predicted(batch_size=1), whole, foreign.rounding)
-
-
-def _mixes_rows(foreign: Foreign) -> bool:
-    """Whether the plain network gives a row other outputs in a batch of one, or does not accept one."""
-    args, kwargs = foreign.arguments()
-    first = [x[:1] for x in args], {name: x[:1] for name, x in kwargs.items()}
-    plain = foreign.network()
-    try:
-        with torch.no_grad():
-            alone = foreign.pick(plain(*first[0], **first[1]))
-    except (RuntimeError, ValueError, IndexError):
-        return True
-    return bool(list(_differences("", alone, foreign.outputs(plain)[:1], foreign.rounding)))
-
-
-def _copies(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
-    """A drawn function is the same in a copy of the network as plain one."""
-    args, kwargs = foreign.arguments()
-    function = bnn.function(3)(*args, **kwargs).detach()
-    yield from _differences("sample_network", foreign.outputs(bnn.sample_network(3)), function, foreign.rounding)
-
-
-def _differences(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> Iterator[str]:
+def differences(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> Iterator[str]:
     if actual.shape != expected.shape:
         yield f"{name} have shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
         return

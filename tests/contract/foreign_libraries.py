@@ -37,7 +37,7 @@ def _adapted(kind: str, **config: Any) -> Foreign:
     return Foreign("peft", make, lambda: ((), {"input_ids": torch.randint(3, 61, (3, 6))}), lambda y: y.logits)
 
 
-def _graph(layer: str, *sizes: int, **options: Any) -> Foreign:
+def _graph(layer: str, *sizes: int, trains: bool = True, **options: Any) -> Foreign:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -48,7 +48,8 @@ def _graph(layer: str, *sizes: int, **options: Any) -> Foreign:
             return self.last(self.layer(self.first(x), edges).relu())
 
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 1, 2], [1, 2, 3, 4, 5, 0, 0, 1]])
-    return Foreign("torch_geometric", lambda: Net().double(), lambda: ((torch.randn(6, 4, dtype=F64), edges), {}))
+    inputs = lambda: ((torch.randn(6, 4, dtype=F64), edges), {})  # noqa: E731
+    return Foreign("torch_geometric", lambda: Net().double(), inputs, trains=trains)
 
 
 def _timm(name: str, size: int = 32, **config: Any) -> Foreign:
@@ -127,7 +128,7 @@ LIBRARIES: dict[str, Foreign] = {
     "GatedGraphConv": _graph("GatedGraphConv", 8, num_layers=2),
     "GENConv": _graph("GENConv", 8, 8),
     "ARMAConv": _graph("ARMAConv", 8, 8),
-    "SGConv, cached": _graph("SGConv", 8, 8, K=2, cached=True),
+    "SGConv, cached": _graph("SGConv", 8, 8, K=2, cached=True, trains=False),
     "CLIP, images": _clip(image=lambda: torch.randn(3, 3, 32, 32, dtype=F64)),
     "CLIP, texts": _clip(text=lambda: torch.randint(1, 60, (3, 8))),
     "ODE, rk4": _ode("odeint", "rk4"),

@@ -8,11 +8,13 @@ from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 
-from foreign import Foreign, check, collapsed_problems
+from foreign import Foreign
+from foreign_checks import Found, check, collapsed_problems
 from foreign_libraries import LIBRARIES
 from foreign_transformers import TRANSFORMERS
 from test_foreign import METHODS
 
+from bayesify import DeepEnsemble
 from bayesify.core.method import Method
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-networks.md"
@@ -22,13 +24,23 @@ HEAD = """# Networks that are known to work
 
 Any network can be tried; these were. Each is a small network of another library with random weights. It was compared with the plain
 network: draws and their gradients, outputs without variance in eval and training mode, running statistics, the KL, predictions that
-are replayed or made row by row, and what `unbayesify` restores.
+are replayed or made row by row, and what `unbayesify` restores. Where draws are not just other weights, they were compared with
 
-- **right**: no difference up to rounding; with the number of random layers.
-- **refused**: an error before any result. No layer can be random (of another type, frozen or tied), or, for `VIFO`, the network
-  does more with its last layer than to reshape or average it.
-- **draws**: S draws share a *folded* pass, or take *separate* passes, with a warning that gives the reason.
-  [How passes work](how-passes-work.md)
+- `EMP`: the components of the layers that it patches (here all normalization layers and the last layer);
+- `BatchEnsemble`: a plain network per member, whose layers get scaled inputs and give scaled outputs;
+- `DeepEnsemble`: the networks of the members, with the gradients that each has alone;
+- `SWAG`: the average of three snapshots;
+- `Laplace` of the last layer: differences of the plain network in the direction of the draw, and its Jacobian;
+- `VIFO`: the plain network, which its means equal.
+
+A number means that all of this is **right**, up to rounding: it is the number of random layers (`all` in `DeepEnsemble`). A dash
+means **refused**: an error before any result, which says why. Either no layer can be random (of another type, frozen or tied), or
+
+- `VIFO`: the network does more with its last layer than to reshape or average it;
+- `Laplace`: laplace-torch takes one input tensor and one vector of outputs per example, and not every function.
+
+**Draws** share a *folded* pass, or take *separate* passes, with a warning that gives the reason. [How passes
+work](how-passes-work.md). Methods with equal results share a column.
 
 What is not in the table is not known to fail. `summary(bnn)` lists the layers that became random and why others did not, and the
 first pass with each kind of inputs verifies how the network may be run.
@@ -47,23 +59,39 @@ def main() -> None:
     packages = [*dict.fromkeys(each.package for each in installed.values())]
     versions = [f"{package} {version(DISTRIBUTIONS.get(package, package))}" for package in ("torch", *packages)]
     text = HEAD.format(versions=", ".join(versions))
+    columns = _columns(rows)
     for package, members in groupby(installed.items(), key=lambda item: item[1].package):
-        text += f"\n## {package}\n\n| network | draws | {' | '.join(f'`{_name(method)}`' for method in METHODS)} |\n"
-        text += "|---|---|" + "---|" * len(METHODS) + "\n"
-        text += "".join(f"| {name.partition('/')[2]} | {rows[name]} |\n" for name, _ in members)
+        text += f"\n## {package}\n\n| network | draws | {' | '.join(columns)} |\n|---|---|{'--:|' * len(columns)}\n"
+        for name, _ in members:
+            draws, cells = rows[name]
+            text += f"| {name.partition('/')[2]} | {draws} | {' | '.join(cells[i] for i in columns.values())} |\n"
     PAGE.write_text(text)
 
 
-def _row(name: str) -> str:
+def _columns(rows: dict[str, tuple[str, list[str]]]) -> dict[str, int]:
+    """Headings, and the number of the first method of each; methods with equal cells in all rows share a column."""
+    methods: dict[tuple[str, ...], list[int]] = {}
+    for i in range(len(METHODS)):
+        methods.setdefault(tuple(cells[i] for _, cells in rows.values()), []).append(i)
+    return {"<br>".join(f"`{_name(METHODS[i])}`" for i in equal): equal[0] for equal in methods.values()}
+
+
+def _row(name: str) -> tuple[str, list[str]]:
+    """How the draws of the first method are made, and a cell for each method."""
     foreign = NETWORKS[name]
     if problems := collapsed_problems(foreign):
         print(name, problems, flush=True)
     found = [check(foreign, method) for method in METHODS]
     for method, each in zip(METHODS, found, strict=True):
         print(f"{name}, {_name(method)}: {each.outcome} {each.problems or each.refused}", flush=True)
-    cells = [f"{each.outcome}, {each.random}" if each.outcome == "right" else each.outcome for each in found]
-    folds = "refused" if found[0].refused else "folded" if found[0].folded else "separate"
-    return " | ".join(["wrong" if problems else folds, *cells])
+    draws = "wrong" if problems else "refused" if found[0].refused else "folded" if found[0].folded else "separate"
+    return draws, [_cell(method, each) for method, each in zip(METHODS, found, strict=True)]
+
+
+def _cell(method: Method, found: Found) -> str:
+    if found.outcome != "right":
+        return {"refused": "-"}.get(found.outcome, found.outcome)
+    return "all" if isinstance(method, DeepEnsemble) else str(found.random)
 
 
 def _name(method: Method) -> str:

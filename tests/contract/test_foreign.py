@@ -6,14 +6,41 @@
 import importlib.util
 
 import pytest
-from foreign import Foreign, check, collapsed_problems
+from foreign import Foreign
+from foreign_checks import check, collapsed_problems
 from foreign_libraries import LIBRARIES
 from foreign_transformers import TRANSFORMERS
 
-from bayesify import VIFO, MCDropout, MeanField
+from bayesify import (
+    ECMP,
+    EMP,
+    SWAG,
+    VIFO,
+    VSD,
+    WHVI,
+    BatchEnsemble,
+    DeepEnsemble,
+    Laplace,
+    MCDropout,
+    MeanField,
+    VariationalDropout,
+)
 from bayesify.core.method import Method
 
-METHODS: list[Method] = [MeanField(initial_std=0.3), MCDropout(p=0.2), VIFO()]
+METHODS: list[Method] = [
+    MeanField(initial_std=0.3),
+    MCDropout(p=0.2),
+    VariationalDropout(),
+    VSD(),
+    WHVI(),
+    EMP(),
+    BatchEnsemble(),
+    DeepEnsemble(members=2),
+    SWAG(),
+    Laplace(),
+    VIFO(),
+]
+VARIANTS: list[Method] = [ECMP(), Laplace(layers="all", structure="diagonal")]
 NETWORKS = [*TRANSFORMERS.items(), *LIBRARIES.items()]
 
 
@@ -23,6 +50,6 @@ def test_network(foreign: Foreign) -> None:
     if importlib.util.find_spec(foreign.package) is None:
         pytest.skip(f"{foreign.package} is not installed")
     problems = collapsed_problems(foreign)
-    for method in METHODS:
+    for method in (*METHODS, *VARIANTS):
         problems += [f"{type(method).__name__}: {problem}" for problem in check(foreign, method).problems]
     assert not problems

@@ -9,7 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayesify import WHVI, Gaussian, MCDropout, MeanField, VariationalDropout, bayesify, predict, unbayesify
+from bayesify import (
+    EMP,
+    SLANG,
+    VSD,
+    WHVI,
+    BatchEnsemble,
+    Gaussian,
+    MCDropout,
+    MeanField,
+    Rank1,
+    VariationalDropout,
+    bayesify,
+    predict,
+    unbayesify,
+)
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.testing.trial import captured_weights, require_equal_moments
@@ -95,6 +109,26 @@ def test_a_longer_sequence_than_the_first(samples: int) -> None:
     assert not bnn.net.first.is_repeated
     assert outputs.isfinite().all()
     assert "is_repeated" not in vars(unbayesify(bnn).second)
+
+
+@pytest.mark.default("MeanField-3", "VSD-1")
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize(
+    "method", [*METHODS, VSD(), Rank1(), BatchEnsemble(), EMP(where="*"), SLANG()], ids=lambda method: type(method).__name__
+)
+def test_the_seed_of_a_pass_that_first_calls_a_layer_twice(method: Method, samples: int) -> None:
+    """In the middle of training, and with more calls in the next step: equal seeds give the draws that they give later."""
+    outputs: dict[str, list[Tensor]] = {}
+    for history in ("one call so far", "two calls so far"):
+        _, bnn = _converted(_recurrent, method)
+        bnn.train()(_inputs(3, 1 if history == "one call so far" else 2, 4), samples=samples)
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            outputs.setdefault(history, []).append(bnn(_inputs(3, 2, 4), samples=samples).outputs)
+    first, again, other = outputs["one call so far"]
+    assert torch.equal(first, again)
+    assert torch.equal(first, outputs["two calls so far"][0])
+    assert not torch.equal(first, other)
 
 
 class _Reversible(torch.autograd.Function):

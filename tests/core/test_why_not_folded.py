@@ -2,6 +2,8 @@
 
 import copy
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +111,33 @@ def test_results_that_the_next_pass_uses_are_refused() -> None:
     with pytest.raises(
         PassError, match=r"keeps results of random layers for its next passes, in 'the network itself', so draws would"
     ):
+        bnn(torch.randn(5, 3), samples=2)
+
+
+class Cached(nn.Module):
+    """It computes its first layer once per shape of its inputs."""
+
+    def __init__(self, keep: Callable[[Tensor], Any], use: Callable[[nn.Module, Any], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.keep, self.use, self.cache = keep, use, {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape not in self.cache:
+            self.cache[x.shape] = self.keep(self.first(x))
+        return self.use(self.last, self.cache[x.shape])
+
+
+def test_results_that_go_into_a_random_layer_or_to_the_output_are_refused() -> None:
+    for use in (lambda last, kept: last(kept), lambda last, kept: kept):
+        bnn = bayesify(Cached(lambda y: y.detach(), use), MeanField())
+        with pytest.raises(PassError, match="keeps results of random layers for its next passes"):
+            bnn(torch.randn(5, 3), samples=2)
+
+
+def test_results_that_cannot_be_traced_are_reported() -> None:
+    bnn = bayesify(Cached(lambda y: y.detach().numpy(), lambda last, kept: last(torch.from_numpy(kept))), MeanField())
+    with pytest.warns(BayesifyWarning, match=r"does not call 'first' in a second pass .* If it keeps their results, draws mix"):
         bnn(torch.randn(5, 3), samples=2)
 
 

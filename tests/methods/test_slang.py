@@ -75,6 +75,32 @@ def test_the_kl_is_that_of_dense_normals() -> None:
     torch.testing.assert_close(bnn.kl(), expected.detach(), rtol=1e-10, atol=1e-10, check_dtype=False)
 
 
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e6])
+def test_single_precision_suffices_for_large_gradients(scale: float) -> None:
+    """I + W^T W, rounded, may have no Cholesky factor, or another one, where squares of W are large."""
+    torch.manual_seed(0)
+    bnn = bayesify(nn.Linear(23, 1), SLANG(rank=8))
+    posterior = bnn.net.posterior
+    with torch.no_grad():
+        factor = scale * torch.randn(24, 8) * torch.logspace(0, -1, 8)
+        factor[:, 7] = factor[:, 6] + 1e-3 * factor[:, 7]
+        posterior.factor.copy_(factor)
+        posterior.log_diagonal.zero_()
+        found, (weight, bias) = bnn.kl(), posterior.sample(bnn.net, 2000)
+    bnn.double()
+    precision = _precision(bnn)
+    mean = torch.cat([bnn.net.weight.flatten(), bnn.net.bias]).detach()
+    covariance = torch.eye(24, dtype=F64) - posterior.factor @ torch.linalg.solve(
+        torch.eye(8, dtype=F64) + posterior.factor.T @ posterior.factor, posterior.factor.T
+    )
+    expected = 0.5 * (covariance.trace() + mean.square().sum() - 24 + torch.linalg.slogdet(precision)[1])
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-4, atol=1e-4)
+    deviations = torch.cat([weight.flatten(1), bias], 1).double() - mean
+    if scale < 1e4:  # above, the rounding of draws is no longer small beside their standard deviations
+        distances = (deviations @ precision * deviations).sum(1)
+        assert abs(float(distances.mean()) - 24) < 6 * math.sqrt(48 / 2000)
+
+
 def test_steps_are_those_of_the_paper() -> None:
     """In NumPy, with dense matrices, two draws per step and a rank below that of the gradients."""
     bnn = _linear(rank=2, prior_std=0.7, momentum=0.8, hessian_rate=0.2, damping=0.05)

@@ -28,7 +28,7 @@ from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import as_plain
 from bayesify.core.shards import with_whole_parameters
-from bayesify.core.watch import Decisions, Watch, WatchedPass, mark_rows, origin_of
+from bayesify.core.watch import Decisions, Watch, WatchedPass, is_kept, mark_rows, origin_of
 
 __all__ = ["SHAPE_ERRORS", "Candidate", "Examination", "candidates", "equal_rows"]
 
@@ -129,14 +129,15 @@ class Examination:
             return None
         return watch
 
-    def reuses(self, inputs: Inputs, candidate: Candidate) -> bool:
-        """Whether another pass uses results of this one (`keep_results`)."""
+    def reuses(self, inputs: Inputs, candidate: Candidate) -> tuple[bool, list[BayesianLayer]]:
+        """Whether an equal pass uses results of this one (`keep_results`), and the layers that it does not call again."""
         watch = Watch(candidate.count)
         try:
-            self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(1), watch=watch))
+            outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
         except SHAPE_ERRORS:
-            return False
-        return watch.reuses
+            return False, []
+        missing = [layer for layer in self.layers if layer in self.called - watch.called]
+        return watch.reuses or any(map(is_kept, outputs)), missing
 
     def outputs_of(self, inputs: Inputs, candidate: Candidate, plain: Collection[BayesianLayer] = ()) -> list[Tensor]:
         """Outputs of draw 0, with some of the layers replaced with plain ones of the same weights."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,10 +24,12 @@ from bayesify.core.outputs import Draws
 from bayesify.core.planning import OtherDecisionsError, Plan, Planning
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 from bayesify.core.restoration import restore
+from bayesify.core.separate_draws import SeparateDraws
 from bayesify.core.shards import check_whole, reshard, shards_of
 from bayesify.core.turns import turn
 from bayesify.core.unfolding import stack, unfold
 from bayesify.core.watch import Decisions
+from bayesify.errors import PassError
 
 __all__ = ["Folded"]
 
@@ -54,24 +57,14 @@ class Folded(Planning):
         call.shared = samples > 1 or not self.pays_kl  # `predict` makes several calls
         plan = self.checked_plan(call, samples, coherent)
         with noise_of_rank(self.net, self.training):
+            tensors = [] if torch.compiler.is_compiling() else _on_devices_in_use(self, call)
+            before = generator_states(tensors) if tensors else {}
             try:
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
-            except NewLayerError:  # the network was changed: another adapter is active; or a sequence is longer
-                if self._prefix is not None:  # `predict` repeats the pass without replay
-                    raise
-                self.forget_verdicts()
-                plan = self.checked_plan(call, samples, coherent)
+            except (RowsError, OtherDecisionsError) as error:
+                plan = self._plan_after(error, call, samples, coherent, plan)
+                set_generator_states(tensors, before)  # equal seeds give equal draws, also when the pass is repeated
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
-            except OtherDecisionsError as error:
-                if self._prefix is not None:  # `predict` repeats the pass without replay
-                    raise
-                plan = self.plan_for_other_decisions(call, samples, error)
-                passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
-            except RowsError as error:
-                if not plan.folds or self.fold:
-                    raise
-                self.distrust(call, str(error))
-                passes, outputs = self._passes(call, samples, True, Plan(False, False))
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].found_kls)
         local_kl = torch.zeros(call.batch, dtype=kl.dtype, device=kl.device)
@@ -81,6 +74,20 @@ class Folded(Planning):
 
     # How passes are made
 
+    def _plan_after(self, error: PassError, call: Inputs, samples: int, coherent: bool, plan: Plan) -> Plan:
+        """A plan for a pass that failed by another one; raise the error if there is none."""
+        if isinstance(error, RowsError) and not isinstance(error, NewLayerError):
+            if not plan.folds or self.fold:
+                raise error
+            self.distrust(call, str(error))
+            return Plan(False, False)
+        if self._prefix is not None:  # `predict` repeats the pass without replay
+            raise error
+        if isinstance(error, OtherDecisionsError):
+            return self.plan_for_other_decisions(call, samples, error)
+        self.forget_verdicts()  # the network was changed: another adapter is active; or a sequence is longer
+        return self.checked_plan(call, samples, coherent)
+
     def _passes(self, call: Inputs, samples: int, coherent: bool, plan: Plan) -> tuple[list[ForwardPass], Any]:
         """The passes for all draws and the outputs (S, B, ...)."""
         if plan.folds and samples > 1:
@@ -89,20 +96,29 @@ class Folded(Planning):
             return [forward_pass], tree_map(lambda y: unfold(y, samples, call.batch), outputs)
         passes: list[ForwardPass] = []
         runs: list[Any] = []
+        separate = SeparateDraws(samples)
         for s in range(samples):
-            passes.append(self._new_pass(1, coherent, s == 0, None, plan))
+            passes.append(self._new_pass(1, coherent, s == 0, None, plan, partial(separate.one, s)))
             self._draw_first(passes[-1], plan)
             runs.append(self._run(passes[-1], call, 1))
         return passes, tree_map(lambda *ys: stack(ys, call.batch, self.batch_dim), *runs)
 
-    def _new_pass(self, samples: int, coherent: bool, first: bool, rows: int | None, plan: Plan) -> ForwardPass:
+    def _new_pass(
+        self,
+        samples: int,
+        coherent: bool,
+        first: bool,
+        rows: int | None,
+        plan: Plan,
+        separate: Callable[[str, Callable[[int], Tensor]], Tensor] | None = None,
+    ) -> ForwardPass:
         positions = plan.layers_without_rows
         layers = [layer for i, (_, layer) in enumerate(self.random_layers()) if i in positions] if positions else []
         unused = (
             [layer for i, (_, layer) in enumerate(self.random_layers()) if i in plan.unused_layers] if plan.unused_layers else []
         )
         if self._prefix is not None:
-            return ReplayPass(self._prefix, samples, coherent, layers)
+            return ReplayPass(self._prefix, samples, coherent, layers, separate=separate)
         pays_kl = first and self.pays_kl
         return ForwardPass(
             samples,
@@ -114,6 +130,7 @@ class Folded(Planning):
             notes_repeats=True,
             training=self.training,
             records=self.is_observed,
+            separate=separate,
         )
 
     def _draw_first(self, forward_pass: ForwardPass, plan: Plan) -> None:
@@ -135,13 +152,10 @@ class Folded(Planning):
         if not any(plan.decisions) or replays or torch.compiler.is_compiling():
             self._draw_first(forward_pass, plan)
             return self._run(forward_pass, call, samples)
-        tensors = list(self.parameters())
-        before = generator_states(tensors)
         self._draw_first(forward_pass, plan)
         with Decisions() as decisions:
             outputs = self._run(forward_pass, call, samples)
         if (taken := tuple(decisions.taken)) not in plan.decisions:
-            set_generator_states(tensors, before)  # for equal noise when the pass is repeated
             raise OtherDecisionsError(taken)
         return outputs
 
@@ -264,6 +278,10 @@ class Folded(Planning):
         with torch.no_grad(), own_noise(self.parameters()) as reseed:
             reseed(seed)
             return self.passes.draw([layer for _, layer in self.random_layers()])
+
+
+def _on_devices_in_use(net: nn.Module, call: Inputs) -> list[Tensor]:
+    return [next(net.parameters()), *(x for x in call.leaves if isinstance(x, Tensor))]
 
 
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -74,8 +74,7 @@ def examine(
         with eval_mode(net):
             accepted = next((rows for rows in candidates(inputs, whole) if examination.runs(inputs, rows)), None)
             if accepted is not None:
-                _check_forgets(net, examination, inputs, accepted)
-                finding = unlike_plain(net, examination, inputs, accepted)
+                finding = _remembers(net, examination, inputs, accepted) or unlike_plain(net, examination, inputs, accepted)
         if any(not layer.posterior.is_plain for layer in examination.read):
             raise PassError(
                 "the network computes with the weight of a layer that is a Gaussian process, and has none; use a method for "
@@ -152,14 +151,26 @@ def _reason(net: nn.Module, examination: Examination, inputs: Inputs) -> str:
     return "the rows of a batch affect each other in the network"
 
 
-def _check_forgets(net: nn.Module, examination: Examination, inputs: Inputs, candidate: Candidate) -> None:
-    """Raise a `PassError` if a pass uses results of random layers that the network kept from the pass before."""
+def _remembers(net: nn.Module, examination: Examination, inputs: Inputs, candidate: Candidate) -> str:
+    """What shows that the network may keep results of random layers for its next passes, or an empty string.
+
+    Raises:
+        PassError: it does.
+    """
     kept = keep_results(net)
-    if kept and examination.reuses(inputs, candidate):
+    reuses, missing = examination.reuses(inputs, candidate)
+    if kept and reuses:
         raise PassError(
             f"the network keeps results of random layers for its next passes, in {listing(map(repr, kept))}, so draws would mix; "
             "switch this cache off, or reset it in forward"
         )
+    if not missing:
+        return ""
+    names = {module: name for name, module in net.named_modules()}
+    return (
+        f"the network does not call {listing((repr(names[layer]) for layer in missing), most=3)} in a second pass with the same "
+        "inputs. If it keeps their results, draws mix: switch this cache off, or reset it in forward"
+    )
 
 
 def pools_batches(net: nn.Module) -> bool:

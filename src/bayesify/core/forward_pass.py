@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from bayesify.core.generators import generator_states, noise_from, set_generator_states
+from bayesify.core.modes import current_saved_tensors_hooks, keeping_saved_tensors
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class NewLayerError(RowsError):
 class ForwardPass:
     """One pass through a network, over S draws that are folded into its batch.
 
-    Roots create it. A posterior gets it as `layer.forward_pass` and calls `once`, `wants_kl`, `kl`, `choose` and `trains`.
+    Roots create it. A posterior gets it as `layer.forward_pass` and calls `once`, `jointly`, `wants_kl`, `kl`,
+    `choose` and `trains`.
 
     Args:
         samples: S, the number of draws in the pass; its batch has S*B rows, all rows of draw 0 first.
@@ -46,6 +48,7 @@ class ForwardPass:
         notes_repeats: whether a second call of a layer raises a `NewLayerError`, unless it draws weights.
         training: whether the root is in training mode.
         records: whether to keep inputs and outputs of the layers whose posteriors observe single examples.
+        separate: from a name and a function of the number of draws to the row of this pass, if the draws take a pass each.
 
     Attributes:
         calls: layer, input and output of every such call.
@@ -65,6 +68,7 @@ class ForwardPass:
         notes_repeats: bool = False,
         training: bool = False,
         records: bool = False,
+        separate: Callable[[str, Callable[[int], Tensor]], Tensor] | None = None,
     ) -> None:
         self._without_rows, self._unused = dict.fromkeys(without_rows), dict.fromkeys(unused)
         self.samples, self.coherent, self.rows = samples, coherent, rows
@@ -72,7 +76,7 @@ class ForwardPass:
         self.found_kls: dict[nn.Module, Tensor] = {}
         self.checkpointed = False
         self.calls: list[tuple[BayesianLayer, Tensor, Tensor]] = []
-        self._records = records
+        self._records, self._separate = records, separate
         self._pays_kl, self._training = pays_kl, training
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
         self._predrawn = frozenset(self._drawn)
@@ -101,6 +105,11 @@ class ForwardPass:
             return self._drawn[key]
         tensors = list(key.parameters()) if isinstance(key, nn.Module) else [] if like is None else [like]
         return self._redraw(key, make, tensors) if self._ended else self._draw(key, make, tensors)
+
+    def jointly(self, name: str, make: Callable[[int], Tensor], like: Tensor | None = None) -> Tensor:
+        """As `once`, for draws that depend on each other, also if each takes a separate pass; `make` gets the number of all."""
+        separate = self._separate
+        return self.once(name, make if separate is None else lambda _: separate(name, make), like)
 
     def wants_kl(self) -> bool:
         """Whether posteriors should report their KL to this pass (see `kl`)."""
@@ -231,7 +240,7 @@ class ForwardPass:
     def _notice_checkpoint(self) -> None:
         if not self.checkpointed and self._with_gradients:
             # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
-            self.checkpointed = not torch.is_grad_enabled() or _current_saved_tensors_hooks() is not None
+            self.checkpointed = not torch.is_grad_enabled() or current_saved_tensors_hooks() is not None
 
     def _noise_of_first_run(self, layer: BayesianLayer) -> AbstractContextManager[None]:
         """Repeat the noise of a layer in a backward pass that recomputes it: not all such code restores random states."""
@@ -244,7 +253,7 @@ class ForwardPass:
         """Draw, and store the random state, because the backward pass may have to repeat the draw."""
         if key not in self._drawn:
             before = generator_states(tensors)
-            with _keeping_saved_tensors():
+            with keeping_saved_tensors():
                 self._drawn[key] = make(self.samples)
             self._states[key] = before, generator_states(tensors)
             if not torch.is_grad_enabled():
@@ -257,9 +266,9 @@ class ForwardPass:
     def _redraw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
         """The draw of the pass, for a backward pass that recomputes a layer."""
         drawn = cast(T, self._drawn.get(key))
-        reentrant = _current_saved_tensors_hooks() is None
+        reentrant = current_saved_tensors_hooks() is None
         if key not in self._states:
-            if drawn is not None and (not reentrant or key in self._predrawn):
+            if drawn is not None and (not reentrant or key in self._predrawn or not _has_graph(drawn)):
                 return drawn
             raise PassError(
                 "a random layer is used both inside and outside a reentrant activation checkpoint; use "
@@ -279,16 +288,12 @@ class ForwardPass:
         states = generator_states(tensors)
         set_generator_states(tensors, self._states[key][0])
         try:
-            with _keeping_saved_tensors():
+            with keeping_saved_tensors():
                 return make(self.samples)
         finally:
             set_generator_states(tensors, states)
 
 
-def _keeping_saved_tensors() -> saved_tensors_hooks:
-    """Keep the tensors that a draw saves: a checkpoint in which only its result is used cannot recompute them."""
-    return saved_tensors_hooks(lambda x: x, lambda x: x)
-
-
-def _current_saved_tensors_hooks() -> object:
-    return cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True)
+def _has_graph(drawn: object) -> bool:
+    """Whether gradients flow through a draw; those of a component that layers share do not."""
+    return any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(drawn))

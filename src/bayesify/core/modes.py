@@ -1,4 +1,4 @@
-"""Temporary modes: of networks, of their buffers, and of autocast."""
+"""Temporary modes: of networks, of their buffers, of autocast, and of the tensors that autograd saves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["buffers_kept", "can_compare", "eval_mode", "modes_kept", "without_autocast"]
+__all__ = [
+    "buffers_kept",
+    "can_compare",
+    "current_saved_tensors_hooks",
+    "eval_mode",
+    "keeping_saved_tensors",
+    "modes_kept",
+    "without_autocast",
+]
 
 
 @contextmanager
@@ -57,3 +66,13 @@ def can_compare(net: nn.Module) -> bool:
     if torch.compiler.is_compiling() or any(parameter.is_meta for parameter in net.parameters()):
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and cast(Any, torch._C)._functorch.peek_interpreter_stack() is None
+
+
+def keeping_saved_tensors() -> saved_tensors_hooks:
+    """Keep the tensors that a draw saves: a checkpoint in which only its result is used cannot recompute them."""
+    return saved_tensors_hooks(lambda x: x, lambda x: x)
+
+
+def current_saved_tensors_hooks() -> object:
+    """The hooks on tensors that autograd saves here, as a checkpoint sets them; None without any."""
+    return cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True)

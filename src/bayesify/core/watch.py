@@ -14,7 +14,7 @@ from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.replay.marks import tensors_in
 
-__all__ = ["Decisions", "Watch", "WatchedPass", "keep_results", "mark_rows", "origin_of"]
+__all__ = ["Decisions", "Watch", "WatchedPass", "is_kept", "keep_results", "mark_rows", "origin_of"]
 
 _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on values
     (
@@ -49,6 +49,7 @@ class WatchedPass(ForwardPass):
             y = super().call(layer, x) if layer.posterior.is_random else self.inside(layer.posterior, layer, x)
         if self.watch is None:
             return y
+        self.watch.reuses |= is_kept(x)
         self.watch.repeated |= {layer} & self.watch.called
         self.watch.called.add(layer)
         self.watch.differentiates |= torch.is_grad_enabled() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None
@@ -121,7 +122,7 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         tensors = list(tensors_in((args, kwargs)))
-        self.reuses = self.reuses or any(getattr(x, "bayesify_kept", False) for x in tensors)
+        self.reuses = self.reuses or any(map(is_kept, tensors))
         if self.values and next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
             self.read.update(self.values[id(x)][0] for x in tensors if id(x) in self.values)
         origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
@@ -156,6 +157,11 @@ def keep_results(net: nn.Module) -> list[str]:
             for x in kept:
                 cast(Any, x).bayesify_kept = True
     return names
+
+
+def is_kept(x: Tensor) -> bool:
+    """Whether `keep_results` found a tensor."""
+    return getattr(x, "bayesify_kept", False)
 
 
 def has_rows(x: Tensor) -> bool:

@@ -47,11 +47,13 @@ class DrawsPosterior(CompletedPosterior):
 
     def drawn(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         count = self.draws.shape[0]
-        chosen = layer.forward_pass.once(f"{self.method} {count}", lambda _: self._choose(samples), like=self.draws)
+        name = f"{self.method} {count}"
+        # outside a pass, more draws than its one
+        chosen = layer.forward_pass.jointly(name, lambda draws: self._choose(max(draws, samples)), like=self.draws)
         return layer_parts(layer, self.draws.index_select(0, chosen))
 
     def _choose(self, samples: int) -> Tensor:
-        """Numbers (S,) of draws: each is uniform, and K or a multiple of it in one pass takes every draw equally often."""
+        """Numbers (S,) of draws: each is uniform, and K or a multiple of it in one call takes every draw equally often."""
         count, device = self.draws.shape[0], self.draws.device
         start = torch.randint(count, (1,), device=device)
         return (start + torch.arange(samples, device=device) * count // samples) % count

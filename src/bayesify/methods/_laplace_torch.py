@@ -20,13 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
+from bayesify.errors import BayesifyError, ConfigurationError, DataError, MissingDependencyError
+from bayesify.formatting import listing
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods._weight_density import WeightDensity
 
-__all__ = ["STRUCTURES", "Curvature", "check_laplace", "fit_laplace"]
+__all__ = ["STRUCTURES", "UNDIFFERENTIABLE", "Curvature", "check_laplace", "first_line", "fit_laplace"]
 
 STRUCTURES = {"diagonal": "diag", "kronecker": "kron", "full": "full"}
+UNDIFFERENTIABLE = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
+"""Errors of PyTorch and of networks inside transforms of `torch.func`."""
 _ROWS = 16  # per Jacobian, whose memory is their square
 
 
@@ -45,7 +48,8 @@ def fit_laplace(
     """Fit the Laplace approximation of the layers `names`, whose weights are the vector of the density.
 
     Raises:
-        ConfigurationError: a likelihood, weights of examples or a layout that laplace-torch does not know.
+        ConfigurationError: a likelihood, weights of examples or a layout that laplace-torch does not know, or a network that it
+            cannot differentiate.
         DataError: outputs that are not (B, K).
         MissingDependencyError: laplace-torch is not installed.
     """
@@ -65,7 +69,16 @@ def fit_laplace(
         temperature=1 / density.scale,
         backend=curvature.CurvlinopsGGN if structure == "kronecker" else curvature.GGNInterface,
     )
-    approximation.fit(_Loader(data, None if structure == "kronecker" else _ROWS))
+    try:
+        approximation.fit(_Loader(data, None if structure == "kronecker" else _ROWS))
+    except (BayesifyError, torch.linalg.LinAlgError, torch.OutOfMemoryError):  # pyright: ignore[reportPrivateImportUsage]
+        raise
+    except UNDIFFERENTIABLE as error:
+        raise ConfigurationError(
+            f'laplace-torch cannot compute the curvature (structure="{structure}") of {listing(map(repr, names), most=3)} in this '
+            "network; try another structure, name other layers by patterns, or use another method such as SWAG(). PyTorch says: "
+            f"{first_line(error)}"
+        ) from error
     if tune_prior:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about predictions, which are made here
@@ -77,6 +90,11 @@ def fit_laplace(
         evidence += normalizer - density.scale * (normalizer + rows * float(std.log().expand(outputs).sum()))
     prior_std = float(approximation.prior_precision.detach().reshape(-1)[0]) ** -0.5
     return Curvature(_tensors(density, names, approximation, structure), prior_std, evidence)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, or its type if it has no text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_laplace(likelihood: Any, weighted: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from bayesify.core.checks import check_integer
@@ -22,6 +23,8 @@ from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.outputs import Draws
+from bayesify.errors import ConfigurationError
+from bayesify.methods._laplace_torch import UNDIFFERENTIABLE, first_line
 
 __all__ = ["Linearized"]
 
@@ -54,6 +57,7 @@ class Linearized(Folded):
         check_integer("samples", samples)
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
+        self.plan(call, 1)  # reports unused layers, and refuses networks that keep results of layers
         drawn = self.passes.draw([layer for _, layer in self.random_layers()], samples)
         outputs: list[Any] = []
         for s in range(samples):
@@ -79,7 +83,15 @@ class Linearized(Folded):
             return self.passes.run(forward_pass, self.net, args, kwargs, alone=True)
 
         tangents = tuple(end - mean for end, mean in zip(ends, means, strict=True))
-        return tree_map(torch.add, *jvp(at, tuple(means), tangents))
+        try:
+            with _without_fused_attention():
+                return tree_map(torch.add, *jvp(at, tuple(means), tangents))
+        except UNDIFFERENTIABLE as error:
+            at(*means)  # which raises an error of the network itself
+            raise ConfigurationError(
+                "linearized predictions need forward-mode derivatives, and a function of the network has none; use "
+                f"Laplace(linearized=False), or name later layers by patterns. PyTorch says: {first_line(error)}"
+            ) from error
 
     @contextmanager
     def predicting(
@@ -119,3 +131,15 @@ class Linearized(Folded):
             raise NotImplementedError(
                 "draws of a linearized network are functions, not networks; use function(seed), or Laplace(linearized=False)"
             )
+
+
+@contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Compute attention by elementary functions: the fused ones have no forward mode."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)

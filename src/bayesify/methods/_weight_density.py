@@ -60,7 +60,8 @@ class WeightDensity:
     ) -> None:
         check_density(likelihood)
         self.scale, self.prior_std, self.batch_dim, self.select = scale, prior_std, bnn.batch_dim, bnn.passes.select
-        self.net = copy.deepcopy(bnn.net)
+        with torch.no_grad():  # copies of TorchScript modules would have a graph
+            self.net = copy.deepcopy(bnn.net)
         restore(self.net, lambda layer: layer.posterior.mean(layer))
         self.net.to(dtype).requires_grad_(False).eval()
         self.likelihood = copy.deepcopy(likelihood).requires_grad_(False)

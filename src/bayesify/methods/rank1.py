@@ -3,7 +3,7 @@ r"""Rank-1 factors on shared weights: Bayesian (`Rank1`), and an ensemble of the
 $$W_k = W \circ s_k r_k^\top, \qquad y = \bigl(W (x \circ r_k)\bigr) \circ s_k + b,$$
 
 with a shared weight W and bias b, and vectors r (inputs) and s (outputs) for each of K components. Each draw uses one component,
-the same in all layers, because the vectors of a component are trained together. The draws of a pass are spread evenly over the
+the same in all layers, because the vectors of a component are trained together. The draws of a call are spread evenly over the
 components.
 
 `Rank1`: the vectors of a component are normal, so the posterior of the network's vectors v = (r, s) is a mixture:
@@ -141,7 +141,7 @@ class RankOnePosterior(Posterior):
         # noise first, because a checkpoint that repeats it would not draw the component, which all layers share, again
         pairs = ((self.input_mean, self.input_log_std), (self.output_mean, self.output_log_std))
         noise = [None if log_std is None else _noise(mean, rows) for mean, log_std in pairs]
-        position = layer.forward_pass.once(_COMPONENT, _spread_evenly)
+        position = layer.forward_pass.jointly(_COMPONENT, _spread_evenly)
         if draws not in (None, position.shape[0]):  # outside a pass
             position = _spread_evenly(draws)
         z = (position.to(self.input_mean.device) * self.method.components).long()

@@ -131,7 +131,7 @@ class PrecisionPosterior(NaturalPosterior):
         z = standard_normal(samples, len(mean), like=mean)
         with without_autocast(mean.device):
             scaled = factor / diagonal.sqrt().unsqueeze(1)
-            root = _cholesky(scaled.mT @ scaled)
+            root = _root(scaled)
             shifted = root + torch.eye(len(root), dtype=root.dtype, device=root.device)
             y = torch.linalg.solve_triangular(shifted, (z @ scaled).mT, upper=False)
             y = torch.linalg.solve_triangular(root.mT, y, upper=True)
@@ -141,7 +141,7 @@ class PrecisionPosterior(NaturalPosterior):
         mean, diagonal, factor = self._parts(layer)
         s = self.method.prior_std
         with without_autocast(mean.device):
-            root = _cholesky(factor.mT @ (factor / diagonal.unsqueeze(1)))
+            root = _root(factor / diagonal.sqrt().unsqueeze(1))
             removed = torch.linalg.solve_triangular(root, (factor / diagonal.unsqueeze(1)).mT, upper=False).square().sum()
         trace = (1 / diagonal).sum() - removed  # of the covariance
         log_det = 0.5 * diagonal.log().sum() + root.diagonal().log().sum()  # of the root of the precision
@@ -198,15 +198,20 @@ def _gradient(parameter: Tensor) -> Tensor:
     return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
 
 
-def _cholesky(gram: Tensor) -> Tensor:
-    """The Cholesky factor of I + gram."""
-    return torch.linalg.cholesky_ex(gram + torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).L
+def _root(factor: Tensor) -> Tensor:
+    """The Cholesky factor C of I + W^T W, for W (P, L).
+
+    It is the triangular factor of W above I: the rounded sum may have no Cholesky factor if squared elements of W are large.
+    """
+    identity = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
+    upper = torch.linalg.qr(torch.cat([factor, identity])).R
+    return upper.mT * upper.diagonal().sign()
 
 
 def _solved(diagonal: Tensor, factor: Tensor, vector: Tensor) -> Tensor:
     """(U U^T + diag d)^-1 v, by Woodbury's identity."""
     scaled = factor / diagonal.unsqueeze(1)
-    inner = torch.cholesky_solve((scaled.mT @ vector).unsqueeze(1), _cholesky(factor.mT @ scaled))
+    inner = torch.cholesky_solve((scaled.mT @ vector).unsqueeze(1), _root(factor / diagonal.sqrt().unsqueeze(1)))
     return vector / diagonal - (scaled @ inner).squeeze(1)
 
 

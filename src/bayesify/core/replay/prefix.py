@@ -175,9 +175,17 @@ class ReplayPass(ForwardPass):
         coherent: bool,
         without_rows: Iterable[Any] = (),
         drawn: Mapping[Any, Any] | None = None,
+        separate: Callable[[str, Callable[[int], Tensor]], Tensor] | None = None,
     ) -> None:
-        rows = samples * prefix.batch
-        super().__init__(samples, coherent=coherent, rows=rows, drawn=drawn, without_rows=without_rows, notes_repeats=True)
+        super().__init__(
+            samples,
+            coherent=coherent,
+            rows=samples * prefix.batch,
+            drawn=drawn,
+            without_rows=without_rows,
+            notes_repeats=True,
+            separate=separate,
+        )
         self.prefix = prefix
         prefix.begin(samples)
 
