@@ -37,7 +37,9 @@ def test_no_test_draws_from_the_generator_of_its_module():
 
 
 def test_such_tests_are_found():
-    source = "rng = np.random.default_rng(0)\nx = rng.normal()\ndef test_a():\n    rng.normal()\ndef test_b(rng):\n    rng.normal()\n"
+    source = (
+        "rng = np.random.default_rng(0)\nx = rng.normal()\ndef test_a():\n    rng.normal()\ndef test_b(rng):\n    rng.normal()\n"
+    )
     assert shared_generators(source) == ["test_a"]
 
 
@@ -51,5 +53,5 @@ def shared():
 
 def test_modules_and_shared_fixtures_begin_at_a_seed(shared):
     first = torch.rand(1, generator=torch.Generator().manual_seed(0))
-    assert AT_IMPORT == first
+    assert first == AT_IMPORT
     assert shared == first
