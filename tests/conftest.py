@@ -6,7 +6,9 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Generator
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,10 +41,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"patterns of pytest.mark.default that match no cell: {missing}")
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Modules draw the same on import, whichever modules are imported before."""
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    """Fixtures that tests share draw the same, whichever test is the first to use them."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return (yield)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
     torch.compiler.reset()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Data of one test, whichever tests run before."""
+    return np.random.default_rng(1)
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,9 @@ from scipy.optimize import minimize
 
 from bayesify.stacking import stacking_weights
 
-rng = np.random.default_rng(0)
-
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_maximizes_the_likelihood_of_the_mixture(weighted):
+def test_maximizes_the_likelihood_of_the_mixture(rng, weighted):
     log_probs = rng.normal(loc=(0.0, -0.1, -0.6, -0.2), size=(200, 4))
     rows = rng.uniform(0, 3, 200) if weighted else np.ones(200)
 

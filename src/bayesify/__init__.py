@@ -1,6 +1,6 @@
 """bayesify makes any PyTorch network say how sure it is."""
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # type checkers take it as True; `typing` is not imported so that the command line starts at once
 
 if TYPE_CHECKING:
     from bayesify._public import *  # noqa: F403
@@ -15,7 +15,7 @@ if not TYPE_CHECKING:  # a type checker would take a module with __getattr__ to 
 
     # PyTorch is imported with the first public name, so that the command line can show its help or an error without it.
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         """Import submodules and public names on first use (PEP 562)."""
         from importlib import import_module
         from importlib.util import find_spec

@@ -17,10 +17,12 @@ from bayesify.persistence import load_model, save_model
 from bayesify.predictive import CategoricalPredictive
 
 N, K = 400, 3
-rng = np.random.default_rng(0)
-logits = rng.normal(size=(4, N, K)) * 3 + rng.normal(size=(N, K)) * 2
+data_rng = np.random.default_rng(0)
+logits = data_rng.normal(size=(4, N, K)) * 3 + data_rng.normal(size=(N, K)) * 2
 p = CategoricalPredictive.from_logits(torch.from_numpy(logits))
-y = torch.from_numpy(np.array([rng.choice(K, p=row) for row in np.exp(log_softmax(0.4 * p.log_probs.numpy() + [0.5, 0, -0.5], 1))]))
+y = torch.from_numpy(
+    np.array([data_rng.choice(K, p=row) for row in np.exp(log_softmax(0.4 * p.log_probs.numpy() + [0.5, 0, -0.5], 1))])
+)
 
 
 def test_vector_scaling_has_the_highest_penalized_likelihood():
@@ -38,7 +40,7 @@ def test_vector_scaling_has_the_highest_penalized_likelihood():
     assert 0.2 < np.mean(fitted.scale) < 0.7  # 0.4 generated the labels
 
 
-def test_isotonic_calibration_is_one_regression_per_class():
+def test_isotonic_calibration_is_one_regression_per_class(rng):
     fitted = IsotonicCalibration.fit(p, y)
     columns = [IsotonicRegression(out_of_bounds="clip").fit(p.probs[:, k], y == k).predict(p.probs[:, k]) for k in range(K)]
     expected = np.clip(np.stack(columns, 1), 0.5 / N, 1 - 0.5 / N)
@@ -53,7 +55,7 @@ def test_isotonic_calibration_is_one_regression_per_class():
     np.testing.assert_allclose(fitted(inside).probs, np.stack(columns, 1) / np.sum(columns, 0)[:, None], atol=1e-6)
 
 
-def test_bins_of_a_histogram_have_equal_numbers_of_rows():
+def test_bins_of_a_histogram_have_equal_numbers_of_rows(rng):
     fitted = HistogramBinning.fit(p, y)
     columns = []
     new = CategoricalPredictive.from_logits(torch.from_numpy(rng.normal(size=(1, 50, K)) * 9))  # other rows, and the ends
@@ -113,7 +115,7 @@ def test_classes_without_rows_and_impossible_classes_stay_finite(kind):
 
 
 @pytest.mark.parametrize("calibrate", ["vector", "isotonic", "histogram"])
-def test_of_an_estimator(calibrate, tmp_path):
+def test_of_an_estimator(rng, calibrate, tmp_path):
     X = rng.normal(size=(200, 2))
     labels = np.where(X[:, 0] + rng.normal(size=200) > 0, "high", "low")
     settings = {"method": "Deterministic", "hidden": (8,), "epochs": 30, "validation_fraction": 0.0, "random_state": 0}

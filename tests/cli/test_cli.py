@@ -422,6 +422,41 @@ def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt():
         signal.signal(signal.SIGINT, usual)
 
 
+def test_an_interrupt_in_a_callback_is_not_lost():
+    class Noisy:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def callback():
+        Noisy()
+        time.sleep(5)
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            callback()
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
+    (tmp_path / "interrupted_in_import.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nfinished = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def import_it():
+        import interrupted_in_import  # noqa: F401
+
+        time.sleep(5)
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            import_it()
+        assert sys.modules["interrupted_in_import"].finished
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["diabetes", "digits", "breast-cancer", "wine"])
 def test_demo(name, tmp_path):

@@ -6,13 +6,13 @@ import pytest
 
 from bayesify.data import conform, describe_columns, imputations, unknown_values
 
-RNG = np.random.default_rng(0)
+data_rng = np.random.default_rng(0)
 TRAIN = pd.DataFrame(
     {
-        "skewed": RNG.exponential(3.0, 4000),
-        "count": RNG.integers(0, 4, 4000),
-        "color": RNG.choice(["red", "green", "blue"], 4000, p=[0.5, 0.3, 0.2]),
-        "often": np.where(RNG.random(4000) < 0.1, np.nan, RNG.normal(size=4000)),
+        "skewed": data_rng.exponential(3.0, 4000),
+        "count": data_rng.integers(0, 4, 4000),
+        "color": data_rng.choice(["red", "green", "blue"], 4000, p=[0.5, 0.3, 0.2]),
+        "often": np.where(data_rng.random(4000) < 0.1, np.nan, data_rng.normal(size=4000)),
     }
 )
 
@@ -31,8 +31,8 @@ def test_cells_that_training_had_are_known():
 
 
 @pytest.mark.parametrize("gaps", [0, 9, 10])
-def test_ten_missing_values_prepare_a_model(gaps):
-    column = pd.Series(RNG.normal(size=100))
+def test_ten_missing_values_prepare_a_model(rng, gaps):
+    column = pd.Series(rng.normal(size=100))
     column[:gaps] = np.nan
     unknown, _ = imputed(pd.DataFrame({"a": [0.0, np.nan]}), train=pd.DataFrame({"a": column}))
     assert unknown["a"].tolist() == [False, gaps < 10]

@@ -11,9 +11,9 @@ from bayesify.estimators import BayesianClassifier, BayesianRegressor, cross_val
 from bayesify.estimators.stacking import _splits
 from bayesify.persistence import load_model, save_model
 
-rng = np.random.default_rng(0)
-X = pd.DataFrame({"a": rng.normal(size=80), "b": rng.normal(size=80), "c": np.where(rng.random(80) < 0.5, "x", "z")})
-y = (2 * X["a"] + 1.5 * X["a"] * X["b"] + (X["c"] == "x") + 0.3 * rng.normal(size=80)).to_numpy()
+data_rng = np.random.default_rng(0)
+X = pd.DataFrame({"a": data_rng.normal(size=80), "b": data_rng.normal(size=80), "c": np.where(data_rng.random(80) < 0.5, "x", "z")})
+y = (2 * X["a"] + 1.5 * X["a"] * X["b"] + (X["c"] == "x") + 0.3 * data_rng.normal(size=80)).to_numpy()
 labels = np.where(y > 0.5, "high", "low")
 FAST = {"method": "auto", "random_state": 0, "progress": False}
 QUICK = {"method": "Deterministic", "validation_fraction": 0.0}
@@ -56,7 +56,7 @@ def test_the_leaderboard_has_all_models(model):
     assert (board["seconds"] > 0).all()
 
 
-def test_weights_come_from_models_that_have_not_seen_the_rows(monkeypatch):
+def test_weights_come_from_models_that_have_not_seen_the_rows(rng, monkeypatch):
     # distinct rows whose targets are noise: a model that memorizes them is best on rows it has seen, and worst on others
     noise = rng.normal(size=60)
     memory = QUICK | {"hidden": (64, 64), "epochs": 300}

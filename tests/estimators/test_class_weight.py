@@ -12,9 +12,9 @@ from bayesify.estimators import BayesianClassifier
 from bayesify.estimators.class_weights import row_weights
 from bayesify.persistence import load_model, save_model
 
-rng = np.random.default_rng(0)
-X = rng.normal(size=(300, 2))
-labels = np.where(X @ [1.0, 0.5] + rng.normal(size=300) > 1.6, "rare", "usual")
+data_rng = np.random.default_rng(0)
+X = data_rng.normal(size=(300, 2))
+labels = np.where(X @ [1.0, 0.5] + data_rng.normal(size=300) > 1.6, "rare", "usual")
 FAST = {"method": "MCDropout", "hidden": (8,), "epochs": 4, "random_state": 0, "progress": False}
 LINEAR = {
     "method": "Deterministic",
@@ -34,7 +34,7 @@ def test_balanced_weights_are_those_of_scikit_learn():
     np.testing.assert_allclose(row_weights("balanced", labels, None), compute_sample_weight("balanced", labels))
 
 
-def test_balanced_classes_have_equal_total_weights_also_with_weights_of_rows():
+def test_balanced_classes_have_equal_total_weights_also_with_weights_of_rows(rng):
     own = rng.uniform(0, 3, size=300)
     weights = row_weights("balanced", labels, own)
     totals = [weights[labels == label].sum() for label in ("rare", "usual")]

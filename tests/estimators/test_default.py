@@ -9,11 +9,9 @@ from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
 from bayesify.persistence import load_model, save_model
 
-rng = np.random.default_rng(0)
-
 
 class TestEncoding:
-    def test_matches_its_definition(self):
+    def test_matches_its_definition(self, rng):
         x = torch.from_numpy(rng.normal(size=(400, 2)))
         encoding = PiecewiseLinearEncoding([1], bins=5).double()
         encoding.fit(x)
@@ -27,7 +25,7 @@ class TestEncoding:
             row = torch.tensor([[7.0, value]], dtype=torch.float64)
             np.testing.assert_allclose(encoding(row)[0], [7.0, value, *expected], rtol=1e-5, atol=1e-5)
 
-    def test_a_linear_layer_is_any_piecewise_linear_function(self):
+    def test_a_linear_layer_is_any_piecewise_linear_function(self, rng):
         x = torch.from_numpy(rng.uniform(size=(300, 1)))
         encoding = PiecewiseLinearEncoding([0], bins=6).double()
         encoding.fit(x)
@@ -48,7 +46,7 @@ class TestEncoding:
 
 
 @pytest.mark.extended
-def test_only_numbers_of_several_values_are_encoded():
+def test_only_numbers_of_several_values_are_encoded(rng):
     X = np.column_stack([rng.normal(size=60), rng.integers(0, 2, 60), rng.integers(0, 9, 60)])
     model = BayesianRegressor(epochs=2, random_state=0).fit(X, X[:, 0])
     assert model.encoded_ == (0, 2)
@@ -72,7 +70,7 @@ def test_noise_that_is_skewed_and_grows_is_learned():
 
 
 @pytest.mark.extended
-def test_numbers_that_occur_often_do_not_make_the_noise_vanish():
+def test_numbers_that_occur_often_do_not_make_the_noise_vanish(rng):
     y = rng.poisson(3.0, 400).astype(float)
     model = BayesianRegressor(epochs=30, random_state=0).fit(rng.normal(size=(400, 2)), y)
     assert model.likelihood_.min_std * y.std() == pytest.approx(1 / 12**0.5)
@@ -80,7 +78,7 @@ def test_numbers_that_occur_often_do_not_make_the_noise_vanish():
 
 
 @pytest.mark.extended
-def test_training_stops_early_and_few_rows_are_enough():
+def test_training_stops_early_and_few_rows_are_enough(rng):
     X, y = rng.normal(size=(300, 5)), rng.normal(size=300)
     model = BayesianRegressor(random_state=0).fit(X, y)
     assert model.history_.stopped_early
@@ -91,7 +89,7 @@ def test_training_stops_early_and_few_rows_are_enough():
 
 @pytest.mark.default("BayesianClassifier")
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
-def test_saved_models_predict_the_same(tmp_path, kind):
+def test_saved_models_predict_the_same(rng, tmp_path, kind):
     X = rng.normal(size=(80, 3))
     y = X[:, 0] + 0.1 * rng.normal(size=80)
     model = kind(epochs=3, random_state=0).fit(X, y if kind is BayesianRegressor else y > 0)

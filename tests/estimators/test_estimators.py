@@ -25,9 +25,9 @@ from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.estimators.network import mlp
 
 FAST = {"epochs": 3, "samples": 5, "hidden": (8,), "random_state": 0}
-rng = np.random.default_rng(0)
-X = rng.normal(size=(80, 3))
-y = X @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=80)
+data_rng = np.random.default_rng(0)
+X = data_rng.normal(size=(80, 3))
+y = X @ [1.0, -2.0, 0.5] + 0.1 * data_rng.normal(size=80)
 labels = np.where(y > 0, "high", "low")
 
 
@@ -105,14 +105,14 @@ class TestRegressor:
         assert clone(regressor).fit(X, y[:, None]).predict(X).shape == (80, 1)
 
     @pytest.mark.extended
-    def test_heteroscedastic_noise_is_found(self):
+    def test_heteroscedastic_noise_is_found(self, rng):
         x = rng.uniform(-1, 1, (600, 1))
         noisy = np.where(x[:, 0] > 0, 1.0, 0.1) * rng.normal(size=600)
         model = BayesianRegressor(likelihood="heteroscedastic", epochs=150, random_state=0).fit(x, noisy)
         std = model.predict(np.array([[-0.5], [0.5]]), return_std=True)[1]
         assert std[1] / std[0] == pytest.approx(10, rel=0.4)
 
-    def test_uncertainty_grows_away_from_the_data(self):
+    def test_uncertainty_grows_away_from_the_data(self, rng):
         x = rng.uniform(-1, 1, (120, 1))
         y = np.sin(3 * x[:, 0]) + 0.05 * rng.normal(size=120)
         for params in ({}, {"method": "MeanField"}):
@@ -319,7 +319,7 @@ def model(table):
 
 
 class TestWeights:
-    def test_rows_of_weight_zero_are_left_out(self):
+    def test_rows_of_weight_zero_are_left_out(self, rng):
         data, target = rng.normal(size=(80, 2)), rng.normal(size=80)
         kept = np.arange(80) % 3 > 0
         settings = {"method": "MeanField", "epochs": 3, "random_state": 0}
@@ -327,7 +327,7 @@ class TestWeights:
         alone = BayesianRegressor(**settings).fit(data[kept], target[kept], sample_weight=np.full(kept.sum(), 2.0))
         assert np.array_equal(weighted.predict(data), alone.predict(data))
 
-    def test_the_noise_is_that_of_heavy_rows(self):
+    def test_the_noise_is_that_of_heavy_rows(self, rng):
         data = rng.normal(size=(400, 1))
         noise = np.where(np.arange(400) % 2, 0.1, 3.0)
         target = data[:, 0] + noise * rng.normal(size=400)
@@ -383,7 +383,7 @@ class TestTables:
         with pytest.raises(ValueError, match="too far from those in training"):
             model.predict([[1e99]])
 
-    def test_missing_in_arrays(self, regressor):
+    def test_missing_in_arrays(self, rng, regressor):
         holes = np.where(rng.random(X.shape) < 0.2, np.nan, X)
         assert np.isfinite(BayesianRegressor(**FAST).fit(holes, y).predict(holes)).all()
         with pytest.raises(ValueError, match="infinity"):

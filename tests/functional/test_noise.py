@@ -6,6 +6,7 @@ from scipy import stats
 from torch import Tensor
 
 from bayesify.functional import at_most, bernoulli_mask, local_reparameterization, normal_like
+from bayesify.native import switch
 
 
 def _assert_moments(draws: Tensor, mean: Tensor, variance: Tensor) -> None:
@@ -159,7 +160,11 @@ def test_at_most_lets_adam_out_and_back() -> None:
     assert parameter.item() == pytest.approx(-1.0, abs=0.01)
 
 
-def test_local_reparameterization_can_be_differentiated_twice() -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_local_reparameterization_can_be_differentiated_twice(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native:
+        pytest.importorskip("numba", reason="install bayesify[fast]")
+    monkeypatch.setattr(switch, "_is_used", native)
     mean, variance = torch.randn(4, dtype=torch.float64, requires_grad=True), torch.rand(4, dtype=torch.float64) + 0.1
     variance.requires_grad_()
 

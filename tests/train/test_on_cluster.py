@@ -115,6 +115,19 @@ def test_a_machine_without_the_folder_of_the_checkpoint_says_so(tmp_path):
     assert len(trained.history) == 3
 
 
+def test_parts_have_checkpoints_of_their_own(tmp_path):
+    places = []
+
+    def train(trainings, checkpoint, **settings):
+        places.append(checkpoint.name)
+        return [None for _ in trainings]
+
+    for first in (0, 2):
+        part = on_cluster._Part(first, _trainings(2), train, {}, tmp_path / "run.ckpt")
+        on_cluster._train(part, SimpleNamespace(progress=lambda share: None))
+    assert places == ["run.ckpt.models0-1", "run.ckpt.models2-3"]
+
+
 @passes_on
 def test_members_of_an_ensemble(cluster):
     x = torch.linspace(-1, 1, 64).unsqueeze(1)

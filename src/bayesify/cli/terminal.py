@@ -3,6 +3,7 @@
 Exit codes: 0 success, 2 an error that the user can correct, 70 an internal error (a bug in bayesify), 130 interrupted.
 """
 
+import _thread
 import contextlib
 import contextvars
 import functools
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 import warnings
@@ -138,8 +140,11 @@ def until_the_end(manager: contextlib.AbstractContextManager[R]) -> R:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C even if a library converts it into another error, such as a failed import."""
-    handler = signal.getsignal(signal.SIGINT)
+    """Raise KeyboardInterrupt on Ctrl-C even if a library converts it into another error, or Python would print and ignore it.
+
+    An interrupt in an import waits until the import is over: modules in C++ end the process with a dump of the stack.
+    """
+    handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield  # interrupts are ignored or handled elsewhere
         return
@@ -148,9 +153,18 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: types.FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
-        handler(number, frame)
+        if not _is_importing(frame):
+            raise KeyboardInterrupt
+        _thread.start_new_thread(_interrupt_soon, ())
+
+    def repeat(ignored: Any) -> None:
+        if issubclass(ignored.exc_type, KeyboardInterrupt):  # in a callback, such as those of imports
+            _thread.start_new_thread(_interrupt_soon, ())
+        else:
+            hook(ignored)
 
     signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = repeat
     try:
         yield
     except (typer.Exit, typer.Abort):  # the command has reported the interrupt
@@ -161,6 +175,18 @@ def interruptible() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGINT, handler)
+        sys.unraisablehook = hook
+
+
+def _is_importing(frame: types.FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _interrupt_soon() -> None:
+    time.sleep(0.01)
+    _thread.interrupt_main()
 
 
 @contextlib.contextmanager
