@@ -467,3 +467,11 @@ def test_layers_without_rows_that_are_not_random_act_as_in_the_plain_network():
     for method in (Deterministic(), {"head": MeanField(initial_std=1e-8), "*": Deterministic()}):
         bnn = bayesify(copy.deepcopy(net), method)
         torch.testing.assert_close(bnn(tokens, samples=2).outputs, expected.expand(2, 3, 2))
+
+
+def test_a_copy_that_is_made_in_a_pass_is_in_no_pass():
+    bnn, copies = bayesify(nn.Linear(3, 2), MeanField()), []
+    handle = bnn.net.register_forward_hook(lambda *_: copies.append(copy.deepcopy(bnn)))
+    bnn(torch.zeros(4, 3))
+    handle.remove()
+    copies[0](torch.zeros(4, 3))

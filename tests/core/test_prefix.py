@@ -141,6 +141,14 @@ def test_numbers_are_those_of_ordinary_passes(name: str, coherent: bool, monkeyp
     assert float(plain.epistemic.max()) > 1e-9
 
 
+def test_operators_in_place_do_not_change_what_later_passes_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn, x = made("in place")
+    options: Any = {"samples": 3, "chunk": 1, "seed": 2}  # one draw per pass: nothing is repeated
+    fast = predict(bnn, x, Categorical(), **options)
+    without_prefix(monkeypatch)
+    torch.testing.assert_close(fast.mean, predict(bnn, x, Categorical(), **options).mean, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "agrees"),
     [(name, name not in ("rows", "own noise")) for name in CASES if name != "an ensemble"],

@@ -57,6 +57,10 @@ def test_gradients_and_their_gradients(memory_format):
     for given in (arguments, (*arguments[:2], None)):
         assert torch.autograd.gradcheck(scale_channels, given)
         assert torch.autograd.gradgradcheck(scale_channels, given)
+    upstream = torch.randn(2, 3, 2, 2, dtype=F64)
+    found = torch.autograd.grad(scale_channels(*arguments), arguments, upstream, create_graph=True)
+    for a, b in zip(found, torch.autograd.grad(_composed(*arguments), arguments, upstream), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_threads_give_the_same_numbers(monkeypatch):

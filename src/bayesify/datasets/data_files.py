@@ -6,13 +6,15 @@ Layout of a data folder: `uci/*.npz`, `uci-class/*.npz`, `images/{mnist,fashion-
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import hashlib
 import http.client
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from bayesify.errors import DataError, MissingDependencyError
@@ -23,6 +25,7 @@ _VARIABLE = "BAYESIFY_DATA"
 _SHARED = Path("../shared/data")
 # Network, server answers of the wrong kind or content, and a missing optional package; anything else is a bug.
 _SOURCE_ERRORS = (OSError, EOFError, zlib.error, http.client.HTTPException, ValueError, ImportError)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)  # other addresses would fail alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,27 +119,44 @@ def fetch(path: str, sources: Mapping[str, Callable[[Path], object]], dirs: tupl
         dirs: the searched folders, for the error message.
 
     Raises:
-        FileNotFoundError: every source failed; the message says why, and where to put the file.
+        FileNotFoundError: every source failed, or the cache cannot be written; the message says why, and what to do.
     """
     target = cache_dir() / path
     failures = []
     for address, write in sources.items():
-        try:
-            cache_dir().mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="download-") as folder:
-                draft = Path(folder) / target.name
+        with _into_cache(path, dirs), tempfile.TemporaryDirectory(dir=_made(cache_dir()), prefix="download-") as folder:
+            draft = Path(folder) / target.name
+            try:
                 write(draft)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                draft.replace(target)
-            return target
-        except _SOURCE_ERRORS as error:
-            failures.append(f"\n  {address}: {type(error).__name__}: {error}")
+            except _SOURCE_ERRORS as error:
+                if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+                    raise
+                failures.append(f"\n  {address}: {type(error).__name__}: {error}")
+            else:
+                draft.replace(_made(target.parent) / target.name)
+                return target
     reason = f"Downloading it failed:{''.join(failures)}\n" if failures else "It has no public source.\n"
     raise FileNotFoundError(
         f"{path} was not found in {', '.join(map(str, dirs))}. {reason}"
         f"Put it at {target}, or at the same path in a folder given as data_dir or {_VARIABLE}; "
         "loading the data set on a machine with internet access creates the file there."
     )
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _into_cache(path: str, dirs: tuple[Path, ...]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{path} was not found in {', '.join(map(str, dirs))}, and the cache {cache_dir()} cannot be written "
+            f"({type(error).__name__}: {error}); set XDG_CACHE_HOME to another folder"
+        ) from error
 
 
 def download(url: str, path: Path) -> None:
