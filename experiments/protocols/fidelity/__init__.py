@@ -93,7 +93,8 @@ class Fidelity(Protocol):
 
     def jobs(self, table: Table) -> list[Job]:
         settings = self.settings_of(table)
-        common = {name: value for name, value in dataclasses.asdict(settings).items() if name not in ("methods", "instead", "seeds")}
+        others = ("methods", "instead", "seeds")
+        common = {name: value for name, value in dataclasses.asdict(settings).items() if name not in others}
         for name, default in (("noise", NOISE), ("beta", 1.0)):
             if common[name] == default:
                 del common[name]  # results from before it was a setting stay current
