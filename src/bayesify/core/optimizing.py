@@ -31,6 +31,10 @@ class Optimizing(nn.Module):
     def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
         """As in `Bayesian`."""
 
+    @abstractmethod
+    def tell(self, finding: str) -> None:
+        """As in `Bayesian`."""
+
     @property
     def has_optimizer(self) -> bool:
         """Whether posteriors of the network have natural-gradient updates (IVON)."""
