@@ -83,6 +83,7 @@ def check(foreign: Foreign, method: Method) -> Found:
         except BayesifyError as error:
             found.refused = str(error)
             return found
+        bnn(*args, samples=_DRAWS, **kwargs)  # which compares passes of this size
         calls: list[None] = []
         handle = (bnn.members or (bnn,))[0].net.register_forward_hook(lambda *_: calls.append(None))
         bnn(*args, samples=_DRAWS, **kwargs)

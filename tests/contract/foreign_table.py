@@ -33,14 +33,16 @@ are replayed or made row by row, and what `unbayesify` restores. Where draws are
 - `Laplace` of the last layer: differences of the plain network in the direction of the draw, and its Jacobian;
 - `VIFO`: the plain network, which its means equal.
 
-A number means that all of this is **right**, up to rounding: it is the number of random layers (`all` in `DeepEnsemble`). A dash
-means **refused**: an error before any result, which says why. Either no layer can be random (of another type, frozen or tied), or
+A number means that all of this is **right**, up to rounding: it is the number of random layers. A dash means **refused**: an error
+before any result, which says why. Either no layer can be random (of another type, frozen or tied), or
 
 - `VIFO`: the network does more with its last layer than to reshape or average it;
 - `Laplace`: laplace-torch takes one input tensor and one vector of outputs per example, and not every function.
 
+{shared}
+
 **Draws** share a *folded* pass, or take *separate* passes, with a warning that gives the reason. [How passes
-work](how-passes-work.md). Methods with equal results share a column.
+work](how-passes-work.md)
 
 What is not in the table is not known to fail. `summary(bnn)` lists the layers that became random and why others did not, and the
 first pass with each kind of inputs verifies how the network may be run.
@@ -56,24 +58,39 @@ def main() -> None:
     installed = {name: each for name, each in NETWORKS.items() if importlib.util.find_spec(each.package) is not None}
     with ProcessPoolExecutor(max_workers=2) as pool:
         rows = dict(zip(installed, pool.map(_row, installed), strict=True))
-    packages = [*dict.fromkeys(each.package for each in installed.values())]
-    versions = [f"{package} {version(DISTRIBUTIONS.get(package, package))}" for package in ("torch", *packages)]
-    text = HEAD.format(versions=", ".join(versions))
-    columns = _columns(rows)
-    for package, members in groupby(installed.items(), key=lambda item: item[1].package):
-        text += f"\n## {package}\n\n| network | draws | {' | '.join(columns)} |\n|---|---|{'--:|' * len(columns)}\n"
-        for name, _ in members:
+    PAGE.write_text(page(rows))
+
+
+def page(rows: dict[str, tuple[str, list[str]]]) -> str:
+    """The text of the page, from what `_row` returns for every network."""
+    packages = groupby(rows, key=lambda name: NETWORKS[name].package)
+    members = {package: list(names) for package, names in packages}
+    versions = [f"{package} {version(DISTRIBUTIONS.get(package, package))}" for package in ("torch", *members)]
+    columns, shared = _columns(rows)
+    text = HEAD.format(versions=", ".join(versions), shared=" ".join(shared))
+    for package, names in members.items():
+        headings = " | ".join(f"`{_name(METHODS[i])}`" for i in columns)
+        text += f"\n## {package}\n\n| network | draws | {headings} |\n|---|---|{'--:|' * len(columns)}\n"
+        for name in names:
             draws, cells = rows[name]
-            text += f"| {name.partition('/')[2]} | {draws} | {' | '.join(cells[i] for i in columns.values())} |\n"
-    PAGE.write_text(text)
+            text += f"| {name.partition('/')[2]} | {draws} | {' | '.join(cells[i] for i in columns)} |\n"
+    return text
 
 
-def _columns(rows: dict[str, tuple[str, list[str]]]) -> dict[str, int]:
-    """Headings, and the number of the first method of each; methods with equal cells in all rows share a column."""
-    methods: dict[tuple[str, ...], list[int]] = {}
-    for i in range(len(METHODS)):
-        methods.setdefault(tuple(cells[i] for _, cells in rows.values()), []).append(i)
-    return {"<br>".join(f"`{_name(METHODS[i])}`" for i in equal): equal[0] for equal in methods.values()}
+def _columns(rows: dict[str, tuple[str, list[str]]]) -> tuple[list[int], list[str]]:
+    """The methods with a column, and sentences about the others: they are equal to one of these, or right everywhere."""
+    methods: dict[tuple[str, ...], list[str]] = {}
+    columns, shared = list[int](), list[str]()
+    for i, method in enumerate(METHODS):
+        cells = tuple(cells[i] for _, cells in rows.values())
+        if set(cells) == {"all"}:
+            shared.append(f"`{_name(method)}` is right for all.")
+            continue
+        if cells not in methods:
+            columns.append(i)
+        methods.setdefault(cells, []).append(f"`{_name(method)}`")
+    equal = [f"The column of {first} is also that of {', '.join(others)}." for first, *others in methods.values() if others]
+    return columns, equal + shared
 
 
 def _row(name: str) -> tuple[str, list[str]]:

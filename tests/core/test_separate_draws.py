@@ -51,6 +51,7 @@ def test_stored_draws_are_all_taken() -> None:
     assert [_distinct(bnn.eval(), 5) for _ in range(10)] == [5] * 10
 
 
+@pytest.mark.default("True")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradients_of_a_checkpoint(use_reentrant: bool) -> None:
     """A backward pass recomputes layers after the passes of all draws."""
