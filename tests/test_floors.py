@@ -212,6 +212,23 @@ print(summary(bnn))
     assert "1 of 1 layers are random" in result.stdout
 
 
+@pytest.mark.extended
+def test_every_package_works_with_torch_alone_or_names_its_extra():
+    result = _run(
+        """
+import importlib, pkgutil, bayesify
+from bayesify.errors import MissingDependencyError
+for package in pkgutil.iter_modules(bayesify.__path__, "bayesify."):
+    try:
+        importlib.import_module(package.name)
+    except MissingDependencyError as error:
+        assert "pip install" in str(error)
+""",
+        blocked=(*OPTIONAL, "numpy"),
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_importing_bayesify_imports_nothing_else():
     """Only a public name needs torch; type checkers and `dir` see all of them."""
     result = _run(

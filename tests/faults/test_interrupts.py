@@ -17,9 +17,9 @@ from saved_models import X, y
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals")]
 ROOT = Path(__file__).parents[2]
 STEP = 0.05  # seconds
-# "started" is printed where Python has started; before it, a traceback is Python's own
-BAYESIFY = "import sys; {heed}; print('started', flush=True); from bayesify.cli import main; main()"
-EXPERIMENTS = "import sys; {heed}; print('started', flush=True); from experiments.__main__ import main; main()"
+# "started" is printed where `main` is called; what comes before, Python's start and the import of `main`, is not ours to handle
+BAYESIFY = "{heed}; from bayesify.cli import main; print('started', flush=True); main()"
+EXPERIMENTS = "{heed}; from experiments.__main__ import main; print('started', flush=True); main()"
 HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs of a shell ignore interrupts
 COMMANDS = {
     "help": (BAYESIFY, ["--help"]),

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bayesify.errors import MissingDependencyError
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise MissingDependencyError("figures", "matplotlib", extra="plots") from error
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
 
 __all__ = ["BLUE", "GRID", "INK", "MUTED", "ORANGE", "REFERENCE", "THEME", "axes", "date_axis", "label", "legend", "shorten"]
 
