@@ -2,6 +2,7 @@
 
 import copy
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -152,6 +153,17 @@ def test_results_that_no_pass_uses_may_be_kept() -> None:
             return super().__call__(self.activations)
 
     _right(nn.Sequential(Keeping()).double(), torch.randn(5, 3).double(), MeanField())
+
+
+def test_rounding_of_sums_that_nearly_cancel_is_no_effect_of_other_rows() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(20):
+            torch.manual_seed(seed)
+            net, x = nn.Linear(64, 1), torch.randn(1, 64)
+            with torch.no_grad():
+                net.bias.fill_(5e-4 - float(x @ net.weight.T))
+            bayesify(net, Deterministic()).eval()(x, samples=3)
 
 
 def test_summary_names_parameters_that_belong_to_no_layer() -> None:
