@@ -48,8 +48,7 @@ def _graph(layer: str, *sizes: int, trains: bool = True, **options: Any) -> Fore
             return self.last(self.layer(self.first(x), edges).relu())
 
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 1, 2], [1, 2, 3, 4, 5, 0, 0, 1]])
-    inputs = lambda: ((torch.randn(6, 4, dtype=F64), edges), {})  # noqa: E731
-    return Foreign("torch_geometric", lambda: Net().double(), inputs, trains=trains)
+    return Foreign("torch_geometric", lambda: Net().double(), lambda: ((torch.randn(6, 4, dtype=F64), edges), {}), trains=trains)
 
 
 def _timm(name: str, size: int = 32, **config: Any) -> Foreign:
