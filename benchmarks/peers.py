@@ -212,7 +212,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
             ratios = [rows[name]["ratio"] for name in names]
             ax.barh(range(len(names)), ratios, color=[BLUE if name in OURS else MUTED for name in names])
             for position, ratio in enumerate(ratios):
-                ax.text(ratio, position, f" {ratio:.3g}", va="center", fontsize=8, color=INK)
+                ax.text(ratio, position, f" {ratio:.3g}" if ratio < 100 else f" {ratio:.0f}", va="center", fontsize=8, color=INK)
             ax.set_yticks(range(len(names)), names, fontsize=8)
             ax.set_ylim(len(names) - 0.5, -0.5)
             ax.margins(x=0.15)

@@ -5,6 +5,7 @@ Shapes: S draws, B batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 
 import torch
@@ -41,16 +42,18 @@ class BatchSizes:
         self.examination.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
 
     def fold(self, samples: int) -> bool:
-        """Whether a pass over S*B rows, with two draws in turn, gives what B rows give with each; in the current mode."""
-        examination = self.examination
+        """Whether a pass over S*B rows gives what B rows give with each of two draws; in the current mode.
+
+        Consecutive rows with equal weights count as one draw: copies of a large embedding would take longer than the pass.
+        """
+        examination, rows = self.examination, samples * self.batch.count
+        draws = _smallest_factor(samples)
 
         def folded() -> list[Tensor]:
-            one_pass = WatchedPass(
-                examination.alternating(samples), samples, rows=samples * self.batch.count, without_rows=examination.without_rows
-            )
+            one_pass = WatchedPass(examination.alternating(draws), draws, rows=rows, without_rows=examination.without_rows)
             return examination.run(self.batch.folded(self.inputs, samples=samples), one_pass)
 
-        return self._agrees(folded, samples, SHAPE_ERRORS)
+        return self._agrees(folded, samples, SHAPE_ERRORS, repeats=samples // draws)
 
     def replay(self, samples: int) -> bool:
         """`fold` for passes in which a `Prefix` computes the part before the first random layer for B rows."""
@@ -82,7 +85,7 @@ class BatchSizes:
             x.dim() > 0 and y.dim() > 0 and close(y[: len(x)], x) for x, y in zip(alone, whole, strict=True)
         )
 
-    def _agrees(self, run: Callable[[], list[Tensor]], samples: int, errors: tuple[type[Exception], ...]) -> bool:
+    def _agrees(self, run: Callable[[], list[Tensor]], samples: int, errors: tuple[type[Exception], ...], repeats: int = 1) -> bool:
         with self.examination.with_draws():
             try:
                 first, second = (self.examination.single(s, self.inputs, self.batch) for s in (0, 1))
@@ -95,5 +98,16 @@ class BatchSizes:
             except errors:
                 return False
         return len(together) == len(first) == len(second) and all(
-            equal_rows(x, y, z, samples) for x, y, z in zip(together, first, second, strict=True)
+            equal_rows(x, _repeated(y, repeats), _repeated(z, repeats), samples // repeats)
+            for x, y, z in zip(together, first, second, strict=True)
         )
+
+
+def _smallest_factor(number: int) -> int:
+    """The smallest factor from 2 on."""
+    return next((n for n in range(2, math.isqrt(number) + 1) if number % n == 0), number)
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """(B, ...) to (times * B, ...)."""
+    return torch.cat([x] * times) if x.dim() else x

@@ -259,7 +259,7 @@ def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
 
     def around(mean: Tensor) -> Tensor:
         scale = float(mean.float().square().mean().sqrt()) or 1 / math.sqrt(layer.fan_in)
-        return mean + _SPREAD * scale * torch.randn(2, *mean.shape, dtype=mean.dtype, device=mean.device)
+        return torch.randn(2, *mean.shape, dtype=mean.dtype, device=mean.device).mul_(_SPREAD * scale).add_(mean)
 
     return around(weight), None if bias is None else around(bias)
 
