@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
@@ -83,6 +84,7 @@ class Examination:
         self.decisions: tuple[bool, ...] = ()  # by values of the inputs, in the last folded pass that was compared
         self.orders_rows = False  # whether it sorts rows of the batch, which happened to keep the draws apart
         self.mixed: list[BayesianLayer] = []  # random layers that are called both with rows and without
+        self._set = SetParameters(net)
 
     @contextmanager
     def with_draws(self) -> Iterator[None]:
@@ -93,6 +95,7 @@ class Examination:
             for layer in self.layers:
                 self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
             yield
+            self._set.restore()
 
     def runs(self, inputs: Inputs, candidate: Candidate) -> bool:
         """Whether the network accepts these rows; record what it does with its layers."""
@@ -242,7 +245,7 @@ class Examination:
 
     def run_with(self, run: Callable[[], Any]) -> list[Tensor]:
         """Tensors of the outputs of a pass without the network's own noise."""
-        with NoiseFree():
+        with NoiseFree(), self._set.watch():
             outputs = run()
         return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
+from bayesify.core.first_batch import FirstBatchError
 from bayesify.core.forward_pass import ForwardPass, NewLayerError, RowsError
 from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
 from bayesify.core.inputs import Inputs
@@ -214,6 +215,8 @@ class Folded(Planning):
 
         try:
             ordinary = outputs(1)
+        except FirstBatchError:
+            raise
         except MISFITS:  # a few rows are no input of this network, such as a graph's
             return False
         try:

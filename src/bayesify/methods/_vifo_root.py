@@ -20,6 +20,7 @@ from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.examination import SHAPE_ERRORS
+from bayesify.core.first_batch import no_parameters_set
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.generators import noise_of_rank, own_noise
 from bayesify.core.inputs import Arguments
@@ -179,9 +180,10 @@ class RandomOutputs(Bayesian):
         count = next(layer for _, layer in self.random_layers()).output_channels
         unit = torch.ones(1, device=next(self.net.parameters()).device)
         each = 1 + torch.arange(count, device=unit.device) / count
-        with torch.no_grad(), own_noise(self.net.parameters()), eval_mode(self.net), NoiseFree(), _shifted(self.net):
+        net = self.net
+        with torch.no_grad(), own_noise(net.parameters()), eval_mode(net), NoiseFree(), no_parameters_set(net), _shifted(net):
             few = self._accepted(inputs, kwargs, unit)
-            one, two, scaled = (self._pass(self.net, *few, factor) for factor in (unit, 2 * unit, each))
+            one, two, scaled = (self._pass(net, *few, factor) for factor in (unit, 2 * unit, each))
             if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):
                 raise ConfigurationError(
                     "something follows the last layer that does more than reshape or average (softmax, normalization, a skip "
