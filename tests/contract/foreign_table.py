@@ -10,15 +10,13 @@ from pathlib import Path
 
 from foreign import Foreign
 from foreign_checks import Found, check, collapsed_problems
-from foreign_libraries import LIBRARIES
-from foreign_transformers import TRANSFORMERS
-from test_foreign import METHODS
+from test_foreign import METHODS, NETWORKS
 
 from bayesify import DeepEnsemble
 from bayesify.core.method import Method
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-networks.md"
-NETWORKS: dict[str, Foreign] = {f"{each.package}/{name}": each for name, each in (*TRANSFORMERS.items(), *LIBRARIES.items())}
+NAMED: dict[str, Foreign] = {f"{each.package}/{name}": each for name, each in NETWORKS}
 DISTRIBUTIONS = {"open_clip": "open_clip_torch"}
 HEAD = """# Networks that are known to work
 
@@ -55,7 +53,7 @@ The same checks are tests: `pytest -m slow tests/contract/test_foreign.py`.
 
 
 def main() -> None:
-    installed = {name: each for name, each in NETWORKS.items() if importlib.util.find_spec(each.package) is not None}
+    installed = {name: each for name, each in NAMED.items() if importlib.util.find_spec(each.package) is not None}
     with ProcessPoolExecutor(max_workers=2) as pool:
         rows = dict(zip(installed, pool.map(_row, installed), strict=True))
     PAGE.write_text(page(rows))
@@ -63,7 +61,7 @@ def main() -> None:
 
 def page(rows: dict[str, tuple[str, list[str]]]) -> str:
     """The text of the page, from what `_row` returns for every network."""
-    packages = groupby(rows, key=lambda name: NETWORKS[name].package)
+    packages = groupby(rows, key=lambda name: NAMED[name].package)
     members = {package: list(names) for package, names in packages}
     versions = [f"{package} {version(DISTRIBUTIONS.get(package, package))}" for package in ("torch", *members)]
     columns, shared = _columns(rows)
@@ -95,7 +93,7 @@ def _columns(rows: dict[str, tuple[str, list[str]]]) -> tuple[list[int], list[st
 
 def _row(name: str) -> tuple[str, list[str]]:
     """How the draws of the first method are made, and a cell for each method."""
-    foreign = NETWORKS[name]
+    foreign = NAMED[name]
     if problems := collapsed_problems(foreign):
         print(name, problems, flush=True)
     found = [check(foreign, method) for method in METHODS]

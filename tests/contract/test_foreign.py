@@ -9,6 +9,7 @@ import pytest
 from foreign import Foreign
 from foreign_checks import check, collapsed_problems
 from foreign_libraries import LIBRARIES
+from foreign_others import OTHERS
 from foreign_transformers import TRANSFORMERS
 
 from bayesify import (
@@ -41,7 +42,7 @@ METHODS: list[Method] = [
     VIFO(),
 ]
 VARIANTS: list[Method] = [ECMP(), Laplace(layers="all", structure="diagonal")]
-NETWORKS = [*TRANSFORMERS.items(), *LIBRARIES.items()]
+NETWORKS = [*TRANSFORMERS.items(), *LIBRARIES.items(), *OTHERS.items()]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ METHODS: dict[str, Method] = {
     "VIFO": VIFO(regularizer="mean-variance"),
 }
 SGD = partial(torch.optim.SGD, lr=RATE)
+RANDN, RANDINT = torch.randn, torch.randint
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -54,10 +56,11 @@ def data(rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 
 def model(name: str) -> Bayesian:
-    """With EMP, batch normalization."""
+    """With EMP, batch normalization. Its initial values are drawn also in `without_noise`: a reflection has no zero vector."""
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(8) if name == "EMP" else nn.Identity()
-    return bayesify(nn.Sequential(nn.Linear(3, 8), norm, nn.Tanh(), nn.Linear(8, 1)).double(), METHODS[name])
+    with mock.patch.multiple(torch, randn=RANDN, randint=RANDINT):
+        return bayesify(nn.Sequential(nn.Linear(3, 8), norm, nn.Tanh(), nn.Linear(8, 1)).double(), METHODS[name])
 
 
 def state(bnn: Bayesian, likelihood: nn.Module) -> dict[str, Tensor]:
@@ -66,13 +69,15 @@ def state(bnn: Bayesian, likelihood: nn.Module) -> dict[str, Tensor]:
 
 def without_noise(function: Callable[[], Any]) -> Any:
     """Call a function while normal draws and integers are 0: weights are their means, of EMP the first component."""
-    randn, randint = torch.randn, torch.randint
-    torch.randn = lambda *shape, **options: 0 * randn(*shape, **options)
-    torch.randint = lambda *bounds, **options: 0 * randint(*bounds, **options)
-    try:
+
+    def no_normals(*shape: Any, **options: Any) -> Tensor:
+        return 0 * RANDN(*shape, **options)
+
+    def no_integers(*bounds: Any, **options: Any) -> Tensor:
+        return 0 * RANDINT(*bounds, **options)
+
+    with mock.patch.multiple(torch, randn=no_normals, randint=no_integers):
         return function()
-    finally:
-        torch.randn, torch.randint = randn, randint
 
 
 def reference(name: str, likelihood: Gaussian, world: int) -> dict[str, Tensor]:
