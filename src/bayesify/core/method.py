@@ -34,6 +34,11 @@ class Method:
         advice: one sentence on when to use it, for lists of methods.
         cost: time of a training step of LeNet-5 and of AlexNet, as ratios to the plain network's, and passes per prediction with
             S draws or M members, for lists of methods.
+
+    Example:
+        >>> method = Method.from_dict({"method": "MCDropout", "p": 0.2})
+        >>> method, method.replace(p=0.3).p, type(method) is Method.registry["MCDropout"]
+        (MCDropout(p=0.2, prior_std=None), 0.3, True)
     """
 
     registry: ClassVar[dict[str, type[Method]]] = {}

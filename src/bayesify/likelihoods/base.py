@@ -32,6 +32,10 @@ class Likelihood(nn.Module, ABC):
     Attributes:
         impossible: whether outputs may be minus infinity (an impossible class).
         closed_form: whether `expected_log_prob` is implemented.
+
+    Example:
+        >>> Categorical().log_prob(torch.zeros(1, 2, 4), torch.tensor([3, 0]))  # S = 1 draw, B = 2 examples, K = 4 classes
+        tensor([[-1.3863, -1.3863]])
     """
 
     registry: ClassVar[dict[str, type[Likelihood]]] = {}

@@ -19,7 +19,13 @@ __all__ = ["NumericPredictive", "Predictive", "align_targets", "sum_from", "with
 
 
 class Predictive(ABC):
-    """Predictive distribution of N rows: an equal-weight mixture over S draws of the weights."""
+    """Predictive distribution of N rows: an equal-weight mixture over S draws of the weights.
+
+    Example:
+        >>> p = predict(bayesify(nn.Linear(3, 1), MeanField()), torch.zeros(5, 3), Gaussian(std=0.1), samples=8, seed=0)
+        >>> p.samples, len(p), p.mean.shape, torch.allclose(p.variance, p.aleatoric + p.epistemic)
+        (8, 5, torch.Size([5]), True)
+    """
 
     # attributes of other subclasses that this one lacks, and a hint for the error message
     missing: ClassVar[tuple[str, ...]] = ()
