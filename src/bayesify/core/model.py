@@ -96,7 +96,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
 
     @abstractmethod
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
-        """Draw `samples` outputs for every example, with the KL terms.
+        """Draw `samples` outputs for every example, with the KL terms; a pass that cannot be trusted raises a `PassError`.
 
         Args:
             inputs: positional inputs of the network, batch first; nested dicts and tuples are supported.
@@ -212,6 +212,9 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
 
         Returns:
             A context manager that gives the network; None if the method cannot hold several draws.
+
+        Raises:
+            PassError: another draw is held, or the parameters are sharded (FSDP).
         """
         return None
 

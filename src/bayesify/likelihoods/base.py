@@ -65,7 +65,11 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log probability (S, *target_shape) of each target, nats, from outputs (S, B, *) and y (*target_shape)."""
+        """Log probability (S, *target_shape) of each target, nats, from outputs (S, B, *) and y (*target_shape).
+
+        Raises:
+            TypeError: the likelihood needs integer labels, and y has none.
+        """
 
     @abstractmethod
     def mixture(self, outputs: Tensor) -> Predictive:
