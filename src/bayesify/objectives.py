@@ -167,6 +167,9 @@ class LinearWarmup(KLSchedule):
         beta: the final weight.
         fraction: of training, in (0, 1].
 
+    Raises:
+        ConfigurationError: `beta` is not above 0, or `fraction` is not in (0, 1].
+
     Source: Sonderby et al., *Ladder variational autoencoders* (2016), section 2.3.
 
     Example:
@@ -192,6 +195,9 @@ class Cyclical(KLSchedule):
         beta: the highest weight.
         cycles: their number.
         fraction: of a cycle, in (0, 1].
+
+    Raises:
+        ConfigurationError: `beta` is not above 0, `cycles` is below 1, or `fraction` is not in (0, 1].
 
     Source: Fu et al., *Cyclical annealing schedule* (2019), equation (6) with the linear function.
 

@@ -175,6 +175,16 @@ def open_run(track: str, *, name: str | None = None, group: str = "bayesify", st
         MissingDependencyError: MLflow or TensorBoard is not installed.
         TrackingError: the server does not answer, or the folder or database cannot be written.
         OSError: `state` cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = open_run(f"tensorboard:{folder}", name="first")
+        ...     run.configure({"method": {"prior_std": 1.0}})
+        ...     run.log({"loss": 0.5}, step=1)
+        ...     run.end()
+        ...     len(list(Path(folder).rglob("events*"))) > 0
+        True
     """
     kind, address = check_track(track)
     known = _read(state).get(f"{kind}:{address}")

@@ -19,7 +19,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from bayesify import Bayesian, LinearWarmup, bayesify, fit, predict
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.errors import ConfigurationError, DivergenceError
-from bayesify.formatting import plural
 from bayesify.predictive import GaussianPredictive
 from experiments.harness.numbers import Estimate, markdown
 from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit, UnitError, plain
@@ -212,10 +211,11 @@ def _checked_chains(reference: Mapping[str, Unit]) -> str:
     if not reference:
         return f"{REFERENCE} has not run; there is nothing to compare with."
     r_hat, size = (pick(unit[name] for unit in reference.values()) for pick, name in ((max, "R-hat"), (min, "ESS")))
+    count = len(reference)
+    sets = f"Means and standard errors over {count} data sets" if count > 1 else "One data set, without standard errors"
     return (
         f"Reference: {REFERENCE}, whose chains have an R-hat of at most {r_hat:.2f} and an effective sample size of at least "
-        f"{size:.0f} for the network's outputs. Means and standard errors over {plural(len(reference), 'data set')}; the best "
-        "first."
+        f"{size:.0f} for the network's outputs. {sets}; the best first."
     )
 
 

@@ -173,7 +173,12 @@ class HistogramBinning(ProbabilityMap):
 
     @classmethod
     def fit(cls, predictive: CategoricalPredictive, y: Tensor, bins: int = 10) -> Self:
-        """Fit as in `ProbabilityMap.fit`, with at most `bins` bins per class."""
+        """Fit as in `ProbabilityMap.fit`, with at most `bins` bins per class.
+
+        Raises:
+            ConfigurationError: `bins` is below 1.
+            DataError: as in `ProbabilityMap.fit`.
+        """
         check_integer("bins", bins)
         log_probs, y = _checked(predictive, y)
         columns = [_histogram(probs, (y == k).to(probs), bins) for k, probs in enumerate(log_probs.exp().T)]

@@ -14,7 +14,7 @@ from bayesify.core.checks import check_choice
 from bayesify.errors import DataError
 from bayesify.predictive import BernoulliPredictive, CategoricalPredictive, Predictive
 from bayesify.predictive.base import align_targets
-from bayesify.predictive.discrete import check_labels
+from bayesify.predictive.targets import check_labels
 
 __all__ = ["ConformalSets"]
 

@@ -161,7 +161,7 @@ class ForwardPass:
         return self.inside(self.once, layer, layer.sample)
 
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
-        """Output of a random layer for x (S*B, ...)."""
+        """Output of a random layer for x (S*B, ...); if the root must plan the pass differently, raise a `PassError`."""
         has_rows = self.has_rows(layer)
         if self._unused and layer in self._unused:
             raise NewLayerError("the network calls a random layer that it did not call before")

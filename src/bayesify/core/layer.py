@@ -42,6 +42,12 @@ class Posterior(nn.Module, ABC):
         observes: whether its natural-gradient updates need single examples (see `NaturalPosterior.observe`).
         is_plain: whether its weights are those of the plain layer; otherwise it overrides `outputs`, and nothing can be restored.
         means: names of its parameters that are means of weights and get weight decay.
+
+    Example:
+        >>> layer = bayesify(nn.Linear(3, 1), MeanField()).net
+        >>> weight, bias = layer.posterior.sample(layer, samples=4)
+        >>> weight.shape, bias.shape, layer.posterior.kl(layer).shape
+        (torch.Size([4, 1, 3]), torch.Size([4, 1]), torch.Size([]))
     """
 
     is_random: bool = True
@@ -138,6 +144,11 @@ class BayesianLayer(Channels):
         is_read: whether the network computes with the layer's weight instead of calling the layer.
         is_repeated: whether the network calls the layer several times in a pass: then it draws weights, not noise per row.
         is_used: whether the network's outputs depend on the layer; None before the first pass.
+
+    Example:
+        >>> layer = bayesify(nn.Linear(3, 1), MeanField()).net
+        >>> isinstance(layer, BayesianLayer), isinstance(layer, nn.Linear), layer.original.__name__, layer.weight_shape
+        (True, True, 'Linear', (1, 3))
     """
 
     original: ClassVar[type[nn.Module]]

@@ -34,6 +34,14 @@ class Method:
         advice: one sentence on when to use it, for lists of methods.
         cost: time of a training step of LeNet-5 and of AlexNet, as ratios to the plain network's, and passes per prediction with
             S draws or M members, for lists of methods.
+
+    Raises:
+        ConfigurationError: a subclass was given a hyperparameter that is not possible.
+
+    Example:
+        >>> method = Method.from_dict({"method": "MCDropout", "p": 0.2})
+        >>> method, method.replace(p=0.3).p, type(method) is Method.registry["MCDropout"]
+        (MCDropout(p=0.2, prior_std=None), 0.3, True)
     """
 
     registry: ClassVar[dict[str, type[Method]]] = {}
@@ -61,7 +69,11 @@ class Method:
         return None
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
-        """Build the posterior of one layer; None leaves the layer unchanged."""
+        """Build the posterior of one layer; None leaves the layer unchanged.
+
+        Raises:
+            ConfigurationError: the method takes whole networks, and was given with name patterns.
+        """
         return None
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
@@ -74,6 +86,9 @@ class Method:
 
         Returns:
             Methods by name; layers without one are not converted.
+
+        Raises:
+            ConfigurationError: a hyperparameter names a layer that there is not.
         """
         return dict.fromkeys(layers, self)
 
@@ -109,6 +124,10 @@ class Method:
             names: of the layers, within `bnn.net`.
             batches, likelihood, scale: as for `Bayesian.complete`, which has seeded the random number generators.
             advance: call it with the fraction of the work that has been done since the last call, for the progress bar.
+
+        Raises:
+            ConfigurationError: the method cannot serve this network.
+            DivergenceError: what is sampled became NaN or infinite.
         """
         raise NotImplementedError(f"{type(self).__name__} builds a CompletedPosterior but does not implement `complete`")
 

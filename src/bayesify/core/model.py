@@ -32,7 +32,13 @@ __all__ = ["Bayesian", "LayerReport"]
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """One layer after conversion: its name, type, method (None if it was not converted), and the reason."""
+    """One layer after conversion: its name, type, method (None if it was not converted), and the reason.
+
+    Example:
+        >>> bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), {"0": MCDropout()})
+        >>> [(entry.name, entry.method is not None, entry.reason) for entry in bnn.report]
+        [('0', True, ''), ('2', False, 'its name matches no pattern')]
+    """
 
     name: str
     layer: str
@@ -57,6 +63,13 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         one_pass: whether any number of draws takes one pass through the network.
         calls_layers: whether passes call the random layers as modules, at which FSDP gathers their parameters.
         pays_kl: whether passes return the KL; in `predict` it is not needed, and zero.
+
+    Example:
+        >>> bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), MeanField())
+        >>> [name for name, _ in bnn.random_layers()]
+        ['0', '2']
+        >>> bnn(torch.zeros(5, 3), samples=2).outputs.shape
+        torch.Size([2, 5, 1])
     """
 
     local_beta: float = 1.0
@@ -83,7 +96,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
 
     @abstractmethod
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
-        """Draw `samples` outputs for every example, with the KL terms.
+        """Draw `samples` outputs for every example, with the KL terms; a pass that cannot be trusted raises a `PassError`.
 
         Args:
             inputs: positional inputs of the network, batch first; nested dicts and tuples are supported.
@@ -199,6 +212,9 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
 
         Returns:
             A context manager that gives the network; None if the method cannot hold several draws.
+
+        Raises:
+            PassError: another draw is held, or the parameters are sharded (FSDP).
         """
         return None
 

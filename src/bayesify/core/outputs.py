@@ -28,6 +28,11 @@ class Draws(NamedTuple):
             their probabilities. None if no such probabilities are learned.
         local_beta: the method's default weight of `local_kl` in `elbo` (`VIFO(eta=...)`).
         observation: what `elbo` calls for the optimizer of the network (`Bayesian.optimizer`), or None.
+
+    Example:
+        >>> draws = bayesify(nn.Linear(3, 1), MeanField())(torch.zeros(5, 3), samples=2)
+        >>> draws.outputs.shape, draws.kl.shape, draws.local_kl.shape
+        (torch.Size([2, 5, 1]), torch.Size([]), torch.Size([5]))
     """
 
     outputs: Tensor
@@ -45,6 +50,12 @@ class NormalOutputs(NamedTuple):
         mean, std: (B, ...) of at least float32.
         kl, local_kl, local_beta: as in `Draws`.
         covariance: of the K outputs of an example, (B, K, K); None for independent outputs.
+
+    Example:
+        >>> bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), DVI())
+        >>> normal = bnn.normal_outputs(torch.zeros(5, 3))
+        >>> normal.mean.shape, normal.covariance.shape
+        (torch.Size([5, 2]), torch.Size([5, 2, 2]))
     """
 
     mean: Tensor

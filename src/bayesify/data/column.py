@@ -38,6 +38,13 @@ class Column:
         rows: number of rows of the training table; 0 in models of earlier versions, which have no quantiles and shares either.
         quantiles: of numeric, boolean and datetime columns: the distinct ones of the 19 values at 5 %, 10 %, ..., 95 %.
         shares: fraction of the values that are at most the quantile, or that are the category, for each of these.
+
+    Example:
+        >>> import pandas as pd
+        >>> from bayesify.data import describe_columns
+        >>> (column,) = describe_columns(pd.DataFrame({"area": [20, 192, None, 50]}))
+        >>> column.name, column.kind, column.minimum, column.maximum, column.missing
+        ('area', 'number', 20.0, 192.0, 0.25)
     """
 
     name: str

@@ -60,6 +60,15 @@ def conform(X: pd.DataFrame, columns: Sequence[Column], *, new: bool = True) -> 
 
     Raises:
         DataError: missing columns, infinite values, or values of another kind than in training.
+
+    Example:
+        >>> columns = describe_columns(pd.DataFrame({"area": [20, 192], "color": ["red", "blue"]}))
+        >>> conform(pd.DataFrame({"color": ["red"], "area": [50]}), columns).to_dict("list")
+        {'area': [50.0], 'color': ['red']}
+        >>> conform(pd.DataFrame({"color": ["red"]}), columns)
+        Traceback (most recent call last):
+            ...
+        bayesify.errors.DataError: the table lacks columns of the training table: 'area'; it has 'color'
     """
     positions = {str(name): i for i, name in enumerate(X.columns)}
     used = [column for column in columns if column.kind != "dropped"]

@@ -56,7 +56,11 @@ class SoftClip(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.k = k
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
-        """Learn the fences of each column: X (N, D)."""
+        """Learn the fences of each column: X (N, D).
+
+        Raises:
+            ConfigurationError: `k` is not above 0.
+        """
         check_positive("k", self.k)
         values = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
         low, high = np.nanpercentile(values, [25, 75], axis=0)
@@ -66,7 +70,11 @@ class SoftClip(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """Clip X (N, D)."""
+        """Clip X (N, D).
+
+        Raises:
+            NotFittedError: `fit` was not called.
+        """
         check_is_fitted(self)
         values = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False, copy=True)
         scale = np.where(self.scale_ > 0, self.scale_, 1.0)

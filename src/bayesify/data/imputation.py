@@ -64,6 +64,14 @@ def imputations(
         columns: from `describe_columns`.
         draws: number of copies.
         seed: of the orders.
+
+    Example:
+        >>> from bayesify.data import conform, describe_columns
+        >>> columns = describe_columns(pd.DataFrame({"area": [20, 192], "color": ["red", "blue"]}))
+        >>> table = conform(pd.DataFrame({"area": [50, None], "color": ["red", "red"]}), columns)
+        >>> copies = imputations(table, unknown_values(table, columns), columns, draws=2, seed=0)
+        >>> sorted(copy["area"].tolist() for copy in copies)
+        [[50.0, 20.0], [50.0, 192.0]]
     """
     copies = [table.copy() for _ in range(draws)]
     for i, column in enumerate(columns):

@@ -27,6 +27,14 @@ def parquet_files(files: str | os.PathLike[str]) -> list[Path]:
 
     Raises:
         DataError: there are none, or others too.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("b.parquet", "a.parquet"):
+        ...         Path(folder, name).touch()
+        ...     print([file.name for file in parquet_files(f"{folder}/*.parquet")])
+        ['a.parquet', 'b.parquet']
     """
     path = Path(files)
     pattern = str(path / "*.parquet") if path.is_dir() else glob.escape(str(path)) if path.is_file() else str(path)

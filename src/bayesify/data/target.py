@@ -77,7 +77,16 @@ def target_format(y: pd.Series, task: str = "auto") -> str:
 
 
 def tell_format(y: pd.Series, written: str) -> None:
-    """Warn that a target is text which is read as numbers; `written` is from `target_format`."""
+    """Warn that a target is text which is read as numbers; `written` is from `target_format`.
+
+    Example:
+        >>> import warnings
+        >>> y = pd.Series(["3,5", "4,5", "1,5"], name="price")
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     tell_format(y, target_format(y, "auto"))
+        >>> print(caught[0].message)
+        the target 'price' is text and read as numbers with a decimal comma, such as '3,5'
+    """
     comma = " with a decimal comma" if written == "," else ""
     warn(f"the target {y.name!r} is text and read as numbers{comma}, such as {y.dropna().iloc[0]!r}")
 
@@ -197,6 +206,12 @@ def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
         ConfigurationError: an unknown task.
         DataError: too few rows, or missing values. Regression: a non-numeric, infinite or constant target. Classification: a single
             class, or a class with a single row.
+
+    Example:
+        >>> check_target(pd.Series([1.0, 2.0, None] * 5, name="price"), "regression")
+        Traceback (most recent call last):
+            ...
+        bayesify.errors.DataError: the target 'price' is missing in 5 of 15 rows (first: row 2); drop these rows
     """
     check_choice("task", task, ("regression", "classification"))
     name = f"the target {y.name!r}"

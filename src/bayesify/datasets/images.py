@@ -36,6 +36,12 @@ class Images:
         y: labels 0 ... K-1 (N,), int64.
         classes: the names of the K labels.
         note: how the images differ from the published data set, to be reported with results; empty if they do not.
+
+    Example:
+        >>> pixels, labels = torch.full((2, 1, 28, 28), 255, dtype=torch.uint8), torch.tensor([7, 2])
+        >>> data = Images("my digits", "test", pixels, labels, classes=tuple("0123456789"))
+        >>> data.scaled().max(), data.classes[data.y[0]]
+        (tensor(1.), '7')
     """
 
     name: str

@@ -121,6 +121,9 @@ def summary(bnn: Bayesian) -> Summary:
     Args:
         bnn: the result of `bayesify`.
 
+    Raises:
+        TypeError: `bnn` is not what `bayesify` returned.
+
     Example:
         >>> bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), {"0": MeanField(prior_std=0.5)})
         >>> print(summary(bnn))

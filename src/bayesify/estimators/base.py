@@ -206,6 +206,10 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         Every row and every call uses the same draws, so that the prediction of a row is independent of the other rows. Where a
         value is missing or a category is new, and training had no such rows, the distribution is an average over values from the
         training table (`bayesify.data.imputations`), so that an unknown input costs certainty.
+
+        Raises:
+            NotFittedError: `fit` was not called.
+            DataError: columns are missing, or have infinite values or values of another kind than in training.
         """
         check_is_fitted(self)
         table = conform(self._table(X, reset=False), self.columns_)
@@ -238,7 +242,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         )
 
     def unusual(self, X: ArrayLike | pd.DataFrame) -> pd.Series:
-        """Return what no training row prepared the model for, by row, as `bayesify.data.unusual_values` does; "" if nothing."""
+        """Return, by row, what `bayesify.data.unusual_values` does, "" if nothing; raise a NotFittedError before `fit`."""
         check_is_fitted(self)
         return unusual_values(self._table(X, reset=False), self.columns_)
 

@@ -24,7 +24,12 @@ __all__ = [
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Convert `x` to float32 unless it is wider; half precision cannot represent sums over millions of terms."""
+    """Convert `x` to float32 unless it is wider; half precision cannot represent sums over millions of terms.
+
+    Example:
+        >>> [at_least_float32(torch.ones(2, dtype=dtype)).dtype for dtype in (torch.bfloat16, torch.float64)]
+        [torch.float32, torch.float64]
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

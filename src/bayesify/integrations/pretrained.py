@@ -172,6 +172,17 @@ def load_posterior(
 
     Raises:
         ModelFileError: a file is missing, damaged, or of another network or likelihood. Nothing has changed.
+
+    Example:
+        >>> import tempfile, transformers
+        >>> config = transformers.BertConfig(hidden_size=12, num_hidden_layers=1)
+        >>> nets = [transformers.BertForSequenceClassification(config) for _ in range(2)]
+        >>> saved, loaded = [bayesify(net, MeanField(), output="logits") for net in nets]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_pretrained(saved, folder)
+        ...     load_posterior(loaded, folder)
+        >>> torch.equal(saved.net.classifier.weight, loaded.net.classifier.weight)
+        True
     """
     path = Path(directory)
     config = read_config(path)

@@ -128,7 +128,11 @@ class BayesianTrainer(transformers.Trainer):
     # Training
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in `transformers.Trainer`; a posterior that is made after training (SGLD) is made then, from the training data."""
+        """As in `transformers.Trainer`; a posterior that is made after training (SGLD) is made then, from the training data.
+
+        Raises:
+            ConfigurationError: `beta` ends at 0, or the method cannot serve the likelihood.
+        """
         if not self.bnn.completes:
             output = super().train(*args, **kwargs)
             self.bnn.tell_of_optimizer()
@@ -165,7 +169,12 @@ class BayesianTrainer(transformers.Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The negative ELBO per example, of the share of this batch in the examples of the optimizer step."""
+        """The negative ELBO per example, of the share of this batch in the examples of the optimizer step.
+
+        Raises:
+            ConfigurationError: neither `train_dataset` nor `n` was given.
+            TypeError, DataError: in the first step, labels that do not fit the likelihood.
+        """
         if self.n is None:
             raise ConfigurationError("there is no train_dataset, by whose length the KL is divided: give n=")
         batch = self.columns.batch(inputs)

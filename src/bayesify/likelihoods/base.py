@@ -32,6 +32,10 @@ class Likelihood(nn.Module, ABC):
     Attributes:
         impossible: whether outputs may be minus infinity (an impossible class).
         closed_form: whether `expected_log_prob` is implemented.
+
+    Example:
+        >>> Categorical().log_prob(torch.zeros(1, 2, 4), torch.tensor([3, 0]))  # S = 1 draw, B = 2 examples, K = 4 classes
+        tensor([[-1.3863, -1.3863]])
     """
 
     registry: ClassVar[dict[str, type[Likelihood]]] = {}
@@ -61,7 +65,11 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log probability (S, *target_shape) of each target, nats, from outputs (S, B, *) and y (*target_shape)."""
+        """Log probability (S, *target_shape) of each target, nats, from outputs (S, B, *) and y (*target_shape).
+
+        Raises:
+            TypeError: the likelihood needs integer labels, and y has none.
+        """
 
     @abstractmethod
     def mixture(self, outputs: Tensor) -> Predictive:

@@ -14,7 +14,8 @@ from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.predictive.base import without_single
-from bayesify.predictive.counts import CountPredictive, check_counts, count_log_prob
+from bayesify.predictive.counts import CountPredictive, count_log_prob
+from bayesify.predictive.targets import check_counts
 
 __all__ = ["NegativeBinomial", "Poisson"]
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.errors import DataError
 from bayesify.likelihoods.base import Likelihood, check_draws
-from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive, check_binary, check_labels
+from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive
+from bayesify.predictive.targets import check_binary, check_labels
 
 __all__ = ["Bernoulli", "Categorical"]
 

@@ -23,8 +23,9 @@ from bayesify.functional import at_least_float32
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.likelihoods.gaussian import check_numbers
 from bayesify.predictive.base import align_targets, sum_from, without_single
-from bayesify.predictive.discrete import DirichletPredictive, check_labels
+from bayesify.predictive.discrete import DirichletPredictive
 from bayesify.predictive.student import StudentTPredictive, student_log_density
+from bayesify.predictive.targets import check_labels
 
 __all__ = ["EvidentialCategorical", "EvidentialGaussian"]
 

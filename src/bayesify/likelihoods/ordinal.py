@@ -13,7 +13,8 @@ from bayesify.core.checks import check_integer
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.predictive.base import without_single
-from bayesify.predictive.discrete import CategoricalPredictive, check_labels
+from bayesify.predictive.discrete import CategoricalPredictive
+from bayesify.predictive.targets import check_labels
 
 __all__ = ["Ordinal"]
 

@@ -35,6 +35,10 @@ def reliability(probs: Tensor, y: Tensor, bins: int = 15, binning: str = "width"
         binning: "width" for intervals [a, b) of equal width over [0, 1], the last one closed; "mass" for about equally many rows
             per bin, with rows of equal confidence in the same bin.
 
+    Raises:
+        ConfigurationError: `bins` is below 1, or another `binning`.
+        TypeError, DataError: probabilities that are none, or labels that do not fit them.
+
     Source: Guo, Pleiss, Sun & Weinberger, *On calibration of modern neural networks* (2017), section 2.
 
     Example:

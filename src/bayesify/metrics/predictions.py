@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify.errors import DataError
 from bayesify.predictive import NumericPredictive
 from bayesify.predictive.base import align_targets
-from bayesify.predictive.discrete import check_labels
+from bayesify.predictive.targets import check_labels
 
 __all__ = ["accuracy", "brier", "checked_probs", "coverage", "crps", "interval_width", "nll", "rmse", "top_class"]
 
@@ -55,6 +55,9 @@ def accuracy(probs: Tensor, y: Tensor) -> Tensor:
 def rmse(mean: Tensor, y: Tensor) -> Tensor:
     """Root of the mean squared error of the predictive mean, over rows and outputs, in the unit of y.
 
+    Raises:
+        DataError: no rows, NaN or infinity, or shapes that differ.
+
     Example:
         >>> rmse(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 3.0]))
         tensor(1.4142)
@@ -66,6 +69,9 @@ def rmse(mean: Tensor, y: Tensor) -> Tensor:
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
     """Share of targets inside their interval, ends included; 0.95 is ideal for 95 % intervals.
+
+    Raises:
+        DataError: no intervals, NaN, `lower` above `upper`, or shapes that differ.
 
     Example:
         >>> coverage(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 1.5]))
@@ -79,6 +85,9 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
 
 def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
     """Mean width of the intervals, in the unit of y; at equal coverage, narrower is better.
+
+    Raises:
+        DataError: no intervals, NaN, `lower` above `upper`, or shapes that differ.
 
     Example:
         >>> interval_width(torch.zeros(2), torch.tensor([1.0, 2.0]))

@@ -18,7 +18,13 @@ _CHUNK = 32  # rows whose parameter gradients are summed together
 
 
 def runs_fused(*tensors: Tensor) -> bool:
-    """Whether `hadamard_layer` can be used: plain tensors of one dtype on the CPU that nothing traces or transforms."""
+    """Whether `hadamard_layer` can be used: plain tensors of one dtype on the CPU that nothing traces or transforms.
+
+    Example:
+        >>> x = torch.ones(4, 16)
+        >>> runs_fused(x, x.double()), runs_fused(x.to("meta"))  # two dtypes; not on the CPU
+        (False, False)
+    """
     if tensors[0].shape[-1] < LEAST_SIZE or not is_plain(*tensors) or torch.is_autocast_enabled("cpu"):
         return False
     return tensors[0].numel() > 0 and load_kernels("hadamard_kernels") is not None
@@ -36,6 +42,12 @@ def hadamard_layer(x: Tensor, s1: Tensor, s2: Tensor, mean: Tensor, std: Tensor,
 
     Returns:
         (R, K, n), differentiable any number of times except in eps.
+
+    Example:
+        >>> x, ones, eps = torch.randn(4, 16), torch.ones(1, 16), torch.randn(4, 1, 16)
+        >>> y = hadamard_layer(x, ones, ones, ones, 0 * ones, eps)  # mu = 1 without noise: H H x = 16 x
+        >>> torch.allclose(y[:, 0], 16 * x, atol=1e-4)
+        True
     """
     return _Layer.apply(x, s1, s2, mean, std, eps)
 

@@ -42,6 +42,11 @@ def native_fwht(x: Tensor) -> Tensor:
 
     Returns:
         (..., n).
+
+    Example:
+        >>> native_fwht(torch.ones(2, 16))[:, :2]  # all of a constant row goes to the first of 16 coefficients
+        tensor([[16.,  0.],
+                [16.,  0.]])
     """
     if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype("cpu"))

@@ -41,6 +41,15 @@ def check_destination(directory: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigurationError: the path is a file, or a folder with files that are not a model.
         OSError: the parent folder does not exist or is not writable.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Path(folder, "thesis.docx").touch()
+        ...     check_destination(folder)
+        Traceback (most recent call last):
+            ...
+        bayesify.errors.ConfigurationError: ... contains files that are not a bayesify model (thesis.docx); choose another folder
     """
     path = Path(directory).resolve()
     if path.is_dir():
@@ -93,6 +102,18 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         ModelFileError: not a model directory, or a damaged, edited, invalid or newer configuration.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from bayesify.estimators import BayesianRegressor
+        >>> from bayesify.persistence import save_model
+        >>> X = np.linspace(-1, 1, 40)[:, None]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_model(BayesianRegressor(method="MCDropout", epochs=1, random_state=0).fit(X, X[:, 0]), folder, target="price")
+        ...     config = load_config(folder)
+        >>> config["task"], config["target"]["name"], [column["name"] for column in config["columns"]]
+        ('regression', 'price', ['x0'])
     """
     path = Path(directory)
     if not path.is_dir():

@@ -50,6 +50,12 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         BlockingIOError: another process holds it.
         OSError: no permission to make files in the parent.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder, "model")):
+        ...     print([path.name for path in Path(folder).iterdir()])
+        ['.model.lock']
     """
     advice = "wait until it has finished, or choose another folder"
     with ExitStack() as exits:

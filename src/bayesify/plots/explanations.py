@@ -30,6 +30,9 @@ def plot_importance(importance: DataFrame, score: str, ax: Axes | None = None, *
     Returns:
         The Axes.
 
+    Raises:
+        ConfigurationError: the table has no column `score` with standard errors.
+
     Example:
         >>> import pandas as pd
         >>> table = pd.DataFrame({"rmse": [2.0, 0.1], "rmse_se": [0.2, 0.1]}, index=["area", "noise"])

@@ -39,6 +39,10 @@ def plot_predictions(
     Returns:
         The Axes.
 
+    Raises:
+        ConfigurationError: `level` is not in [0, 1), or there is no such output.
+        TypeError: a predictive distribution of classes.
+
     Example:
         >>> from bayesify.predictive import GaussianPredictive
         >>> p = GaussianPredictive(torch.zeros(2, 30), torch.tensor(1.0))
@@ -87,6 +91,10 @@ def plot_bands(
 
     Returns:
         The Axes.
+
+    Raises:
+        ConfigurationError: `level` is not in [0, 1), or there is no such output.
+        TypeError: a predictive distribution of classes.
 
     Example:
         >>> from bayesify.predictive import GaussianPredictive

@@ -15,11 +15,17 @@ from torch import Tensor
 from bayesify.core.checks import check_fraction
 from bayesify.errors import ConfigurationError, DataError
 
-__all__ = ["NumericPredictive", "Predictive", "align_targets", "sum_from", "without_single"]
+__all__ = ["NumericPredictive", "Predictive", "align_targets", "check_level", "sum_from", "without_single"]
 
 
 class Predictive(ABC):
-    """Predictive distribution of N rows: an equal-weight mixture over S draws of the weights."""
+    """Predictive distribution of N rows: an equal-weight mixture over S draws of the weights.
+
+    Example:
+        >>> p = predict(bayesify(nn.Linear(3, 1), MeanField()), torch.zeros(5, 3), Gaussian(std=0.1), samples=8, seed=0)
+        >>> p.samples, len(p), p.mean.shape, torch.allclose(p.variance, p.aleatoric + p.epistemic)
+        (8, 5, torch.Size([5]), True)
+    """
 
     # attributes of other subclasses that this one lacks, and a hint for the error message
     missing: ClassVar[tuple[str, ...]] = ()
@@ -56,7 +62,11 @@ class Predictive(ABC):
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
-        """The log of the mean over draws of the density or probability of y: (N,) nats."""
+        """The log of the mean over draws of the density or probability of y: (N,) nats.
+
+        Raises:
+            TypeError, DataError: targets of another type or shape, or that this distribution cannot have.
+        """
 
     @abstractmethod
     def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
@@ -67,17 +77,27 @@ class Predictive(ABC):
             weights: of this one and the others, at least 0, with the sum 1; None for equal weights of all draws.
 
         Raises:
+            TypeError: predictives of another type.
+            DataError: predictives of other rows.
+            ConfigurationError: weights that are negative or do not sum to 1.
             NotImplementedError: `weights`, where all draws of this type have equal weights.
         """
 
     @abstractmethod
     def cat(self, *others: Any) -> Self:
-        """Concatenate with more rows of equally many draws, from predictives of the same type."""
+        """Concatenate with more rows of equally many draws, from predictives of the same type.
+
+        Raises:
+            TypeError: predictives of another type.
+            DataError: predictives with other numbers of draws or components.
+        """
 
     def average(self, *others: Any) -> Self:
         """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain.
 
         Raises:
+            TypeError: predictives of another type.
+            DataError: predictives of other rows or draws.
             NotImplementedError: the average has no distribution of this type; use `mix`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no average; combine the draws with mix")
@@ -167,10 +187,18 @@ class NumericPredictive(Predictive):
 
     @abstractmethod
     def quantile(self, q: float) -> Tensor:
-        """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`."""
+        """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`.
+
+        Raises:
+            ConfigurationError: q is not in (0, 1).
+        """
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Central interval that contains y with probability `level`: lower and upper, each shaped like `mean`."""
+        """Central interval that contains y with probability `level`: lower and upper, each shaped like `mean`.
+
+        Raises:
+            ConfigurationError: `level` is not in [0, 1).
+        """
         check_fraction("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
@@ -209,6 +237,12 @@ def align_targets(y: Tensor, shape: tuple[int, ...]) -> Tensor:
         f"y has shape {tuple(y.shape)} but the outputs require {tuple(shape)}: one target per row and output, or per row and token "
         "where classes are last; reshape y or the outputs"
     )
+
+
+def check_level(q: float) -> None:
+    """Raise a `ConfigurationError` unless q is in (0, 1)."""
+    if not 0 < q < 1:
+        raise ConfigurationError(f"q must be a number in (0, 1), got {q!r}")
 
 
 def sum_from(x: Tensor, dim: int) -> Tensor:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from bayesify.core.values import may_look_at
-from bayesify.errors import ConfigurationError, DataError
+from bayesify.errors import DataError
 from bayesify.functional import at_least_float32, incomplete_beta
-from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
+from bayesify.predictive.base import NumericPredictive, align_targets, check_level, sum_from
+from bayesify.predictive.targets import check_counts
 
-__all__ = ["CountPredictive", "check_counts", "count_cdf", "count_log_prob"]
+__all__ = ["CountPredictive", "count_cdf", "count_log_prob"]
 
 _NODES = 1024  # of the sum over whole numbers in the CRPS, if there are more
 _TAIL = 1e-7  # probability beyond the ends of this sum
@@ -40,6 +41,9 @@ class CountPredictive(NumericPredictive):
     Args:
         means: (S, N) or (S, N, D), at least 0.
         dispersions: of negative binomials, above 0, broadcastable to `means`; None for Poisson.
+
+    Raises:
+        DataError: another shape, or means below 0 or NaN.
 
     Example:
         >>> p = CountPredictive(torch.tensor([[1.0], [3.0]]))
@@ -104,7 +108,11 @@ class CountPredictive(NumericPredictive):
         return self.means.var(0, correction=0)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log of the mean probability of the counts y (N,) or (N, D): (N,) nats, joint over the outputs."""
+        """Log of the mean probability of the counts y (N,) or (N, D): (N,) nats, joint over the outputs.
+
+        Raises:
+            DataError: another shape, or targets that are not whole numbers of at least 0.
+        """
         y = align_targets(y, tuple(self.mean.shape))
         check_counts(y)
         log_probs = sum_from(count_log_prob(y, self.means.double().log(), self.dispersions), 2)
@@ -124,9 +132,12 @@ class CountPredictive(NumericPredictive):
         return torch.lerp(self._cdf(y - 1), self._cdf(y), share).to(self.means.dtype)
 
     def quantile(self, q: float) -> Tensor:
-        """The q-quantile per output, q in (0, 1), shaped like `mean`: the smallest count whose `cdf` is at least q."""
-        if not 0 < q < 1:
-            raise ConfigurationError(f"q must be a number in (0, 1), got {q!r}")
+        """The q-quantile per output, shaped like `mean`: the smallest count whose `cdf` is at least q.
+
+        Raises:
+            ConfigurationError: q is not in (0, 1).
+        """
+        check_level(q)
         return self._quantile(q).to(self.means.dtype)
 
     def crps(self, y: Tensor) -> Tensor:
@@ -174,6 +185,7 @@ class CountPredictive(NumericPredictive):
         """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain.
 
         Every draw becomes a negative binomial with the mean and variance of the mixture. What the inputs add is aleatoric.
+        Predictives of another type, of other rows or of other draws raise a TypeError or a `DataError`.
         """
         parts = (self, *others)
         self._check_same(others, "rows")
@@ -245,8 +257,7 @@ def count_log_prob(y: Tensor, log_mean: Tensor, dispersion: Tensor | None) -> Te
     """
     y, log_mean = y.double(), log_mean.double()
     if dispersion is None:
-        # the first product is 0 for y = 0 and a mean of 0
-        return torch.where(y > 0, y * log_mean, 0) - log_mean.exp() - torch.lgamma(y + 1)
+        return torch.where(y > 0, y * log_mean, 0) - log_mean.exp() - torch.lgamma(y + 1)  # 0 log 0 = 0
     dispersion = dispersion.double()
     r, log_odds = 1 / dispersion, log_mean + dispersion.log()
     log_miss = -torch.nn.functional.softplus(log_odds)
@@ -287,13 +298,3 @@ def _smallest(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, q: Ten
         reached = cdf(middle) >= q
         low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
     return high
-
-
-def check_counts(y: Tensor) -> None:
-    """Raise DataError unless y has whole numbers of at least 0."""
-    invalid = ~((y >= 0) & (y == y.round()) & (y < math.inf))
-    if invalid.any():
-        raise DataError(
-            f"y must have counts, whole numbers of at least 0, got {y[invalid][0].item():g} ({int(invalid.sum())} such values of "
-            f"{y.numel()}); Gaussian, HeteroscedasticGaussian and GaussianMixture take any number"
-        )

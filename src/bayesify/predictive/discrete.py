@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.errors import DataError
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from, without_single
+from bayesify.predictive.targets import check_binary, check_labels
 
-__all__ = ["BernoulliPredictive", "CategoricalPredictive", "DirichletPredictive", "check_binary", "check_labels"]
+__all__ = ["BernoulliPredictive", "CategoricalPredictive", "DirichletPredictive"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -141,7 +141,11 @@ class CategoricalPredictive(_Discrete):
         return self.log_probs.exp()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log of the mean probability of the labels y (N, ...): (N,) nats, summed over tokens except those of `ignore_index`."""
+        """Log of the mean probability of the labels y (N, ...): (N,) nats, summed over tokens except those of `ignore_index`.
+
+        Raises:
+            TypeError, DataError: labels that are not integers, another shape, or labels that are not among the classes.
+        """
         y = align_targets(y, tuple(self.log_probs.shape[:-1]))
         valid = y != self.ignore_index
         check_labels(y[valid], self.log_probs.shape[-1])
@@ -213,27 +217,14 @@ class BernoulliPredictive(_Discrete):
         return self.log_probs[..., 1].exp()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log of the mean probability of y (N,) or (N, D), zeros and ones: (N,) nats, summed over labels."""
+        """Log of the mean probability of y (N,) or (N, D), zeros and ones: (N,) nats, summed over labels.
+
+        Raises:
+            DataError: another shape, or values other than 0 and 1.
+        """
         y = align_targets(y, tuple(self.log_probs.shape[:-1]))
         check_binary(y)
         return sum_from(self._log_prob(y.long()), 1)
-
-
-def check_labels(y: Tensor, classes: int | None = None) -> None:
-    """Raise TypeError or DataError unless y has class labels: integers from 0 to `classes` - 1."""
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise TypeError(f"y must have integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
-    invalid = (y < 0) if classes is None else (y < 0) | (y >= classes)
-    if invalid.any():
-        allowed = "of at least 0" if classes is None else f"from 0 to {classes - 1}, as the outputs have {classes} classes"
-        raise DataError(f"y must have class labels {allowed}, got {y[invalid][0].item()} ({int(invalid.sum())} such labels)")
-
-
-def check_binary(y: Tensor) -> None:
-    """Raise DataError unless y has zeros and ones only."""
-    invalid = (y != 0) & (y != 1)
-    if invalid.any():
-        raise DataError(f"y must have zeros and ones only, got {y[invalid][0].item()} ({int(invalid.sum())} such values)")
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
-from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
+from bayesify.predictive.base import NumericPredictive, align_targets, check_level, sum_from
 from bayesify.predictive.mixtures import mixture_crps, mixture_quantile, normal_cdf, normal_log_density
 
 __all__ = ["GaussianPredictive"]
@@ -40,6 +40,9 @@ class GaussianPredictive(NumericPredictive):
         weights: of the components, (S M, N), at least 0, with the sum 1 over the S M; None for equal weights. All outputs of a row
             have the same, so that a component is a joint distribution of the outputs.
         components: M.
+
+    Raises:
+        DataError: shapes that do not match, or standard deviations that are not above 0.
 
     Example:
         >>> p = GaussianPredictive(torch.tensor([[-1.0], [1.0]]), torch.tensor(2.0))
@@ -114,9 +117,12 @@ class GaussianPredictive(NumericPredictive):
         return self.cdf(y)
 
     def quantile(self, q: float) -> Tensor:
-        """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`, to the precision of its dtype."""
-        if not 0 < q < 1:
-            raise ConfigurationError(f"q must be a number in (0, 1), got {q!r}")
+        """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`, to the precision of its dtype.
+
+        Raises:
+            ConfigurationError: q is not in (0, 1).
+        """
+        check_level(q)
         # mirror the upper half, as small tail probabilities keep their digits
         sign, tail = (1, q) if q <= 0.5 else (-1, 1 - q)
         return torch.cat([sign * mixture_quantile(sign * p.means, p.stds, p._shares, tail) for p, _ in self._blocks()])
@@ -135,7 +141,11 @@ class GaussianPredictive(NumericPredictive):
         return torch.cat([mixture_crps(y[rows], p.means, p.stds.expand_as(p.means), p._shares) for p, rows in self._blocks()])
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianPredictive:
-        """Predictive distribution of mean + std * y, to undo a standardization; mean and std are numbers or one per output (D,)."""
+        """Predictive distribution of mean + std * y, to undo a standardization; mean and std are numbers or one per output (D,).
+
+        Raises:
+            ConfigurationError: neither one number nor one per output, or std is not above 0.
+        """
         shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
         allowed = ((), (1,), tuple(self.means.shape[2:])[-1:])
@@ -180,6 +190,9 @@ class GaussianPredictive(NumericPredictive):
 
         Every component gets the mean weight, and the mean and variance of the mixture of its distributions. What the inputs add
         to the variance is aleatoric.
+
+        Raises:
+            TypeError, DataError: predictives of another type, or of other rows or draws.
         """
         parts = (self, *others)
         self._check_same(others, "rows")

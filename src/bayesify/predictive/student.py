@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, incomplete_beta
-from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
+from bayesify.predictive.base import NumericPredictive, align_targets, check_level, sum_from
 
 __all__ = ["StudentTPredictive", "student_log_density"]
 
@@ -34,6 +34,9 @@ class StudentTPredictive(NumericPredictive):
     Args:
         locations: (S, N) or (S, N, D).
         scales, degrees, evidence: c above 0, $\eta$ above 2, $\nu$ above 0, shaped like `locations`.
+
+    Raises:
+        DataError: shapes that differ, or scales, degrees or evidence that are not above 0.
 
     Source: Amini, Schwarting, Soleimany & Rus (2020), arXiv 1910.02600, equations (5) and (7).
 
@@ -97,9 +100,12 @@ class StudentTPredictive(NumericPredictive):
         return self.cdf(y)
 
     def quantile(self, q: float) -> Tensor:
-        """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`, by bisection."""
-        if not 0 < q < 1:
-            raise ConfigurationError(f"q must be a number in (0, 1), got {q!r}")
+        """The q-quantile of the mixture per output, q in (0, 1), shaped like `mean`, by bisection.
+
+        Raises:
+            ConfigurationError: q is not in (0, 1).
+        """
+        check_level(q)
         level = torch.full(self.mean.shape, q, dtype=torch.float64, device=self.mean.device)
         reach = (self.std + self.scales.amax(0)).double()
         low, high = self.locations.amin(0).double() - reach, self.locations.amax(0).double() + reach
@@ -126,7 +132,11 @@ class StudentTPredictive(NumericPredictive):
         return (distance - spread).to(self.mean.dtype)
 
     def rescale(self, mean: float, std: float) -> StudentTPredictive:
-        """Predictive distribution of mean + std * y, to undo a standardization; std is above 0."""
+        """Predictive distribution of mean + std * y, to undo a standardization; std is above 0.
+
+        Raises:
+            ConfigurationError: std is not above 0.
+        """
         if not std > 0:
             raise ConfigurationError(f"std must be above 0, got {std!r}")
         return dataclasses.replace(self, locations=mean + std * self.locations, scales=std * self.scales)

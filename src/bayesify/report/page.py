@@ -133,6 +133,13 @@ def render(
     Raises:
         ConfigurationError: arguments that do not match.
         MissingDependencyError: without matplotlib or Jinja.
+
+    Example:
+        >>> from bayesify.predictive import GaussianPredictive
+        >>> p = GaussianPredictive(torch.zeros(1, 40), torch.tensor(1.0))
+        >>> page = render(assess(p, torch.linspace(-2, 2, 40)), title="House prices", target="price", facts={"Data": {"rows": 40}})
+        >>> "<h1>House prices</h1>" in page, "<script" in page
+        (True, False)
     """
     predictive, y = assessment.predictive, assessment.y
     if features is not None:

@@ -72,6 +72,15 @@ class References:
         log_ratio: from (layer, weight (S, *), bias (S, *) or None) to log q - log p of each draw (S,), in nats, computed
             independently of the method (`torch.distributions`).
         noisy_kl: whether the KL is a Monte Carlo estimate.
+
+    Example:
+        >>> from bayesify.testing import check_method
+        >>> def to_prior(layer):  # of MeanField(prior_std=1.0): mean 0, log standard deviation 0
+        ...     with torch.no_grad():
+        ...         for parameter in layer.parameters():
+        ...             parameter.zero_()
+        >>> check_method(MeanField(prior_std=1.0), {"Linear": LAYERS["Linear"]}, References(to_prior=to_prior), nets=())
+        ['Linear']
     """
 
     collapse: Callable[[BayesianLayer], None] | None = None
@@ -81,7 +90,14 @@ class References:
 
 
 class Case:
-    """A method on a layer: new networks, one input, and the references."""
+    """A method on a layer: new networks, one input, and the references.
+
+    Example:
+        >>> case = Case(MeanField(), LAYERS["Linear"], References())
+        >>> bnn = case.fresh()
+        >>> bnn(case.x, samples=2).outputs.shape, case.layer(bnn).original.__name__
+        (torch.Size([2, 3, 3]), 'Linear')
+    """
 
     def __init__(self, method: Method, make: Callable[[], tuple[nn.Module, Tensor]], references: References) -> None:
         torch.manual_seed(7)

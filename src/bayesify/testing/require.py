@@ -14,7 +14,15 @@ __all__ = ["NotApplicable", "require", "require_close", "require_equal_means"]
 
 
 class NotApplicable(Exception):  # noqa: N818 - not an error, like unittest.SkipTest
-    """A check does not apply to a method; the message is the reason."""
+    """A check does not apply to a method; the message is the reason.
+
+    Example:
+        >>> from bayesify.testing import LAYERS, NotApplicable, check_method
+        >>> def check_images(method):
+        ...     raise NotApplicable("the method takes vectors only")
+        >>> check_method(MeanField(), {"Linear": LAYERS["Linear"]}, checks=(), nets=[check_images])
+        ['Linear']
+    """
 
 
 def require(condition: object, message: str) -> None:
