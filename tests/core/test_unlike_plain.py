@@ -13,9 +13,23 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from bayesify import Gaussian, MeanField, bayesify, predict, summary
+from bayesify import (
+    EMP,
+    SNGP,
+    VSD,
+    WHVI,
+    Deterministic,
+    Gaussian,
+    MCDropout,
+    MeanField,
+    Method,
+    TensorFactorized,
+    bayesify,
+    predict,
+    summary,
+)
 from bayesify.core.model import Bayesian
-from bayesify.errors import BayesifyWarning, ConfigurationError, DataError
+from bayesify.errors import BayesifyWarning, ConfigurationError, DataError, PassError
 from bayesify.testing.trial import captured_weights, require_equal_moments
 
 
@@ -226,13 +240,89 @@ def test_a_normalization_in_lower_precision_than_the_network_is_no_difference() 
     bnn(_inputs(5), samples=2)
 
 
-@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
-def test_parameters_that_do_not_reach_the_outputs_may_be_read() -> None:
-    def penalized(net: Any, x: Tensor) -> Tensor:
-        net.memory.penalty = sum(p.square().sum() for p in net.parameters())
+def _penalized(names: Callable[[str], bool]) -> Callable[..., Tensor]:
+    """A network that keeps a penalty on parameters, which the outputs do not show."""
+
+    def function(net: Any, x: Tensor) -> Tensor:
+        assert next(net.parameters()).dtype == x.dtype
+        net.memory.penalty = sum(p.square().sum() for name, p in net.named_parameters() if names(name))
         return net.second(net.first(x).tanh())
 
-    _require_right(*_nets(penalized), _inputs(5))
+    return function
+
+
+@pytest.mark.parametrize("method", [MeanField(), WHVI(), EMP(), VSD(), SNGP()])
+def test_a_penalty_on_parameters_of_posteriors_is_announced(method: Method) -> None:
+    net = _nets(_penalized(lambda name: True))[0]
+    bnn = bayesify(net, {"second": method}).eval()
+    with pytest.warns(BayesifyWarning, match="of the posteriors of 'second'.* names with \"\\.posterior\\.\""):
+        bnn(_inputs(5))
+
+
+@pytest.mark.parametrize("method", [MeanField(), MCDropout(), Deterministic()])
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+def test_a_penalty_on_weights_is_that_of_the_plain_network(method: Method) -> None:
+    net, bnn = _nets(_penalized(lambda name: ".posterior." not in name))
+    other = bayesify(copy.deepcopy(net), {"second": method}).eval()
+    _require_right(net, bnn, _inputs(5))
+    torch.testing.assert_close(_penalty(other), _penalty(net))
+
+
+def _penalty(net: Any) -> Tensor:
+    net(_inputs(5))
+    return getattr(net, "net", net).memory.penalty.detach()
+
+
+def _by_name(net: Any, x: Tensor) -> Tensor:
+    parameters = dict(net.named_parameters())
+    return F.linear(net.first(x).tanh(), parameters["second.weight"], parameters["second.bias"])
+
+
+def _by_state(net: Any, x: Tensor) -> Tensor:
+    return F.linear(net.first(x).tanh(), net.state_dict()["second.weight"], net.second.bias)
+
+
+def _by_dictionary(net: Any, x: Tensor) -> Tensor:
+    return F.linear(net.first(x).tanh(), net.second._parameters["weight"], net.second.bias)
+
+
+def _in_training_mode(net: Any, x: Tensor) -> Tensor:
+    return (_by_name if net.training else _by_attribute)(net, x)
+
+
+def _by_attribute(net: Any, x: Tensor) -> Tensor:
+    return F.linear(net.first(x).tanh(), net.second.weight, net.second.bias)
+
+
+@pytest.mark.parametrize("method", [WHVI(), TensorFactorized(rank=2), SNGP(), EMP()])
+@pytest.mark.parametrize("function", [_by_name, _by_state, _by_dictionary, _in_training_mode])
+def test_a_parameter_that_the_method_replaced_is_named(function, method: Method) -> None:
+    if function is _in_training_mode and isinstance(method, SNGP):
+        function = _by_name  # reading the weight of a Gaussian process is an error in any mode
+    net = _nets(function)[0]
+    bnn = bayesify(net, {"second": method}).train()
+    with pytest.raises(PassError, match=r"takes the weight of 'second' from parameters\(\).* leave the layer out by patterns"):
+        bnn(_inputs(5), samples=2)
+
+
+def test_errors_of_the_network_itself_stay_as_they_are() -> None:
+    def failing(net: Any, x: Tensor) -> Tensor:
+        return net.second({}["missing"])
+
+    with pytest.raises(KeyError, match="missing"):
+        bayesify(_nets(failing)[0], {"second": WHVI()})(_inputs(5))
+
+
+@pytest.mark.parametrize("method", [EMP(), Deterministic()])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_weights_of_point_estimates_may_be_read(method: Method, samples: int) -> None:
+    net = _nets(_by_attribute)[0]
+    bnn = bayesify(copy.deepcopy(net), {"first": MeanField(), "second": method}).eval()
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        draws = bnn(_inputs(5), samples=samples, coherent=True).outputs
+    assert not any("does not compute what it does with plain layers" in str(w.message) for w in caught)
+    assert draws.shape == (samples, 5, 3)
 
 
 def _remembering(net: Any, x: Tensor) -> Tensor:

@@ -69,6 +69,35 @@ def test_low_rank_gaussian_kl_agrees_with_dense_normals(rank: int) -> None:
     assert torch.autograd.gradcheck(low_rank_gaussian_kl, arguments)
 
 
+@pytest.mark.parametrize("rank", [1, 3, 8])
+@pytest.mark.parametrize("log_std", [-30.0, -12.0, -3.0, 0.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6, 1e18])
+def test_low_rank_gaussian_kl_of_extremes_in_single_precision(scale: float, log_std: float, rank: int) -> None:
+    """I + V D^-1 V^T, rounded, may have no Cholesky factor; the reference has 100 digits, and the rank may exceed n = 5."""
+    generator = torch.Generator().manual_seed(rank)
+    mean, noise = torch.randn(2, 5, generator=generator)
+    factor = scale * torch.randn(rank, 5, generator=generator)
+    factor[-1] = factor[0] + 1e-3 * factor[-1]  # nearly dependent
+    arguments = [mean, log_std + 0.1 * noise, factor]
+    with mpmath.workdps(100):
+        whitened = mpmath.matrix(factor.tolist()) * mpmath.diag([mpmath.exp(-s) for s in arguments[1].tolist()])
+        gram = mpmath.eye(rank) + whitened * whitened.T
+        log_det = mpmath.log(mpmath.det(gram))
+        inverse = torch.tensor((gram**-1 * whitened).tolist(), dtype=torch.float64)
+    wide = [each.double().requires_grad_() for each in arguments]
+    rest = gaussian_kl_sum(wide[0], wide[1]) + wide[2].square().sum() / 2  # the KL but for the determinant
+    expected = torch.autograd.grad(rest, wide)
+    by_factor = inverse * torch.exp(-wide[1].detach())
+    expected = expected[0], expected[1] + (by_factor * wide[2].detach()).sum(0), expected[2] - by_factor
+    leaves = [each.requires_grad_() for each in arguments]
+    found = low_rank_gaussian_kl(*leaves)
+    size = max(float(abs(log_det)), float(rest.detach()))
+    torch.testing.assert_close(found.detach().double(), rest.detach() - float(log_det) / 2, rtol=1e-6, atol=1e-6 * size)
+    for a, b in zip(torch.autograd.grad(found, leaves), expected, strict=True):
+        atol = max(1e-3 * float(b.abs().max()), 1e-6 * (b.dim() == 1))  # terms of order 1 cancel in the gradient by log_std
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=atol)
+
+
 def test_matrix_normal_kl_agrees_with_the_kronecker_covariance() -> None:
     mean, row, column = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 4), (3,), (4,)))
     q = MultivariateNormal(mean.flatten(), torch.kron((2 * row).exp().diag(), (2 * column).exp().diag()))

@@ -145,7 +145,7 @@ def test_predictions_of_any_inputs(shape: list[int], dtype: torch.dtype, value: 
     except REFUSED:
         return
     except RuntimeError:  # of the network: shapes and dtypes are its own
-        assert shape[-1:] != [3] or dtype != torch.float32
+        assert shape[-1:] != [3] or not dtype.is_floating_point
         return
     assert samples >= 1
     assert found.mean.shape[0] == shape[0] > 0

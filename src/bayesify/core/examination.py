@@ -146,6 +146,7 @@ class Examination:
         """Outputs of draw 0, with some of the layers replaced with plain ones of the same weights."""
         drawn = self._draw_of(0)
         weights = {layer: drawn[layer] if layer.posterior.is_random else _shared(layer.posterior.mean(layer)) for layer in plain}
+        weights |= {layer: _of_plain_shape(layer) for layer in plain if not layer.posterior.is_plain}
         with as_plain({layer: (weight[0], None if bias is None else bias[0]) for layer, (weight, bias) in weights.items()}):
             return self.run(candidate.single(inputs), WatchedPass(drawn))
 
@@ -254,6 +255,12 @@ def _shared(values: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None
     """Values as one draw: (1, *)."""
     weight, bias = values
     return weight.unsqueeze(0), None if bias is None else bias.unsqueeze(0)
+
+
+def _of_plain_shape(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+    """Zeros for a layer whose posterior has no weights of a plain one."""
+    p = next(layer.parameters())
+    return p.new_zeros(1, *layer.weight_shape), None if layer.bias_shape is None else p.new_zeros(1, *layer.bias_shape)
 
 
 def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.comparison import close
-from bayesify.core.examination import SHAPE_ERRORS, Candidate, Examination
+from bayesify.core.examination import SHAPE_ERRORS, Candidate, Examination, candidates
 from bayesify.core.inputs import Inputs
+from bayesify.core.layer import BayesianLayer
 from bayesify.core.shards import shards_of
 from bayesify.formatting import listing
 
-__all__ = ["unlike_plain"]
+__all__ = ["missed_weights", "unlike_plain"]
 
 
 def unlike_plain(net: nn.Module, examination: Examination, inputs: Inputs, candidate: Candidate) -> str:
@@ -22,8 +23,8 @@ def unlike_plain(net: nn.Module, examination: Examination, inputs: Inputs, candi
     Networks differ that read parameters past their layers (`parameters()`, `functional_call`), that copy layers, or ask for their
     exact class; and networks that keep something from one call to the next.
     """
-    layers = list(examination.layers)
-    if shards_of(net) or not all(layer.posterior.is_plain for layer in layers):
+    layers = [layer for layer in examination.layers if layer.posterior.is_plain]  # of others, what they compute is not known
+    if shards_of(net) or not layers:
         return ""
     expected = examination.outputs
     try:
@@ -48,6 +49,31 @@ def unlike_plain(net: nn.Module, examination: Examination, inputs: Inputs, candi
         f"{listing((repr(names[layer]) for layer in differing or layers), most=3)}: it may take their weights from parameters() or "
         "functional_call, which have no draws, copy them, or ask for their exact class; let it call them, or read layer.weight, "
         "and use isinstance, or leave them out by patterns"
+    )
+
+
+def missed_weights(net: nn.Module, examination: Examination, inputs: Inputs) -> str:
+    """Which layers have no weight left that a network which fails looks for; empty if it fails with plain layers, too."""
+    replaced = [layer for layer in examination.layers if layer.is_replaced]
+
+    def runs(candidate: Candidate, plain: list[BayesianLayer]) -> bool:
+        try:
+            examination.outputs_of(inputs, candidate, plain)
+        except (*SHAPE_ERRORS, AttributeError, KeyError):
+            return False
+        return True
+
+    with examination.with_draws():
+        accepted = next((rows for rows in candidates(inputs) if runs(rows, replaced)), None) if replaced else None
+        if accepted is None:
+            return ""
+        missed = [layer for layer in replaced if not runs(accepted, [other for other in replaced if other is not layer])]
+    names = {module: name for name, module in net.named_modules()}
+    found = listing((repr(names[layer]) for layer in missed or replaced), most=3)
+    return (
+        f"the network takes the weight of {found} from parameters() or state_dict(), but its method replaced that parameter; let "
+        "the network call the layer, or read layer.weight, or leave the layer out by patterns, or use a method that keeps weights, "
+        "such as MeanField()"
     )
 
 

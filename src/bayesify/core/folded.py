@@ -56,6 +56,15 @@ class Folded(Planning):
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         call.shared = samples > 1 or not self.pays_kl  # `predict` makes several calls
+        try:
+            return self._draws(call, samples, coherent)
+        except (AttributeError, KeyError, TypeError) as error:
+            self.explain(error, call)
+            raise
+
+    # How passes are made
+
+    def _draws(self, call: Inputs, samples: int, coherent: bool) -> Draws:
         plan = self.checked_plan(call, samples, coherent)
         with noise_of_rank(self.net, self.training):
             tensors = [] if torch.compiler.is_compiling() else _on_devices_in_use(self, call)
@@ -72,8 +81,6 @@ class Folded(Planning):
         draws = Draws(outputs, kl, local_kl, score, observation=self.observation(passes))
         self.passes.watch_backward(passes[0], kl)
         return draws
-
-    # How passes are made
 
     def _plan_after(self, error: PassError, call: Inputs, samples: int, coherent: bool, plan: Plan) -> Plan:
         """A plan for a pass that failed by another one; raise the error if there is none."""

@@ -19,6 +19,7 @@ from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
 from bayesify.core.passes import Passes
+from bayesify.core.posterior_uses import PosteriorUses
 from bayesify.core.watch import keep_results
 from bayesify.errors import PassError
 from bayesify.formatting import listing
@@ -72,9 +73,14 @@ def examine(
     with examination.with_draws():
         finding = ""
         with eval_mode(net):
-            accepted = next((rows for rows in candidates(inputs, whole) if examination.runs(inputs, rows)), None)
+            with PosteriorUses(net, layers, passes) as uses:
+                accepted = next((rows for rows in candidates(inputs, whole) if examination.runs(inputs, rows)), None)
             if accepted is not None:
-                finding = _remembers(net, examination, inputs, accepted) or unlike_plain(net, examination, inputs, accepted)
+                finding = (
+                    _remembers(net, examination, inputs, accepted)
+                    or unlike_plain(net, examination, inputs, accepted)
+                    or uses.finding()
+                )
         if any(not layer.posterior.is_plain for layer in examination.read):
             raise PassError(
                 "the network computes with the weight of a layer that is a Gaussian process, and has none; use a method for "

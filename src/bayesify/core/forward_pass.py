@@ -84,8 +84,7 @@ class ForwardPass:
         self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
         self._noise: dict[BayesianLayer, Any] = {}  # random states before layers that ran without gradients in a pass with some
         self._without_graph: set[Any] = set()  # keys drawn without gradients, inside a reentrant checkpoint
-        self._depth = 0
-        self._ended = False
+        self._depth, self._ended = 0, False
         self._with_gradients = torch.is_grad_enabled()
         self.thread = None if torch.compiler.is_compiling() else threading.get_ident()
 
@@ -220,12 +219,13 @@ class ForwardPass:
         Raises:
             RowsError: several draws share the pass, and the network computes with the weight.
         """
+        if not layer.posterior.is_random:
+            return self.inside(layer.posterior.mean, layer)[name == "bias"]
         if not layer.is_read and not (self.samples == 1 and layer in self._predrawn):
             return self.inside(layer.posterior_mean, name)
         if self.samples > 1:
             raise RowsError(f"the network reads the {name} of a layer in a pass of {self.samples} draws")
-        if not torch.compiler.is_compiling():
-            self._notice_checkpoint()
+        self._notice_checkpoint()
         value = self.draw(layer)[name == "bias"]
         return None if value is None else value.squeeze(0)
 
@@ -238,7 +238,7 @@ class ForwardPass:
     # Draws inside activation checkpoints
 
     def _notice_checkpoint(self) -> None:
-        if not self.checkpointed and self._with_gradients:
+        if not self.checkpointed and self._with_gradients and not torch.compiler.is_compiling():
             # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
             self.checkpointed = not torch.is_grad_enabled() or current_saved_tensors_hooks() is not None
 

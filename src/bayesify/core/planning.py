@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from bayesify.core.batch_sizes import BatchSizes
+from bayesify.core.examination import Examination
+from bayesify.core.fidelity import missed_weights
 from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import Posterior
@@ -150,6 +152,13 @@ class Planning(Bayesian):
         else:
             self._verdicts[call.kind] = dataclasses.replace(verdict, decisions=known | verdict.decisions)
         return self.plan(call, samples)
+
+    def explain(self, error: Exception, call: Inputs) -> None:
+        """Raise a `PassError` if an error in a pass shows that the network misses a weight that its layer no longer has."""
+        if not torch.compiler.is_compiling() and can_compare(self.net):
+            examination = Examination(self.net, [layer for _, layer in self.random_layers()], self.passes)
+            if finding := missed_weights(self.net, examination, call):
+                raise PassError(finding) from error
 
     def forget_verdicts(self) -> None:
         """Examine the network again at the next call: its layers have changed."""

@@ -1,4 +1,4 @@
-"""Whether code may look at the values of tensors, and what values of variances may be."""
+"""Whether code may look at the values of tensors, their dtypes, and what values of variances may be."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.shards import local_part
+from bayesify.errors import DataError
 
-__all__ = ["may_look_at", "not_finite", "spread_errors"]
+__all__ = ["in_dtype", "may_look_at", "network_dtype", "not_finite", "spread_errors"]
 
 _LARGEST_LOG_STD = math.log(1e15)  # as for hyperparameters; single precision holds its square
 
@@ -23,6 +24,32 @@ def may_look_at(*tensors: Tensor) -> bool:
     if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
         return False
     return all(type(x) in (Tensor, nn.Parameter) and not x.is_meta for x in tensors)
+
+
+def network_dtype(net: nn.Module) -> torch.dtype:
+    """The dtype that a network computes in: that of its first parameter, quantized ones left out."""
+    dtypes = (p.dtype for p in net.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
+    return next(dtypes, torch.get_default_dtype())
+
+
+def in_dtype(x: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Convert floating-point data to a dtype; other data stay as they are.
+
+    Raises:
+        DataError: a finite value would become infinite.
+    """
+    if not x.is_floating_point() or x.dtype == dtype:
+        return x
+    largest = torch.finfo(dtype).max
+    if torch.finfo(x.dtype).max > largest and may_look_at(x):
+        values = x if x.layout is torch.strided else x.values() if x.layout is not torch.sparse_coo else x.coalesce().values()
+        beyond = (values.abs() > largest) & values.isfinite()
+        if beyond.any():
+            raise DataError(
+                f"{name} has {int(beyond.sum())} values beyond the range of {dtype}, in which it is used, such as "
+                f"{float(values[beyond][0]):.1e}; standardize {name}, or use a network in float64: bnn.double()"
+            )
+    return x.to(dtype)
 
 
 def not_finite(values: Mapping[str, Tensor | None]) -> list[str]:

@@ -19,18 +19,19 @@ from bayesify.data.text_values import date_format, number_format
 from bayesify.errors import DataError
 from bayesify.formatting import listing
 
-__all__ = ["check_unique_names", "check_value_types", "conform", "describe_columns"]
+__all__ = ["SMALLEST_RANGE", "check_unique_names", "check_value_types", "conform", "describe_columns"]
 
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 _ROW_NAME = re.compile(r"(?:.*[_ ])?(?:id|index|row|rowid|row number|nr|no|unnamed: ?\d+)", re.IGNORECASE)
+SMALLEST_RANGE = 1e-150  # the square of a smaller one vanishes
 _LEVELS = np.arange(1, QUANTILES + 1) / (QUANTILES + 1)
 
 
 def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
     """Infer the kind of every column of a training table.
 
-    Columns without values, constant columns, and text columns that differ in nearly every row (identifiers, free text) are marked
-    as dropped. Text that is nearly always a number ("1,200", "3,5", "$5", "7 %") or a date (31.12.2020, 12/31/2020) is read as
+    Columns without values, columns that are constant up to 1e-150, and text columns that differ in nearly every row (identifiers,
+    free text) are marked as dropped. Text that is nearly always a number ("1,200", "3,5", "$5", "7 %") or a date (31.12.2020, 12/31/2020) is read as
     such, and other values in a column of numbers are missing values. Dropping an identifier and reading text issue a warning.
 
     Raises:
@@ -116,6 +117,10 @@ def _describe(name: str, values: pd.Series) -> Column:
     if distinct == 1 and not missing:
         return Column(name=name, kind="dropped", reason=f"it is {format_value(present.iloc[0])} in every row")
     if kind != "category":
+        if distinct > 1 and converted.max() - converted.min() < SMALLEST_RANGE:
+            reason = f"its values differ by less than {SMALLEST_RANGE:g}; multiply them by a constant"
+            warnings.warn(f"column {name!r} is not used: {reason}", stacklevel=4)
+            return Column(name=name, kind="dropped", missing=missing, reason=reason)
         if written:
             example = f", such as {format_value(present.iloc[0])}"
             warnings.warn(f"column {name!r} is text and read as {_described(kind, written)}{example}", stacklevel=4)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from bayesify.core.checks import check_choice
 from bayesify.data.column import format_value
-from bayesify.data.columns import check_unique_names, check_value_types
+from bayesify.data.columns import SMALLEST_RANGE, check_unique_names, check_value_types
 from bayesify.data.text_values import number_format, parse_numbers
 from bayesify.errors import DataError, warn
 from bayesify.formatting import listing
@@ -234,6 +234,8 @@ def _check_regression(y: pd.Series, name: str) -> None:
         raise DataError(f"{name} is {kind} in {excessive} of {len(y)} rows; drop or rescale them")
     if y.nunique() == 1:
         raise DataError(f"{name} is {format_value(y.iloc[0])} in every row; at least two distinct values are needed")
+    if np.ptp(y.to_numpy(float)) < SMALLEST_RANGE:
+        raise DataError(f"{name} has values that differ by less than {SMALLEST_RANGE:g}; rescale it")
 
 
 def _check_classification(y: pd.Series, name: str) -> None:

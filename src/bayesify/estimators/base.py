@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
+from bayesify.core.values import network_dtype
 from bayesify.data import as_table, conform, describe_columns, imputations, preprocessing, unknown_values, unusual_values
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import ConformalCalibration
@@ -231,7 +232,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             return self._mixture(table)
         return predict(
             self.bnn_,
-            self._inputs(self.preprocessing_.transform(table)).to(next(self.bnn_.parameters()).dtype),
+            self._inputs(self.preprocessing_.transform(table)).to(network_dtype(self.bnn_)),
             self.likelihood_,
             samples=self.samples_in_use(),
             chunk=_DRAWS,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayesify.conformal import ConformalIntervals
 from bayesify.core.checks import check_choice
 from bayesify.core.method import Method
+from bayesify.data.columns import SMALLEST_RANGE
 from bayesify.data.target import LARGEST_TARGET
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
@@ -200,6 +201,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if constant.any():
             column = "" if values.ndim == 1 else f" in column {int(constant.argmax())}"
             raise DataError(f"y is the same number in every row{column}; there is nothing to learn")
+        if (narrowest := np.ptp(columns, axis=0).min()) < SMALLEST_RANGE:
+            raise DataError(f"y must vary by at least {SMALLEST_RANGE:g}, got {narrowest:g}; rescale it")
         self.rounding_ = max(_NARROWEST, float((_rounding(columns) / self.target_std_).max()))
         return self._training_target(values)
 

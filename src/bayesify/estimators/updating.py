@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bayesify.core.updating import update_prior
+from bayesify.core.values import network_dtype
 from bayesify.data import conform
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.train import History, Weighted, fit
@@ -67,7 +68,7 @@ class BayesianUpdating:
         check_consistent_length(X, y, sample_weight)
         sample_weight = self._row_weights(y, sample_weight)
         inputs = self._inputs(self.preprocessing_.transform(conform(table, self.columns_)))
-        data = inputs.to(next(self.bnn_.parameters()).dtype), self._training_target(y)
+        data = inputs.to(network_dtype(self.bnn_)), self._training_target(y)
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
             data = Weighted(data, torch.from_numpy(np.asarray(weights)))

@@ -30,6 +30,7 @@ from bayesify.functional.kl import (
     radial_kl,
 )
 from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
+from bayesify.functional.low_rank import identity_plus_gram_root
 from bayesify.functional.moments import relu_covariance, relu_moments
 from bayesify.functional.noise import at_most, bernoulli_mask, concrete_mask, local_reparameterization, normal_like
 from bayesify.functional.particles import log_kernel_density, median_bandwidth
@@ -77,6 +78,7 @@ __all__ = [
     "hadamard_projection",
     "hadamard_second_moments",
     "householder",
+    "identity_plus_gram_root",
     "incomplete_beta",
     "induced_regularizer",
     "kl_lognormal_gamma",

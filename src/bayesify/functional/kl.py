@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.functional.low_rank import identity_plus_gram_root
 from bayesify.functional.nodes import signed
 
 __all__ = [
@@ -129,9 +130,7 @@ def low_rank_gaussian_kl(mean: Tensor, log_std: Tensor, factor: Tensor, prior_st
     """
     log_std = log_std.expand_as(mean)
     whitened = factor * torch.exp(-log_std)
-    gram = torch.eye(len(factor), dtype=factor.dtype, device=factor.device) + whitened @ whitened.mT
-    # log det through the Cholesky factor, which exists because all eigenvalues are at least 1; NaN for a factor that has diverged
-    low_rank = torch.linalg.cholesky_ex(gram).L.diagonal().log().sum()
+    low_rank = identity_plus_gram_root(whitened.mT).diagonal().log().sum()
     return gaussian_kl_sum(mean, log_std, 0.0, prior_std) + factor.square().sum() / (2 * prior_std**2) - low_rank
 
 

@@ -28,6 +28,7 @@ __all__ = ["DrawsPosterior", "store_chains"]
 _ROWS = 64  # of the training data, whose outputs are diagnosed
 _CHUNK = 32  # networks evaluated at once
 _MIXED = 1.1  # R-hat above which a warning is issued
+_LARGEST = 1e6  # R-hat that is kept of chains that never moved, for which it is infinite: files hold finite values
 
 
 class DrawsPosterior(CompletedPosterior):
@@ -68,7 +69,7 @@ class DrawsPosterior(CompletedPosterior):
         if not self.is_complete or self.draws.is_meta:
             return ""
         r_hat, size = self.diagnostics.tolist()
-        return f"{len(self.draws)} draws; of the network's outputs, R-hat is at most {r_hat:.2f} and the ESS at least {size:.0f}"
+        return f"{len(self.draws)} draws; of the network's outputs, R-hat is at most {r_hat:.4g} and the ESS at least {size:.0f}"
 
     def log_ensemble_size(self, layer: BayesianLayer) -> float:
         return math.log(len(self.draws)) if self.is_complete else 0.0
@@ -92,7 +93,7 @@ def store_chains(bnn: Bayesian, names: Sequence[str], density: WeightDensity, ch
     outputs = vmap(lambda draw: density.outputs(draw, inputs)[:_ROWS], chunk_size=_CHUNK)(flat)
     outputs = outputs.double().unflatten(0, chains.shape[:2])
     r_hat, size = split_r_hat(outputs), effective_sample_size(outputs)
-    worst = torch.stack([r_hat.nan_to_num(nan=1.0).max(), size.nan_to_num(nan=chains[..., 0].numel()).min()])
+    worst = torch.stack([r_hat.nan_to_num(nan=1.0).max().clamp_max(_LARGEST), size.nan_to_num(nan=chains[..., 0].numel()).min()])
     layers = dict(bnn.random_layers())
     sizes = [math.prod(layers[name].weight_shape) + math.prod(layers[name].bias_shape or (0,)) for name in names]
     for name, part in zip(names, flat.split(sizes, 1), strict=True):
@@ -101,6 +102,6 @@ def store_chains(bnn: Bayesian, names: Sequence[str], density: WeightDensity, ch
         posterior.store(draws=part, diagnostics=worst)
     if worst[0] > _MIXED:
         bnn.tell(
-            f"the chains have not mixed: R-hat of the network's outputs is up to {float(worst[0]):.2f}, which should be below "
+            f"the chains have not mixed: R-hat of the network's outputs is up to {float(worst[0]):.4g}, which should be below "
             f"{_MIXED}; make longer ones, with more burn-in or warm-up"
         )

@@ -127,7 +127,7 @@ class Laplace(Method):
         for name, values in found.layers.items():
             posterior = layers[name].posterior
             assert isinstance(posterior, LaplacePosterior)
-            posterior.store(**values, evidence=torch.tensor([found.prior_std, found.log_evidence]))
+            posterior.store(**values, evidence=torch.tensor([found.prior_std, found.log_evidence], dtype=torch.float64))
 
 
 class LaplacePosterior(CompletedPosterior):

@@ -49,7 +49,7 @@ from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.core.per_example import Record, per_example_gradients
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import DivergenceError
-from bayesify.functional import at_least_float32, standard_normal
+from bayesify.functional import at_least_float32, identity_plus_gram_root, standard_normal
 
 __all__ = ["SLANG"]
 
@@ -131,7 +131,7 @@ class PrecisionPosterior(NaturalPosterior):
         z = standard_normal(samples, len(mean), like=mean)
         with without_autocast(mean.device):
             scaled = factor / diagonal.sqrt().unsqueeze(1)
-            root = _root(scaled)
+            root = identity_plus_gram_root(scaled)
             shifted = root + torch.eye(len(root), dtype=root.dtype, device=root.device)
             y = torch.linalg.solve_triangular(shifted, (z @ scaled).mT, upper=False)
             y = torch.linalg.solve_triangular(root.mT, y, upper=True)
@@ -141,7 +141,7 @@ class PrecisionPosterior(NaturalPosterior):
         mean, diagonal, factor = self._parts(layer)
         s = self.method.prior_std
         with without_autocast(mean.device):
-            root = _root(factor / diagonal.sqrt().unsqueeze(1))
+            root = identity_plus_gram_root(factor / diagonal.sqrt().unsqueeze(1))
             removed = torch.linalg.solve_triangular(root, (factor / diagonal.unsqueeze(1)).mT, upper=False).square().sum()
         trace = (1 / diagonal).sum() - removed  # of the covariance
         log_det = 0.5 * diagonal.log().sum() + root.diagonal().log().sum()  # of the root of the precision
@@ -198,20 +198,10 @@ def _gradient(parameter: Tensor) -> Tensor:
     return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
 
 
-def _root(factor: Tensor) -> Tensor:
-    """The Cholesky factor C of I + W^T W, for W (P, L).
-
-    It is the triangular factor of W above I: the rounded sum may have no Cholesky factor if squared elements of W are large.
-    """
-    identity = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
-    upper = torch.linalg.qr(torch.cat([factor, identity])).R
-    return upper.mT * upper.diagonal().sign()
-
-
 def _solved(diagonal: Tensor, factor: Tensor, vector: Tensor) -> Tensor:
     """(U U^T + diag d)^-1 v, by Woodbury's identity."""
     scaled = factor / diagonal.unsqueeze(1)
-    inner = torch.cholesky_solve((scaled.mT @ vector).unsqueeze(1), _root(factor / diagonal.sqrt().unsqueeze(1)))
+    inner = torch.cholesky_solve((scaled.mT @ vector).unsqueeze(1), identity_plus_gram_root(factor / diagonal.sqrt().unsqueeze(1)))
     return vector / diagonal - (scaled @ inner).squeeze(1)
 
 

@@ -23,6 +23,7 @@ from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
 from bayesify.core.replay import MISFITS
 from bayesify.core.turns import turn
+from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call
@@ -61,7 +62,8 @@ def predict(
         inputs: a tensor, a tuple of tensors (the network's arguments) or a mapping of tensors (its keyword arguments), rows first;
             or an iterable of batches, such as a loader. A batch is one of the three, or a list or tuple of length 1 or 2, `(x,)` or
             `(x, y)`, whose y is ignored; several arguments are then nested, `((a, b), y)`. So a tuple consists of arguments when
-            given directly, and starts with x when it comes from an iterable.
+            given directly, and starts with x when it comes from an iterable. Floating-point inputs are converted to the dtype of
+            the network.
         likelihood: distribution of the targets given the outputs.
         samples: S, the number of draws; for an ensemble, rounded up to a multiple of its members.
         chunk: draws per call of the network; by default about 2,048 rows (fewer if rows are large and on a CPU: the draws
@@ -102,7 +104,7 @@ def predict(
     members = 1 if root is None else max(1, len(root.members))
     samples = _round_up(samples, members)
     tensors = [*bnn.parameters(), *bnn.buffers()]
-    device = tensors[0].device if tensors else None
+    device, dtype = tensors[0].device if tensors else None, network_dtype(bnn)
     with turn():  # the generator, from which loaders draw as well, may be in another thread's prediction
         batches, length = batches_of(inputs, batch_size, dim, device)
         if seed is None:
@@ -121,7 +123,7 @@ def predict(
             if chunk is None:
                 chunk = draws_per_call(root, batch, dim, device, samples)
                 chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
-            x = tree_map(lambda leaf: leaf if device is None else leaf.to(device), batch)
+            x = batch if device is None else tree_map(lambda leaf: in_dtype(leaf, dtype, "inputs").to(device), batch)
             part = _BatchPrediction(caller, x, index, _round_up(chunk, members), tree_leaves(batch)[0].device)
             part.draw(needed, lambda draws: bar.advance(draws / samples))
             while tolerance is not None and part.samples < samples and part.standard_error() > tolerance:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.modes import eval_mode
+from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import DataError
 
 if TYPE_CHECKING:
@@ -121,17 +122,15 @@ class ToDevice:
         self.target_dtype = torch.promote_types(dtype, torch.float32)
 
     def __call__(self, batch: Batch) -> Batch:
-        weights = self._move(batch.weights, self.target_dtype)
-        return Batch(self.inputs(batch.inputs), self._move(batch.y, self.target_dtype), weights)
+        weights = self._move(batch.weights, self.target_dtype, "weights")
+        return Batch(self.inputs(batch.inputs), self._move(batch.y, self.target_dtype, "y"), weights)
 
     def inputs(self, inputs: Inputs) -> Inputs:
         """Move inputs alone."""
-        return tree_map(lambda x: self._move(x, self.dtype), inputs)
+        return tree_map(lambda x: self._move(x, self.dtype, "inputs"), inputs)
 
-    def _move(self, x: Any, dtype: torch.dtype) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        return x.to(self.device, dtype if x.is_floating_point() else x.dtype, non_blocking=True)
+    def _move(self, x: Any, dtype: torch.dtype, name: str) -> Any:
+        return in_dtype(x, dtype, name).to(self.device, non_blocking=True) if isinstance(x, Tensor) else x
 
 
 def as_batch(name: str, item: Any) -> Batch:
@@ -204,9 +203,8 @@ def check_output_shape(data: Batch, bnn: Bayesian, likelihood: Likelihood) -> No
     Raises:
         TypeError, DataError: of the network or the likelihood.
     """
-    parameter = next(bnn.parameters())
     first = torch.zeros(1, dtype=torch.int64, device=data.y.device)
-    example = ToDevice(parameter.device, parameter.dtype)(select_rows(data, first, bnn.batch_dim, bnn.unbatched))
+    example = ToDevice(next(bnn.parameters()).device, network_dtype(bnn))(select_rows(data, first, bnn.batch_dim, bnn.unbatched))
     with torch.no_grad(), eval_mode(bnn):
         outputs = call(bnn, example.inputs, samples=1).outputs
     if isinstance(outputs, Tensor):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from bayesify.core.values import network_dtype
 from bayesify.errors import DataError
 from bayesify.objectives import Constant, KLSchedule
 from bayesify.train.arguments import Training
@@ -43,7 +44,7 @@ def load_model_data(training: Training, batch_size: int, device: torch.device, r
     """
     bnn, likelihood, seed = training.bnn, training.likelihood, training.seed
     seed_noise(device, seed, "checks")
-    common: Any = {"batch_size": batch_size, "to_device": ToDevice(device, next(bnn.parameters()).dtype)}
+    common: Any = {"batch_size": batch_size, "to_device": ToDevice(device, network_dtype(bnn))}
     train = make_batches("data", training.data, bnn, likelihood, seed=seed, rank=rank, world_size=world_size, **common)
     n = training_examples(training.n, training.data, train.examples)
     if train.steps is None and isinstance(training.beta, KLSchedule) and not isinstance(training.beta, Constant):
