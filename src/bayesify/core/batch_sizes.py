@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.comparison import close
-from bayesify.core.examination import SHAPE_ERRORS, Candidate, Examination, candidates, equal_rows
+from bayesify.core.comparison import close, equal_rows
+from bayesify.core.examination import SHAPE_ERRORS, Candidate, Examination, candidates
 from bayesify.core.folding import Verdict
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bayesify.core.comparison import equal_rows
 from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs, fold
@@ -31,7 +32,7 @@ from bayesify.core.restoration import as_plain
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.watch import Decisions, Watch, WatchedPass, is_kept, mark_rows, origin_of
 
-__all__ = ["SHAPE_ERRORS", "Candidate", "Examination", "candidates", "equal_rows"]
+__all__ = ["SHAPE_ERRORS", "Candidate", "Examination", "candidates"]
 
 _ROWS, _SPREAD = 3, 0.3
 _EXTREME = 1e3  # factor of the weights of one draw, in passes that only the other draw is read from
@@ -272,30 +273,3 @@ def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         return torch.randn(2, *mean.shape, dtype=mean.dtype, device=mean.device).mul_(_SPREAD * scale).add_(mean)
 
     return around(weight), None if bias is None else around(bias)
-
-
-def equal_rows(folded: Tensor, first: Tensor, second: Tensor, samples: int = 2) -> bool:
-    """Whether (S*B, ...) equals two (B, ...) in turn, up to rounding or 0.1 % of the difference between the two.
-
-    Equal ones, those of a network that is not random, may differ by 0.1 % of their size: sums that nearly cancel have larger
-    rounding errors than their size tells.
-    """
-    if not first.dim() or first.shape != second.shape or folded.shape != (samples * len(first), *first.shape[1:]):
-        return False
-    if not first.numel():
-        return True
-    tolerance = 0.0
-    if first.is_floating_point() or first.is_complex():
-        rounding = min(0.05, 100 * torch.finfo(first.dtype).eps)
-        size = max(_difference(x, torch.zeros_like(x)) for x in (first, second))
-        tolerance = max(1e-3 * (_difference(first, second) or size), rounding * size)
-    return all(
-        torch.equal(rows.isfinite(), expected.isfinite()) and _difference(rows, expected) <= tolerance
-        for rows, expected in zip(folded.split(len(first)), itertools.cycle((first, second)), strict=False)
-    )
-
-
-def _difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference of finite elements."""
-    a, b = (torch.view_as_real(x.to(torch.complex128).resolve_conj()) if x.is_complex() else x.double() for x in (a, b))
-    return float((a.nan_to_num(0, 0, 0) - b.nan_to_num(0, 0, 0)).abs().max())
