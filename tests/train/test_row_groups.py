@@ -1,6 +1,7 @@
 """Row groups: every row once per pass over parts and processes, the results of tensors, resuming."""
 
 import copy
+import importlib.util
 import json
 import subprocess
 import sys
@@ -108,7 +109,11 @@ SETTINGS = {"epochs": 5, "batch_size": N, "learning_rate": 0.05, "accelerator": 
         (Deterministic(prior_std=0.3), True),
         (DeepEnsemble(members=3), False),
         (DeepEnsemble(members=3), True),
-        (Laplace(), False),
+        pytest.param(
+            Laplace(),
+            False,
+            marks=pytest.mark.skipif(importlib.util.find_spec("laplace") is None, reason="needs bayesify[laplace]"),
+        ),
     ],
 )
 def test_steps_with_all_rows_are_those_of_tensors(method, weighted):
