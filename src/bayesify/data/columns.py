@@ -31,8 +31,9 @@ def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
     """Infer the kind of every column of a training table.
 
     Columns without values, columns that are constant up to 1e-150, and text columns that differ in nearly every row (identifiers,
-    free text) are marked as dropped. Text that is nearly always a number ("1,200", "3,5", "$5", "7 %") or a date (31.12.2020, 12/31/2020) is read as
-    such, and other values in a column of numbers are missing values. Dropping an identifier and reading text issue a warning.
+    free text) are marked as dropped. Text that is nearly always a number ("1,200", "3,5", "$5", "7 %") or a date (31.12.2020,
+    12/31/2020) is read as such, and other values in a column of numbers are missing values. Dropping an identifier and reading
+    text issue a warning.
 
     Raises:
         DataError: duplicate column names, infinite values, mixed types in one column, or no usable column.
