@@ -16,7 +16,7 @@ from bayesify.errors import BayesifyError, BayesifyWarning, DataError
 from bayesify.estimators import BayesianRegressor
 from bayesify.train import fit
 
-pytestmark = pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning", "ignore:training 0 failed")
 
 _SHORT: dict[type[Method], dict[str, Any]] = {
     HMC: {"draws": 4, "chains": 2, "warmup": 4, "max_tree_depth": 3},

@@ -266,11 +266,37 @@ def _functions() -> dict[str, list[Tensor]]:
     return results
 
 
+class _Reading(nn.Module):
+    """Computes with the weight of a layer, so that every draw takes a separate pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.linear(x.flatten(1), self.first.weight, self.first.bias).tanh())
+
+
+def _separate(rank: int | None) -> dict[str, Tensor | None]:
+    """Gradients of three draws in a pass each, of nearly no noise, in the second step; None for one process and all rows."""
+    torch.manual_seed(0)
+    bnn = bayesify(_Reading().double(), MeanField(initial_std=1e-14))
+    root = bnn if rank is None else nn.parallel.DistributedDataParallel(bnn)
+    x, y = _data() if rank is None else (part[rank * 4 : rank * 4 + 4] for part in _data())
+    for _ in range(2):
+        root.zero_grad()
+        draws = root(x, samples=3)
+        (-elbo(draws, -(draws.outputs - y).square().sum(-1), n=_N)).backward()
+    assert any(finding.startswith("every draw takes a separate pass") for finding in bnn.findings)
+    return {name: p.grad for name, p in bnn.named_parameters()}
+
+
 def _seeded_alike(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/alike", rank=rank, world_size=_RANKS)
     try:
         found = {"loop": _readme_loop(rank), "training": _noise(True), "evaluation": _noise(False), "functions": _functions()}
+        found["separate"] = _separate(rank)
         torch.save(found, Path(folder) / f"alike{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -287,6 +313,14 @@ def test_the_readmes_loop_trains_every_member_on_every_process():
     first, second = (found["loop"] for found in _found())
     assert first == second, "members stay equal on all processes"
     assert all(1e-3 < moved <= 0.011 for moved in first.values()), first
+
+
+def test_gradients_of_separate_passes_are_those_of_one_process():
+    expected = _separate(None)
+    for found in _found():
+        assert found["separate"].keys() == expected.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found["separate"][name], gradient, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", _NOISY)

@@ -1,6 +1,7 @@
 """The parts of `bayesify fit`: the estimator that the options describe, its directory, and training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pandas as pd
@@ -97,10 +98,23 @@ def prepare_directory(out: Path, overwrite: bool, restart: bool) -> Path:
     if (directory / "config.json").is_file() and not overwrite:
         raise UsageError(f"{out} already holds a model; add --overwrite to overwrite it, or choose another --out")
     until_the_end(locked(directory))
-    directory.mkdir(exist_ok=True)
+    until_the_end(_folder(directory))
     if restart:
         _discard(directory)
     return directory
+
+
+@contextmanager
+def _folder(directory: Path) -> Iterator[None]:
+    """Create a folder; on exit, remove it if it was new and nothing was written to it."""
+    is_new = not directory.exists()
+    try:
+        directory.mkdir(exist_ok=True)
+        yield
+    finally:
+        if is_new:
+            with suppress(OSError):  # it has files
+                directory.rmdir()
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -22,7 +22,8 @@ from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
-from bayesify.core.planning import OtherDecisionsError, Plan, Planning
+from bayesify.core.planning import Planning
+from bayesify.core.plans import OtherDecisionsError, Plan
 from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 from bayesify.core.restoration import restore
 from bayesify.core.separate_draws import SeparateDraws

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -24,7 +25,7 @@ from bayesify.core.watch import keep_results
 from bayesify.errors import PassError
 from bayesify.formatting import listing
 
-__all__ = ["Verdict", "examine", "folds_in_training", "pools_batches"]
+__all__ = ["Verdict", "as_plain_data", "examine", "folds_in_training", "pools_batches", "verdict_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,17 @@ class Verdict:
     finding: str = ""
     rows: int = 0
     decisions: frozenset[tuple[bool, ...]] = frozenset()
+
+
+def as_plain_data(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as dicts, lists, numbers and strings, from which `verdict_of` makes it."""
+    return {**dataclasses.asdict(verdict), "decisions": sorted(map(list, verdict.decisions))}
+
+
+def verdict_of(data: dict[str, Any]) -> Verdict:
+    """The inverse of `as_plain_data`."""
+    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list | tuple)}
+    return Verdict(**{**data, **lists, "decisions": frozenset(map(tuple, data["decisions"]))})
 
 
 def examine(

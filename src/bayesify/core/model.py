@@ -285,6 +285,15 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         names = input_names(self.net) if self.unbatched else []
         return Inputs(args, kwargs, names=names, unbatched=self.unbatched, batch_dim=self.batch_dim)
 
+    def learned(self) -> dict[str, Any]:
+        """What passes have revealed of the network and later passes depend on, as plain data for a checkpoint."""
+        return {"members": [member.learned() for member in self.members]}
+
+    def relearn(self, learned: dict[str, Any]) -> None:
+        """Replace it with what `learned` returned in another process."""
+        for member, own in zip(self.members, learned["members"], strict=True):
+            member.relearn(own)
+
     def tell(self, finding: str) -> None:
         """Warn of a fact about the network, once, and store it for `summary`, which has at most 100."""
         if finding not in self.findings and len(self.findings) < 100:

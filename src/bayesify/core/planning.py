@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,11 +12,12 @@ from torch import nn
 from bayesify.core.batch_sizes import BatchSizes
 from bayesify.core.examination import Examination
 from bayesify.core.fidelity import missed_weights
-from bayesify.core.folding import Verdict, examine, folds_in_training, pools_batches
+from bayesify.core.folding import Verdict, as_plain_data, examine, folds_in_training, pools_batches, verdict_of
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import Posterior
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare
+from bayesify.core.plans import OtherDecisionsError, Plan, other_size
 from bayesify.core.recent import Recent
 from bayesify.core.shards import shards_of
 from bayesify.core.turns import TurnError, turn
@@ -25,31 +26,7 @@ from bayesify.formatting import listing
 
 _MOST_KINDS = 64  # kinds of inputs that differ in the values of integers or strings
 
-__all__ = ["OtherDecisionsError", "Plan", "Planning"]
-
-
-class Plan(NamedTuple):
-    """How a call makes its passes; see `Verdict`.
-
-    Attributes:
-        varies: whether other batches may make the network call other layers, or call them in another order.
-    """
-
-    noise_per_row: bool
-    folds: bool
-    layers_without_rows: tuple[int, ...] = ()
-    unused_layers: tuple[int, ...] = ()
-    decisions: frozenset[tuple[bool, ...]] = frozenset()
-    draws_weights: bool = False
-    varies: bool = False
-
-
-class OtherDecisionsError(PassError):
-    """A folded pass took decisions by values of the inputs that no examined pass took."""
-
-    def __init__(self, taken: tuple[bool, ...]) -> None:
-        super().__init__("the network decides by values of its inputs what it computes")
-        self.taken = taken
+__all__ = ["Planning"]
 
 
 class Planning(Bayesian):
@@ -61,7 +38,7 @@ class Planning(Bayesian):
         self._traced_verdicts = Recent[object, Verdict]()
         self._training_verdicts = Recent[object, bool]()
         self._sizes = Recent[object, bool](1000)  # kinds, sizes and modes in which passes over more rows agreed with fewer
-        self._kinds = Recent[object, dict[object, None]]()  # by family: the kinds that were examined
+        self._kinds = Recent[str, dict[str, None]]()  # by family, as text: the kinds that were examined
 
     def checked_plan(self, call: Inputs, samples: int, coherent: bool) -> Plan:
         """`plan`, after a comparison of passes of this size with smaller ones: code may branch on the batch size."""
@@ -90,7 +67,7 @@ class Planning(Bayesian):
             self.stop_replay()
         if not self._agrees(call, samples, verdict):
             if samples > 1:
-                self.distrust(call, _other_size(call, samples))
+                self.distrust(call, other_size(call, samples))
             elif (verdict := self._examine(call, whole=True)) is not None:
                 self._learn(call, verdict)
         return self._verdicts[call.kind].independent_rows
@@ -100,7 +77,7 @@ class Planning(Bayesian):
         if shards_of(self.net):  # processes gather parameters together
             return True
         key = self._size(call, samples)
-        if key not in self._sizes:
+        if self._sizes.recall(key) is None:
             sizes = BatchSizes(self.net, [layer for _, layer in self.random_layers()], self.passes, call, verdict)
             if samples == 1:
                 self._sizes[key] = sizes.act_as_few_rows()
@@ -167,6 +144,27 @@ class Planning(Bayesian):
         self._training_verdicts.clear()
         self._sizes.clear()
 
+    def learned(self) -> dict[str, Any]:
+        return {
+            **{name: {kind: as_plain_data(v) for kind, v in found.texts().items()} for name, found in self._found().items()},
+            "in training": self._training_verdicts.texts(),
+            "sizes": self._sizes.texts(),
+            "kinds": {family: list(kinds) for family, kinds in self._kinds.items()},
+            "layers": {name: [layer.is_read, layer.is_repeated, layer.is_used] for name, layer in self.random_layers()},
+        }
+
+    def relearn(self, learned: dict[str, Any]) -> None:
+        for name, found in self._found().items():
+            found.take({kind: verdict_of(data) for kind, data in learned[name].items()})
+        self._training_verdicts.take(learned["in training"])
+        self._sizes.take(learned["sizes"])
+        self._kinds.update({family: dict.fromkeys(kinds) for family, kinds in learned["kinds"].items()})
+        for name, layer in self.random_layers():
+            layer.is_read, layer.is_repeated, layer.is_used = learned["layers"][name]
+
+    def _found(self) -> dict[str, Recent[object, Verdict]]:
+        return {"verdicts": self._verdicts, "traced": self._traced_verdicts}
+
     def _examined(self, call: Inputs) -> Verdict | None:
         """Examine the network; while `torch.compile` traces, with the values of the traced inputs."""
         if torch.compiler.is_compiling():
@@ -175,12 +173,15 @@ class Planning(Bayesian):
             return None if fields is None else Verdict(fields[0], without_rows=fields[1], layers_without_rows=fields[2])
         if not can_compare(self.net):
             return None
-        kinds = self._kinds.setdefault(call.family, {})
-        if call.kind not in kinds and len(kinds) >= _MOST_KINDS:
+        if (verdict := self._verdicts.recall(call.kind)) is not None:
+            self._report(verdict)
+            return verdict
+        kinds, kind = self._kinds.setdefault(repr(call.family), {}), repr(call.kind)
+        if kind not in kinds and len(kinds) >= _MOST_KINDS:
             return self._unexamined(kinds)
         verdict = self._examine(call)
         if verdict is not None:
-            kinds[call.kind] = None
+            kinds[kind] = None
             self._learn(call, verdict)
         return verdict
 
@@ -189,10 +190,10 @@ class Planning(Bayesian):
         for samples in (1, 2):  # which the examination compared
             self._sizes[call.kind, verdict.rows, samples, (), False] = True
 
-    def _unexamined(self, kinds: Collection[object]) -> Verdict:
+    def _unexamined(self, kinds: Collection[str]) -> Verdict:
         """A verdict that is correct for every network; if all draws have to be folded, that on another value."""
         if self.fold:
-            return next((self._verdicts[kind] for kind in kinds if kind in self._verdicts), Verdict(True))
+            return next((verdict for kind, verdict in self._verdicts.texts().items() if kind in kinds), Verdict(True))
         reason = (
             f"it is called with more than {_MOST_KINDS} different values of arguments that are integers or strings, each of which "
             "may choose what it computes (give numbers as tensors, or use fold=True)"
@@ -219,7 +220,7 @@ class Planning(Bayesian):
 
     def _traced_verdict(self, call: Inputs) -> Verdict | None:
         """The verdict on traced inputs. Traced code reads `_verdicts`, which therefore must not change."""
-        verdict = self._verdicts.get(call.kind) or self._traced_verdicts.get(call.kind) or self._examine(call)
+        verdict = self._verdicts.get(call.kind) or self._traced_verdicts.recall(call.kind) or self._examine(call)
         if verdict is not None:
             self._traced_verdicts[call.kind] = verdict
         return verdict
@@ -237,7 +238,7 @@ class Planning(Bayesian):
                 call.without(verdict.without_rows)
                 for s in samples:
                     if not self._agrees(call, s, verdict):
-                        self._warn_of_separate_passes(_other_size(call, s))
+                        self._warn_of_separate_passes(other_size(call, s))
                         return False
                 return True
         except TurnError:
@@ -246,10 +247,14 @@ class Planning(Bayesian):
     _agrees_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
+        verdict = examine(self.net, [layer for _, layer in self.random_layers()], self.passes, call, whole)
+        if verdict is not None:
+            self._report(verdict)
+        return verdict
+
+    def _report(self, verdict: Verdict) -> None:
+        """Tell what users should know of a verdict."""
         layers = dict(self.random_layers())
-        verdict = examine(self.net, layers.values(), self.passes, call, whole)
-        if verdict is None:
-            return None
         if verdict.finding:
             self.tell(verdict.finding)
         reads = any(layer.is_read for layer in layers.values())
@@ -260,13 +265,12 @@ class Planning(Bayesian):
                 f"the network does not use {len(unused)} of its random layers for these inputs; they only add their KL: "
                 f"{listing(unused, most=5)}"
             )
-        return verdict
 
     def _folds_in_training(self, call: Inputs, verdict: Verdict) -> bool:
         if not can_compare(self.net):
             return not pools_batches(self.net)
         key = call.kind, tuple(module.training for module in self.net.modules())
-        if key not in self._training_verdicts:
+        if self._training_verdicts.recall(key) is None:
             layers = [layer for _, layer in self.random_layers()]
             folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call, verdict)
             if not folds:
@@ -286,13 +290,3 @@ class Planning(Bayesian):
             f"every draw takes a separate pass, with one draw of the weights for the whole batch, because {reason}; S draws take "
             "the time of S passes"
         )
-
-
-def _other_size(call: Inputs, samples: int) -> str:
-    """Why draws do not fold if passes of other sizes differ."""
-    if samples == 1:
-        return "the rows of a batch affect each other in the network"
-    return (
-        f"the network computes something else of a row among {samples * call.batch} rows than among {call.batch} (it branches on "
-        "the batch size, or the rows of a batch affect each other)"
-    )

@@ -30,17 +30,19 @@ def held(path: Path, wait: float = 0.0) -> Iterator[None]:
     """
     path = path.with_name(f".{path.name}.lock")
     lock = FileLock(path, thread_local=False, is_singleton=True)
-    try:
-        lock.acquire(timeout=wait)
-    except Timeout:
-        raise BlockingIOError(f"another process holds {path}") from None
-    try:
+    before = lock.lock_counter
+    try:  # entered before the lock is acquired: an interrupt may come at once
+        try:
+            lock.acquire(timeout=wait)
+        except Timeout:
+            raise BlockingIOError(f"another process holds {path}") from None
         yield
     finally:
-        if lock.lock_counter == 1:
-            with suppress(OSError):  # Windows keeps open files
-                path.unlink()  # while it is held: who has opened it meanwhile finds that it has no name, and tries again
-        lock.release()
+        if lock.lock_counter > before:
+            if not before:
+                with suppress(OSError):  # Windows keeps open files
+                    path.unlink()  # while it is held: who has opened it meanwhile finds that it has no name, and tries again
+            lock.release()
 
 
 @contextmanager

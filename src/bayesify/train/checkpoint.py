@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
@@ -31,6 +31,8 @@ from bayesify.train.model_data import ModelData
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+    from bayesify.train.objective import Objective
 
 __all__ = ["TrainingState", "check_identity", "checksum", "read", "read_of_run", "run_identity", "write"]
 
@@ -52,7 +54,7 @@ class TrainingState:
         best: the state of `module` after the epoch with the lowest validation NLL.
     """
 
-    module: nn.Module
+    module: Objective
     optimizer: Optimizer
     scheduler: LRScheduler | None
     fabric: Fabric
@@ -97,6 +99,7 @@ class TrainingState:
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.fabric.strategy.precision.state_dict(),
             "history": self.history.to_dict(),
+            "learned": self.module.bnn.learned(),
         }
 
     def restore_rest(self, state: dict[str, Any]) -> None:
@@ -105,6 +108,8 @@ class TrainingState:
             self.scheduler.load_state_dict(state["scheduler"])
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.history = History(**state["history"])
+        if "learned" in state:  # not in files of earlier versions
+            self.module.bnn.relearn(state["learned"])
 
     def _read_back(self, path: Path) -> None:
         try:
