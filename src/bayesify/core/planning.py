@@ -145,10 +145,14 @@ class Planning(Bayesian):
         self._sizes.clear()
 
     def learned(self) -> dict[str, Any]:
+        """What forbids to fold draws. What allows it is examined again: the code of the network may have changed."""
         return {
-            **{name: {kind: as_plain_data(v) for kind, v in found.texts().items()} for name, found in self._found().items()},
-            "in training": self._training_verdicts.texts(),
-            "sizes": self._sizes.texts(),
+            **{
+                name: {kind: as_plain_data(v) for kind, v in found.texts().items() if not v.independent_rows}
+                for name, found in self._found().items()
+            },
+            "in training": {key: agrees for key, agrees in self._training_verdicts.texts().items() if not agrees},
+            "sizes": {key: agrees for key, agrees in self._sizes.texts().items() if not agrees},
             "kinds": {family: list(kinds) for family, kinds in self._kinds.items()},
             "layers": {name: [layer.is_read, layer.is_repeated, layer.is_used] for name, layer in self.random_layers()},
         }
