@@ -74,7 +74,7 @@ def _run(function: Callable[..., Tensor], stop_after: int | None = None, **setti
     return bnn, history
 
 
-@pytest.mark.default("*-1")
+@pytest.mark.default("_recurrent-1", "_coupled_at_eight-1")
 @pytest.mark.parametrize("stop_after", [1, 3])
 @pytest.mark.parametrize("function", [_recurrent, _coupled_at_eight, _coupled_by_values])
 def test_resuming_is_exact(tmp_path: Path, function: Callable[..., Tensor], stop_after: int) -> None:
