@@ -18,7 +18,7 @@ from bayesify import functional as f
 from bayesify.calibration import HistogramBinning, IsotonicCalibration, VectorScaling, fit_temperature
 from bayesify.errors import BayesifyError
 from bayesify.metrics import interval_width
-from bayesify.predictive import CategoricalPredictive
+from bayesify.predictive import Predictive
 from bayesify.stacking import stacking_weights
 
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None)
@@ -63,7 +63,7 @@ def test_temperatures_never_worsen_the_likelihood_of_their_rows(seed: int, n: in
     logits = normal(seed, n, k, scale=scale)
     y = torch.from_numpy(np.random.default_rng(seed).integers(k, size=n))
 
-    def at(temperature: float) -> CategoricalPredictive:
+    def at(temperature: float) -> Predictive:
         return Categorical(temperature=temperature).predictive(logits.unsqueeze(0))
 
     found = fit_temperature(at, y)
