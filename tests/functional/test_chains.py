@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bayesify.errors import DataError
 from bayesify.functional import effective_sample_size, split_r_hat
 
 
@@ -20,6 +21,20 @@ def autoregressive(chains: int, draws: int, rho: float) -> Tensor:
 def test_ess_of_an_autoregressive_process(rho: float):
     size = effective_sample_size(autoregressive(8, 4000, rho))
     assert size / (32000 * (1 - rho) / (1 + rho)) == pytest.approx(1, abs=0.15)
+
+
+def test_ess_of_chains_that_alternate():
+    """The estimated sum of autocorrelations may be negative: more draws than independent ones, never fewer than none."""
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(50)
+    size = effective_sample_size(signs + 0.1 * autoregressive(4, 100, 0.0))
+    assert size == pytest.approx(400 * torch.tensor(400.0).log10().item())
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (0, 8), (2, 0, 3)])
+def test_chains_that_are_too_short(shape: tuple[int, ...]):
+    for diagnose in (split_r_hat, effective_sample_size):
+        with pytest.raises(DataError, match=r"chains must be \(C, S, \*\) with at least 4 draws"):
+            diagnose(torch.zeros(shape))
 
 
 def test_r_hat_of_separate_chains_follows_from_their_means():

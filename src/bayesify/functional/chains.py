@@ -7,8 +7,12 @@ Source: Gelman, Carlin, Stern, Dunson, Vehtari & Rubin, *Bayesian data analysis*
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from bayesify.errors import DataError
 
 __all__ = ["effective_sample_size", "split_r_hat"]
 
@@ -26,6 +30,9 @@ def split_r_hat(chains: Tensor) -> Tensor:
 
     Returns:
         (*), NaN where nothing varies.
+
+    Raises:
+        DataError: fewer than two dimensions, or fewer than 4 draws.
 
     Example:
         >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -45,13 +52,17 @@ def effective_sample_size(chains: Tensor) -> Tensor:
       \hat\rho_t = 1 - \frac{W - \hat c_t}{W (n - 1) / n + B / n}$$
 
     for m halves of chains, n draws each, with the mean autocovariance $\hat c_t$ at lag t. The sum ends where a pair
-    $\hat\rho_{2k} + \hat\rho_{2k+1}$ is not positive, and pairs do not increase (Geyer's initial monotone sequence).
+    $\hat\rho_{2k} + \hat\rho_{2k+1}$ is not positive, and pairs do not increase (Geyer's initial monotone sequence). Of chains
+    whose successive draws alternate, it is at most mn log10(mn), as in Stan: the sum is too noisy to tell more.
 
     Args:
         chains: (C, S, *), S at least 4.
 
     Returns:
         (*), NaN where nothing varies.
+
+    Raises:
+        DataError: fewer than two dimensions, or fewer than 4 draws.
 
     Example:
         >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -69,11 +80,13 @@ def effective_sample_size(chains: Tensor) -> Tensor:
     rho[0] = 1
     pairs = rho[: n // 2 * 2].unflatten(0, (-1, 2)).sum(1)
     pairs = pairs.cummin(0).values.clamp(min=0)  # once not positive, all that follow are zero
-    return m * n / (2 * pairs.sum(0) - 1)
+    return m * n / (2 * pairs.sum(0) - 1).clamp_min(1 / math.log10(m * n))
 
 
 def _halves(chains: Tensor) -> Tensor:
     """Both halves of every chain, (2C, S // 2, *); the draw in the middle of an odd number is left out."""
+    if chains.dim() < 2 or len(chains) == 0 or chains.shape[1] < 4:
+        raise DataError(f"chains must be (C, S, *) with at least 4 draws S, got shape {tuple(chains.shape)}")
     n = chains.shape[1] // 2
     return torch.cat([chains[:, :n], chains[:, -n:]])
 

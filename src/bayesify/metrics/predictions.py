@@ -80,7 +80,7 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
     _check_interval(lower, upper)
     y = align_targets(y, lower.shape)
     _check_finite(y=y)
-    return ((lower <= y) & (y <= upper)).to(lower.dtype).mean()
+    return _floating((lower <= y) & (y <= upper), lower.dtype).mean()
 
 
 def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
         tensor(1.5000)
     """
     _check_interval(lower, upper)
-    return (upper - lower).mean()
+    return (_floating(upper, upper.dtype) - _floating(lower, lower.dtype)).mean()
 
 
 def crps(predictive: NumericPredictive, y: Tensor) -> Tensor:
@@ -114,6 +114,11 @@ def _check_finite(**values: Tensor) -> None:
             raise DataError(f"{name} must have at least one value, got shape {tuple(x.shape)}")
         if not x.isfinite().all():
             raise DataError(f"{name} must be finite, got {int((~x.isfinite()).sum())} NaN or infinite of {x.numel()} values")
+
+
+def _floating(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in a dtype, or in float32 if that has no fractions."""
+    return x.to(dtype if dtype.is_floating_point else torch.float32)
 
 
 def _check_interval(lower: Tensor, upper: Tensor) -> None:
