@@ -56,7 +56,7 @@ def test_draws_in_chunks_and_rows_in_batches():
 
 
 def test_moments_are_those_of_the_draws():
-    p = predict(Fake(), torch.linspace(-1, 1, 10).double(), Gaussian(std=0.5), samples=4000, seed=0, coherent=True)
+    p = predict(Fake().double(), torch.linspace(-1, 1, 10).double(), Gaussian(std=0.5), samples=4000, seed=0, coherent=True)
     torch.testing.assert_close(p.epistemic, X.double().square(), rtol=0.1, atol=0.0)  # 4.5 standard errors of a variance
     assert p.epistemic.abs().min() > 0
 

@@ -144,3 +144,11 @@ def test_dates_are_days_since_1970() -> None:
     since = [(datetime.date(*day) - datetime.date(1970, 1, 1)).days for day in ((1969, 12, 31), (2020, 3, 1))]
     assert [column.minimum, column.maximum] == since
     assert conform(pd.DataFrame({"day": days}), [column])["day"].tolist() == [-1.0, 0.0, since[1]]
+
+
+@pytest.mark.parametrize("years", [(1600, 2263), (1, 9999)])
+def test_dates_beyond_the_range_of_nanoseconds_are_numbers_of_days(years: tuple[int, int]) -> None:
+    dates = [datetime.date(year, 3, 1) for year in years]
+    (column,) = describe_columns(pd.DataFrame({"when": dates * 2}))
+    expected = [(date - datetime.date(1970, 1, 1)).days for date in dates]
+    assert (column.kind, column.minimum, column.maximum) == ("datetime", *expected)

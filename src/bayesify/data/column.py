@@ -16,8 +16,8 @@ except ImportError as error:
 __all__ = ["CATEGORIES", "DAY", "EPOCH", "KINDS", "QUANTILES", "Column", "format_value"]
 
 KINDS = ("number", "boolean", "datetime", "category")
-DAY = pd.Timedelta(days=1)
-EPOCH = pd.Timestamp(0, tz="UTC")
+DAY = pd.Timedelta(days=1).as_unit("s")
+EPOCH = pd.Timestamp(0, tz="UTC").as_unit("s")  # nanoseconds end in the year 2262
 QUANTILES = 19  # of a column, at most
 CATEGORIES = 100  # of a column, at most
 _LEAST_GAPS = 10  # missing values from which a model can learn what it means that a value is missing
