@@ -7,9 +7,10 @@ from bayesify.core.convert import bayesify, unbayesify
 from bayesify.core.folded import Folded
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layer_report import LayerReport
 from bayesify.core.layers import register_layer
 from bayesify.core.method import Method
-from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.model import Bayesian
 from bayesify.core.natural import NaturalGradient, NaturalPosterior, NaturalStep
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.updating import update_prior

@@ -17,9 +17,10 @@ from bayesify.core.fast_paths import disable_fast_paths
 from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.layer_report import LayerReport
 from bayesify.core.layers import kind_of, layer_type, recognize, unrecognized, unsupported
 from bayesify.core.method import Method
-from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.model import Bayesian
 from bayesify.core.modes import modes_kept
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import restore, revert

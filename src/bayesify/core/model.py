@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +16,7 @@ from bayesify.core.completion import Completing
 from bayesify.core.generation import generate
 from bayesify.core.inputs import Inputs, input_names
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.method import Method
+from bayesify.core.layer_report import LayerReport
 from bayesify.core.modes import without_autocast
 from bayesify.core.optimizing import Optimizing
 from bayesify.core.outputs import Draws, NormalOutputs
@@ -27,23 +26,7 @@ from bayesify.core.shards import shards_of, with_whole_parameters
 from bayesify.core.turns import turn
 from bayesify.errors import warn
 
-__all__ = ["Bayesian", "LayerReport"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerReport:
-    """One layer after conversion: its name, type, method (None if it was not converted), and the reason.
-
-    Example:
-        >>> bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), {"0": MCDropout()})
-        >>> [(entry.name, entry.method is not None, entry.reason) for entry in bnn.report]
-        [('0', True, ''), ('2', False, 'its name matches no pattern')]
-    """
-
-    name: str
-    layer: str
-    method: Method | None
-    reason: str
+__all__ = ["Bayesian"]
 
 
 class Bayesian(Collecting, Completing, Optimizing, ABC):

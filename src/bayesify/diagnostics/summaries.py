@@ -8,7 +8,8 @@ import math
 from torch import nn
 
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.layer_report import LayerReport
+from bayesify.core.model import Bayesian
 from bayesify.formatting import listing
 
 __all__ = ["LayerSummary", "Summary", "summary"]

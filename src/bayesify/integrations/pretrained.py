@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from bayesify.checksums import verify
 from bayesify.core.completion import CompletedPosterior
 from bayesify.core.convert import bayesify
+from bayesify.core.layer_report import LayerReport
 from bayesify.core.method import Method
-from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.model import Bayesian
 from bayesify.core.outputs import OutputSelection
 from bayesify.core.restoration import check_plain
 from bayesify.core.shards import check_whole

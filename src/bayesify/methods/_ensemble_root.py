@@ -16,8 +16,9 @@ from bayesify.core.checks import check_integer
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.initialization import looks_initialized
+from bayesify.core.layer_report import LayerReport
 from bayesify.core.method import Method
-from bayesify.core.model import Bayesian, LayerReport
+from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
 from bayesify.errors import ConfigurationError
