@@ -32,7 +32,8 @@ are replayed or made row by row, and what `unbayesify` restores. Where draws are
 - `VIFO`: the plain network, which its means equal.
 
 A number means that all of this is **right**, up to rounding: it is the number of random layers. A dash means **refused**: an error
-before any result, which says why. Either no layer can be random (of another type, frozen or tied), or
+before any result, which says why. Either no layer can be random (of another type, frozen or tied), or the first batch has yet to
+initialize the network (ActNorm), or
 
 - `VIFO`: the network does more with its last layer than to reshape or average it;
 - `Laplace`: laplace-torch takes one input tensor and one vector of outputs per example, and not every function.
