@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,9 @@ from torch import Tensor, nn
 from bayesify import WHVI, bayesify
 from bayesify.functional import fwht, hadamard_matrix
 from bayesify.native import native_is_used, use_native
-from bayesify.native.operators import LEAST_SIZE, THREAD
+from bayesify.native.operators import LEAST_SIZE
 from bayesify.native.switch import load_kernels
-from bayesify.native.threads import over_rows
+from bayesify.native.threads import THREAD, over_rows
 from benchmarks.measure import interleave, parser, print_timings, repeat, write
 
 _NATIVE = native_is_used()
@@ -55,8 +54,8 @@ def transforms(n: int, batch: int) -> dict[str, Callable[[], object]]:
     if _NATIVE and n >= LEAST_SIZE:
         kernels = load_kernels("hadamard_kernels")
         assert kernels is not None
-        kernel = partial(kernels.fwht32, x.data_ptr(), target.data_ptr(), n)
-        candidates["kernel into"] = lambda: over_rows(kernel, batch, THREAD // n)
+        integers = x.data_ptr(), target.data_ptr(), n
+        candidates["kernel into"] = lambda: over_rows(kernels.fwht32, integers, batch, THREAD // n)
     return candidates | {
         **_both("fwht", lambda: fwht(x)),
         "copy": x.clone,

@@ -61,6 +61,8 @@ def _check_divergence(draws: Draws, log_prob: Tensor) -> None:
     """Raise a `DivergenceError` for values on the CPU from which no gradient can be computed."""
     if draws.kl.device.type != "cpu" or not may_look_at(draws.kl.detach(), log_prob.detach()):
         return
+    if (draws.kl.detach() + log_prob.detach().sum()).isfinite():  # no value is NaN or infinite
+        return
     if not draws.kl.isfinite():
         raise DivergenceError(
             f"the KL is {float(draws.kl.detach()):g}: a mean or standard deviation of a posterior is too large, or NaN; lower the "

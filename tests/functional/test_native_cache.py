@@ -14,11 +14,13 @@ pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
 
 SOURCES = Path(bayesify.native.__file__).parent
 RUN = """
+from array import array
 import numpy as np
 from bayesify.native import draw_kernels
 out = np.empty(64, np.float32)
-draw_kernels.draw32(out.ctypes.data, out.size, 1, 0, 2, 3, 0, 1)
-print(out.sum(), sum(draw_kernels.draw32.stats.cache_hits.values()))
+record = array("q", (0, 1, 1, out.ctypes.data, out.size, 1, 0, 2, 3))
+draw_kernels.draw32.call(record.buffer_info()[0])
+print(out.sum(), draw_kernels.draw32.compiled.cache_hits)
 """
 
 
@@ -29,7 +31,7 @@ def package(tmp_path):
     native.mkdir(parents=True)
     for folder in (native, native.parent):
         (folder / "__init__.py").touch()
-    for name in ("compilation.py", "vectors.py", "draw_kernels.py"):
+    for name in ("compilation.py", "records.py", "vectors.py", "draw_kernels.py"):
         shutil.copy2(SOURCES / name, native)
     return native
 

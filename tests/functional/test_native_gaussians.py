@@ -42,7 +42,7 @@ def test_draws_against_composed_operators(dtype, prior_std):
     means, log_stds, centers, eps = _weights(dtype, rows=4000)
     drawn, kl = draws_and_kl(means, log_stds, centers, prior_std, eps)
     wide = [[None if t is None else t.detach().double().requires_grad_() for t in column] for column in (means, log_stds, centers)]
-    expected = [m + s.exp() * e for m, s, e in zip(*wide[:2], eps, strict=True)]
+    expected = [(m + s.exp() * e).unsqueeze(0) for m, s, e in zip(*wide[:2], eps, strict=True)]
     expected_kl = _kl(*wide, prior_std)
     upstream = [torch.randn(m.shape, dtype=dtype) for m in means]
     loss = sum((x * u).sum() for x, u in zip(drawn, upstream, strict=True)) + 0.7 * kl

@@ -26,7 +26,7 @@ def _native(monkeypatch):
 def native_calls(monkeypatch):
     """The shapes that the kernel transformed."""
     calls, run = [], operators.over_rows
-    monkeypatch.setattr(operators, "over_rows", lambda kernel, rows, least: calls.append(rows) or run(kernel, rows, least))
+    monkeypatch.setattr(operators, "over_rows", lambda *arguments: calls.append(arguments[2]) or run(*arguments))
     return calls
 
 
@@ -215,25 +215,26 @@ def _arguments(rows, blocks, n, dtype=F64):
     return [torch.randn(rows, n, dtype=dtype, requires_grad=True), *scales, torch.randn(rows, blocks, n, dtype=dtype)]
 
 
-def _dense(x, s1, s2, mean, std, eps):
+def _dense(x, s1, s2, mean, log_std, eps, shift=0.0, unit=1.0):
     """Weights of every row and block as dense matrices."""
     h = torch.from_numpy(linalg.hadamard(x.shape[-1])).to(x.dtype)
-    weights = s1[..., None] * (h @ torch.diag_embed(mean + std * eps) @ h) * s2[..., None, :]  # (R, K, n, n)
-    return torch.einsum("rkij,rj->rki", weights, x)
+    weights = s1[..., None] * (h @ torch.diag_embed(mean + log_std.exp() * eps) @ h) * s2[..., None, :]  # (R, K, n, n)
+    return unit * torch.einsum("rkij,rj->rki", weights, x) + shift
 
 
 @pytest.mark.default("70-1-64-dtype1-*", "33-3-32-dtype0-*")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(("rows", "blocks", "n"), [(1, 1, 16), (70, 1, 64), (33, 3, 32), (5, 2, 512)])
 def test_the_layer_and_its_gradients_against_dense_weights(rows, blocks, n, dtype, tolerance):
-    arguments = _arguments(rows, blocks, n)
+    arguments = [*_arguments(rows, blocks, n), torch.randn(blocks, n, dtype=F64, requires_grad=True)]
     narrow = [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in arguments]
+    leaves, narrow_leaves = ([t for t in tensors if t.requires_grad] for tensors in (arguments, narrow))
     assert runs_fused(*narrow)
-    y, dense = hadamard_layer(*narrow), _dense(*arguments)
+    y, dense = hadamard_layer(*narrow, 0.7), _dense(*arguments, 0.7)
     upstream = torch.randn_like(dense)
     pairs = zip(
-        (y, *torch.autograd.grad(y, narrow[:5], upstream.to(dtype))),
-        (dense, *torch.autograd.grad(dense, arguments[:5], upstream)),
+        (y, *torch.autograd.grad(y, narrow_leaves, upstream.to(dtype))),
+        (dense, *torch.autograd.grad(dense, leaves, upstream)),
         strict=True,
     )
     for native, expected in pairs:
@@ -243,6 +244,10 @@ def test_the_layer_and_its_gradients_against_dense_weights(rows, blocks, n, dtyp
 
 def test_second_derivatives_of_the_layer():
     *leaves, eps = _arguments(3, 2, 16)
+    shift = torch.randn(2, 16, dtype=F64, requires_grad=True)
+    shifted = [*leaves, shift]
+    assert torch.autograd.gradcheck(lambda *a: hadamard_layer(*a[:5], eps, a[5], 0.7), shifted, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *a: hadamard_layer(*a[:5], eps, a[5], 0.7).square(), shifted, fast_mode=True)
     assert torch.autograd.gradcheck(lambda *a: hadamard_layer(*a, eps), leaves, fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda *a: hadamard_layer(*a, eps).square(), leaves, fast_mode=True)
     frozen = [leaf.detach().requires_grad_(i == 3) for i, leaf in enumerate(leaves)]
@@ -250,7 +255,7 @@ def test_second_derivatives_of_the_layer():
 
 
 def test_gradients_of_the_layer_are_the_same_on_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(layers, "THREAD", 1)
+    monkeypatch.setattr(layers, "_THREAD", 1)
     arguments = _arguments(200, 1, 64, torch.float32)
     upstream = torch.randn(200, 1, 64)
     one = torch.autograd.grad(hadamard_layer(*arguments), arguments[:5], upstream)

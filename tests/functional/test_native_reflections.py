@@ -7,7 +7,7 @@ import torch
 from bayesify import VSD, bayesify
 from bayesify.functional import compact_form, structured_noise, structured_noise_and_kl, vsd_kl
 from bayesify.native import switch
-from bayesify.native.reflections import forms_natively
+from bayesify.native.reflections import rotates_natively
 
 pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
 
@@ -45,7 +45,7 @@ def _dense(log_alpha, vectors, eps, columns):
 @pytest.mark.parametrize("dtype", [F64, F32])
 def test_against_the_dense_matrix(count, dtype):
     log_alpha, vectors, eps = _arguments(count, 19, dtype=dtype)
-    assert forms_natively(log_alpha, vectors)
+    assert rotates_natively(log_alpha, vectors, eps)
     noise, kl = structured_noise_and_kl(log_alpha, vectors, eps, 3)
     wide = [t.detach().double().requires_grad_() for t in (log_alpha, vectors)]
     expected, expected_kl = _dense(*wide, eps.double(), 3)

@@ -5,8 +5,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bayesify.functional import at_most, bernoulli_mask, local_reparameterization, normal_like
+from bayesify.functional import at_most, bernoulli_mask, gaussian_factors, local_reparameterization, normal_like
+from bayesify.functional.noise import _Factors
 from bayesify.native import switch
+
+F64 = torch.float64
 
 
 def _assert_moments(draws: Tensor, mean: Tensor, variance: Tensor) -> None:
@@ -174,3 +177,41 @@ def test_local_reparameterization_can_be_differentiated_twice(native: bool, monk
 
     assert torch.autograd.gradcheck(draw, (mean, variance))
     assert torch.autograd.gradgradcheck(draw, (mean, variance))
+
+
+@pytest.mark.parametrize(("size", "bound"), [((), None), ((), 0.5), ((4,), None), ((4,), 0.5)])
+def test_gaussian_factors(size, bound):
+    log_alpha = torch.linspace(-2, 2, 4, dtype=F64)[: size[0] if size else 1].reshape(size).requires_grad_()
+    torch.manual_seed(1)
+    eps = torch.randn(7, 4, dtype=F64)
+
+    def factors(log_alpha):
+        torch.manual_seed(1)
+        return gaussian_factors(log_alpha, 7, 4, bound)
+
+    def reference(log_alpha):
+        alpha = log_alpha.exp() if bound is None else torch.minimum(log_alpha.exp(), torch.tensor(bound, dtype=F64).exp())
+        return 1 + alpha.sqrt() * eps
+
+    torch.testing.assert_close(factors(log_alpha), reference(log_alpha), rtol=1e-12, atol=1e-12)
+    inside = log_alpha.detach().clamp(max=0.4).requires_grad_()
+    assert torch.autograd.gradcheck(factors, (inside,))
+    assert torch.autograd.gradgradcheck(factors, (inside,))
+    for upstream in (torch.rand(7, 4, dtype=F64), torch.randn(7, 4, dtype=F64)):
+        found = torch.autograd.grad(factors(log_alpha), log_alpha, upstream)[0]
+        capped = (log_alpha if bound is None else log_alpha.clamp(max=bound)).detach().requires_grad_()
+        slope = torch.autograd.grad(1 + capped.exp().sqrt() * eps, capped, upstream)[0]
+        outside = torch.zeros(size, dtype=torch.bool) if bound is None else log_alpha > bound
+        torch.testing.assert_close(found, torch.where(outside, slope.clamp_min(0), slope))  # a descent step returns, or stays
+
+
+def test_gaussian_factors_are_drawn_alike_for_many_models():
+    log_alpha, eps = torch.randn(3, 4, dtype=F64), torch.randn(3, 5, 4, dtype=F64)
+
+    def loss(log_alpha, eps):
+        return _Factors.apply(log_alpha, eps, 0.5)[0].sin().sum()
+
+    found = torch.vmap(torch.func.grad(loss))(log_alpha, eps)
+    for a, row, e in zip(found, log_alpha, eps, strict=True):
+        leaf = row.clone().requires_grad_()
+        torch.testing.assert_close(a, torch.autograd.grad(loss(leaf, e), leaf)[0])

@@ -110,6 +110,8 @@ class Folded(Planning):
             passes.append(self._new_pass(1, coherent, s == 0, None, plan, partial(separate.one, s)))
             self._draw_first(passes[-1], plan)
             runs.append(self._run(passes[-1], call, 1))
+        if isinstance(runs[0], Tensor):  # pytrees are slow
+            return passes, stack(tuple(runs), call.batch, self.batch_dim)
         return passes, tree_map(lambda *ys: stack(ys, call.batch, self.batch_dim), *runs)
 
     def _new_pass(

@@ -44,7 +44,11 @@ class Planning(Bayesian):
         """`plan`, after a comparison of passes of this size with smaller ones: code may branch on the batch size."""
         plan = self.plan(call, samples)
         folds = plan.folds and samples > 1
-        if self.fold or self.batch_dim != 0 or not (folds or (plan.noise_per_row and not coherent and self._has_noise_per_row())):
+        if self.fold or self.batch_dim != 0 or not (folds or (plan.noise_per_row and not coherent)):
+            return plan
+        if not torch.compiler.is_compiling() and self._sizes.get(self._size(call, samples if folds else 1)):
+            return plan
+        if not (folds or self._has_noise_per_row()):
             return plan
         if torch.compiler.is_compiling():
             agrees = call.spec is not None or self._agrees_while_tracing(

@@ -32,7 +32,14 @@ from bayesify.functional.kl import (
 from bayesify.functional.log_uniform import log_uniform_kl, log_uniform_kl_cubic, log_uniform_kl_sigmoid
 from bayesify.functional.low_rank import identity_plus_gram_root
 from bayesify.functional.moments import relu_covariance, relu_moments
-from bayesify.functional.noise import at_most, bernoulli_mask, concrete_mask, local_reparameterization, normal_like
+from bayesify.functional.noise import (
+    at_most,
+    bernoulli_mask,
+    concrete_mask,
+    gaussian_factors,
+    local_reparameterization,
+    normal_like,
+)
 from bayesify.functional.particles import log_kernel_density, median_bandwidth
 from bayesify.functional.projection import hadamard_projection
 from bayesify.functional.reflections import (
@@ -68,6 +75,7 @@ __all__ = [
     "dropout_kl",
     "effective_sample_size",
     "fwht",
+    "gaussian_factors",
     "gaussian_kl",
     "gaussian_kl_and_spread",
     "gaussian_kl_sum",

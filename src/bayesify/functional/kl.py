@@ -31,7 +31,7 @@ def at_least_float32(x: Tensor) -> Tensor:
         >>> [at_least_float32(torch.ones(2, dtype=dtype)).dtype for dtype in (torch.bfloat16, torch.float64)]
         [torch.float32, torch.float64]
     """
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def gaussian_kl(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 0.0, prior_std: Tensor | float = 1.0) -> Tensor:

@@ -3,6 +3,7 @@
 Noise is drawn inside the forward pass and not in a buffer that is overwritten, or backward passes would use the last draw.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from bayesify.functional.drawing import bernoulli, standard_normal, standard_uni
 from bayesify.functional.nodes import signed
 from bayesify.native.gaussians import local_draw, runs_in_one_pass
 
-__all__ = ["at_most", "bernoulli_mask", "concrete_mask", "local_reparameterization", "normal_like"]
+__all__ = ["at_most", "bernoulli_mask", "concrete_mask", "gaussian_factors", "local_reparameterization", "normal_like"]
 
 
 def normal_like(x: Tensor, draws: int = 1) -> Tensor:
@@ -159,6 +160,54 @@ def at_most(x: Tensor, bound: float) -> Tensor:
         tensor([1.])
     """
     return _AtMost.apply(x, bound)
+
+
+def gaussian_factors(log_alpha: Tensor, rows: int, size: int, bound: float | None = None) -> Tensor:
+    r"""Factors of Gaussian dropout: $\xi = 1 + \sqrt{\min(\alpha, e^b)}\,\epsilon$ with $\epsilon \sim N(0, 1)$.
+
+    Args:
+        log_alpha: $\log\alpha$, (K,) or a scalar.
+        rows, size: R and K.
+        bound: b, with the gradient of `at_most`; None for no bound.
+
+    Returns:
+        (R, K).
+
+    Source: Kingma, Salimans & Welling (2015), section 3.2.
+
+    Example:
+        >>> gaussian_factors(torch.tensor(-80.0), 1, 3)
+        tensor([[1., 1., 1.]])
+    """
+    return _Factors.apply(log_alpha, standard_normal(rows, size, like=log_alpha), math.inf if bound is None else bound)[0]
+
+
+class _Factors(torch.autograd.Function):
+    """One node of the graph instead of four, because layers have few noise variables."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @signed
+    def forward(log_alpha: Tensor, noise: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+        std = torch.exp(0.5 * log_alpha.clamp(max=bound))
+        return torch.addcmul(noise.new_ones(()), std, noise), std
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        log_alpha, noise, ctx.bound = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(log_alpha, noise, output[1])
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor, _: Tensor
+    ) -> tuple[Tensor, None, None]:
+        log_alpha, noise, std = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            std = torch.exp(0.5 * log_alpha.clamp(max=ctx.bound))
+        slope = 0.5 * std * (grad * noise).sum_to_size(std.shape)
+        return torch.where(log_alpha > ctx.bound, slope.clamp_min(0), slope), None, None
 
 
 class _AtMost(torch.autograd.Function):

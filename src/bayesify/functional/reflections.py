@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesify.errors import ConfigurationError
 from bayesify.functional.kl import at_least_float32
-from bayesify.native.reflections import form_and_kl, forms_natively
+from bayesify.native.reflections import noise_and_kl, rotates_natively
 
 __all__ = [
     "CompactForm",
@@ -124,10 +124,7 @@ def structured_noise(log_alpha: Tensor, vectors: Tensor | CompactForm, eps: Tens
     w, r = _compact(vectors, log_alpha)
     if eps.dim() != 2 or eps.shape[1] != len(log_alpha):
         raise ConfigurationError(f"eps must be (B, {len(log_alpha)}) to match log_alpha, got {tuple(eps.shape)}")
-    return _structured(torch.exp(0.5 * at_least_float32(log_alpha)), w, r, eps)
-
-
-def _structured(std: Tensor, w: Tensor, r: Tensor, eps: Tensor) -> Tensor:
+    std = torch.exp(0.5 * at_least_float32(log_alpha))
     eps = eps.to(std.dtype)
     return torch.addmm(torch.addcmul(std.new_ones(()), std, eps), eps @ (r * std).mT, w, alpha=-2)
 
@@ -151,16 +148,14 @@ def structured_noise_and_kl(log_alpha: Tensor, vectors: Tensor, eps: Tensor, col
         (torch.Size([5, 2]), tensor(1.3863))
     """
     matches = eps.dim() == 2 and vectors.shape == (len(vectors), *log_alpha.shape) and log_alpha.shape == eps.shape[1:]
-    if matches and columns >= 1 and forms_natively(log_alpha, vectors):
-        w, r, std, kl = form_and_kl(log_alpha, vectors, columns, _shortest(vectors.dtype), _form_and_kl)
-        return _structured(std, w, r, eps), kl
+    if matches and columns >= 1 and rotates_natively(log_alpha, vectors, eps):
+        return noise_and_kl(log_alpha, vectors, eps, columns, _shortest(vectors.dtype), _noise_and_kl)
+    return _noise_and_kl(log_alpha, vectors, eps, columns)
+
+
+def _noise_and_kl(log_alpha: Tensor, vectors: Tensor, eps: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     form = compact_form(vectors)
     return structured_noise(log_alpha, form, eps), vsd_kl(log_alpha, form, columns)
-
-
-def _form_and_kl(log_alpha: Tensor, vectors: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    form = compact_form(vectors)
-    return form.normals, form.turned, torch.exp(0.5 * log_alpha), vsd_kl(log_alpha, form, columns)
 
 
 def vsd_kl(log_alpha: Tensor, vectors: Tensor | CompactForm, columns: int) -> Tensor:

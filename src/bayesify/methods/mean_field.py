@@ -158,7 +158,7 @@ class GaussianPosterior(Posterior):
             noise = [standard_normal(*mean.shape, like=mean) for mean in means]
             drawn, kl = draws_and_kl(means, log_stds, centers, self.method.prior_std, noise)
             layer.forward_pass.kl(self, kl)
-            return _pair([x.unsqueeze(0) for x in drawn])
+            return _pair(drawn)
         weight, bias = self.mean(layer)
         weight_std, bias_std = self._spread(layer, power=1)
         drawn = _draw(weight, weight_std, samples)

@@ -42,7 +42,7 @@ from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, at_most, dropout_kl, log_uniform_kl, standard_normal
+from bayesify.functional import at_least_float32, at_most, dropout_kl, gaussian_factors, log_uniform_kl, standard_normal
 
 __all__ = ["VariationalDropout"]
 
@@ -134,7 +134,8 @@ class _GaussianDropoutPosterior(Posterior):
         log_alpha = self.log_alpha if self.log_bound is None else self.log_alpha.clamp(max=self.log_bound)
         log_alpha = at_least_float32(log_alpha)
         each = log_uniform_kl(log_alpha) if self.prior == "log-uniform" else 0.5 * F.softplus(-log_alpha)
-        kl = each.sum() * (self.terms(layer) // each.numel())
+        repeats = self.terms(layer) // each.numel()
+        kl = each.sum() if repeats == 1 else each.sum() * repeats
         return kl if self.prior_std is None else kl + dropout_kl(*self.mean(layer), 0.0, self.prior_std)
 
 
@@ -146,8 +147,7 @@ class InputNoisePosterior(_GaussianDropoutPosterior):
 
     def noise(self, rows: int, layer: BayesianLayer) -> Tensor:
         """xi (rows, K)."""
-        std = torch.exp(0.5 * self.bounded_log_alpha())
-        return torch.addcmul(std.new_ones(()), std, standard_normal(rows, layer.input_channels, like=std))
+        return gaussian_factors(self.log_alpha, rows, layer.input_channels, self.log_bound)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)

@@ -194,13 +194,21 @@ class HadamardPosterior(Posterior):
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         if self.method.noise == "shared" or not isinstance(layer, nn.Linear):
             return super().forward(layer, x)
-        y = self._fused(x)
-        if y is None:
-            (s1, s2), (g, _) = self._scales(x.shape[0]), self.g.draw(x.shape[0])
-            y = self._reshaped(x, s1, g, s2, layer) if self.blocks.reshaped else self._stacked(x, s1, g, s2)
-        if layer.bias is None:
+        if self._can_be_fused(x):
+            return self._fused(layer, x)
+        (s1, s2), (g, _) = self._scales(x.shape[0]), self.g.draw(x.shape[0])
+        y = self._reshaped(x, s1, g, s2, layer) if self.blocks.reshaped else self._stacked(x, s1, g, s2)
+        return self._with_bias(y, self._bias_of_pass(layer))
+
+    def _bias_of_pass(self, layer: BayesianLayer) -> Tensor | None:
+        """The bias (S, O) of this pass."""
+        return None if layer.bias is None else layer.forward_pass.once(self, lambda samples: self._draw_bias(layer, samples))
+
+    def _with_bias(self, y: Tensor, bias: Tensor | None) -> Tensor:
+        """Add a bias (S, O) to y (S*B, ..., O)."""
+        if bias is None:
             return y
-        bias = layer.forward_pass.once(self, lambda samples: _draw(layer.bias, self.bias_log_std, samples)).to(y.dtype)
+        bias = bias.to(y.dtype)
         if len(bias) == 1:
             return y + bias[0]
         return (y.unflatten(0, (len(bias), -1)) + bias.reshape(len(bias), *[1] * (y.dim() - 1), -1)).flatten(0, 1)
@@ -219,21 +227,26 @@ class HadamardPosterior(Posterior):
         x = self.blocks.pad_inputs(x).unsqueeze(-2)
         return self.blocks.join_outputs(hadamard_product(x, _over(g, positions), s1, s2, self.method.structure))
 
-    def _fused(self, x: Tensor) -> Tensor | None:
-        """W x (R, O) by the native operator for the default options, with the noise that `_stacked` draws; otherwise None."""
+    def _can_be_fused(self, x: Tensor) -> bool:
+        """Whether the native operator computes W x: with the default options."""
         method = self.method
         if method.structure != "S1HGHS2" or method.scales != "optimized" or method.covariance == "full" or method.flows:
-            return None
-        if self.blocks.reshaped or x.dim() != 2 or len(self.g.mean) != self.blocks.count:
-            return None
+            return False
+        if self.blocks.reshaped or x.dim() != 2 or len(self.g.mean) != self.blocks.count or self.s1 is None or self.s2 is None:
+            return False
+        return runs_fused(self.g.mean, x, self.s1, self.s2, self.g.log_std)
+
+    def _fused(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        """W x + b (R, O) by the native operator, with the noise that `_stacked` draws."""
         assert self.s1 is not None
         assert self.s2 is not None
         mean = self.g.mean
-        if not runs_fused(mean, x, self.s1, self.s2, self.g.log_std):
-            return None
-        eps = standard_normal(x.shape[0], *mean.shape, like=mean)
-        x, s1, std = self.blocks.pad_inputs(x), self.s1 * method.prior_std, self.g.log_std.exp()
-        return self.blocks.join_outputs(hadamard_layer(x, s1, self.s2, mean, std, eps))
+        eps, bias = standard_normal(x.shape[0], *mean.shape, like=mean), self._bias_of_pass(layer)
+        joins = bias is not None and len(bias) == 1 and bias.numel() == mean.numel() and bias.dtype == x.dtype
+        shift = bias.view_as(mean) if bias is not None and joins else None
+        x = self.blocks.pad_inputs(x)
+        y = self.blocks.join_outputs(hadamard_layer(x, self.s1, self.s2, mean, self.g.log_std, eps, shift, self.method.prior_std))
+        return y if joins else self._with_bias(y, bias)
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         total = self.g.kl()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from bayesify.native.compilation import kernel
+from bayesify.native.compilation import Kernel
+from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
 
 _SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
@@ -59,9 +60,10 @@ def _pixels_gradient(zero, grad, x, factors, by_x, sums, totals, channels, posit
                 totals[start + c] += g
 
 
-@kernel
-def scale32(x, factors, shift, out, channels, positions, last, first, rows):
+@Kernel
+def scale32(record):
     """out = x factor + shift by channel, for rows (channels, positions) at addresses, or (positions, channels) if last."""
+    x, factors, shift, out, channels, positions, last, first, rows = arguments(record, 7, 0)
     p = float32_at
     if last:
         _scale_pixels(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
@@ -69,9 +71,10 @@ def scale32(x, factors, shift, out, channels, positions, last, first, rows):
         _scale_planes(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
 
 
-@kernel
-def scale64(x, factors, shift, out, channels, positions, last, first, rows):
+@Kernel
+def scale64(record):
     """`scale32` for float64."""
+    x, factors, shift, out, channels, positions, last, first, rows = arguments(record, 7, 0)
     p = float64_at
     if last:
         _scale_pixels(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
@@ -79,9 +82,10 @@ def scale64(x, factors, shift, out, channels, positions, last, first, rows):
         _scale_planes(p(x), p(factors), p(shift), p(out), channels, positions, first, rows)
 
 
-@kernel
-def scale_gradient32(grad, x, factors, by_x, sums, totals, channels, positions, last, first, rows):
+@Kernel
+def scale_gradient32(record):
     """Gradients of `scale32`: in x, and by row and channel in the factors (sums) and the shift (totals)."""
+    grad, x, factors, by_x, sums, totals, channels, positions, last, first, rows = arguments(record, 9, 0)
     p, zero = float32_at, np.float32(0)
     if last:
         _pixels_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
@@ -89,9 +93,10 @@ def scale_gradient32(grad, x, factors, by_x, sums, totals, channels, positions, 
         _planes_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
 
 
-@kernel
-def scale_gradient64(grad, x, factors, by_x, sums, totals, channels, positions, last, first, rows):
+@Kernel
+def scale_gradient64(record):
     """`scale_gradient32` for float64."""
+    grad, x, factors, by_x, sums, totals, channels, positions, last, first, rows = arguments(record, 9, 0)
     p, zero = float64_at, 0.0
     if last:
         _pixels_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
@@ -115,13 +120,15 @@ def _log_uniform(log_alphas, values, slopes, table, terms, begin, end):
         slopes[i] = s * square * (rest * (by_top - ratio * by_bottom) / bottom - 2 * ratio) - 1 / (1 + 1 / inverse) / 2
 
 
-@kernel
-def log_uniform32(log_alphas, values, slopes, table, terms, begin, size):
+@Kernel
+def log_uniform32(record):
     """The KL of Gaussian dropout from the log-uniform prior and its derivative, for the coefficients of P and Q, in float64."""
+    log_alphas, values, slopes, table, terms, begin, size = arguments(record, 5, 0)
     _log_uniform(float32_at(log_alphas), float32_at(values), float32_at(slopes), table, terms, begin, begin + size)
 
 
-@kernel
-def log_uniform64(log_alphas, values, slopes, table, terms, begin, size):
+@Kernel
+def log_uniform64(record):
     """`log_uniform32` for float64."""
+    log_alphas, values, slopes, table, terms, begin, size = arguments(record, 5, 0)
     _log_uniform(float64_at(log_alphas), float64_at(values), float64_at(slopes), table, terms, begin, begin + size)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import THREAD, is_plain
+from bayesify.native.operators import is_plain
 from bayesify.native.switch import load_kernels
-from bayesify.native.threads import over_rows
+from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["evaluates_natively", "log_uniform_kl_and_slope", "scale_channels", "scales_in_one_pass"]
 
@@ -51,8 +50,8 @@ def log_uniform_kl_and_slope(log_alpha: Tensor, table: Tensor) -> tuple[Tensor, 
     """The KL of `bayesify.functional.log_uniform_kl` and its derivative, without a graph; the table is (2, terms), float64."""
     value, slope = torch.empty_like(log_alpha), torch.empty_like(log_alpha)
     kernel = _kernel("log_uniform", log_alpha.dtype)
-    run = partial(kernel, *(t.data_ptr() for t in (log_alpha, value, slope, table)), table.shape[1])
-    over_rows(run, log_alpha.numel(), _ELEMENTS)
+    addresses = (t.data_ptr() for t in (log_alpha, value, slope, table))
+    over_rows(kernel, (*addresses, table.shape[1]), log_alpha.numel(), _ELEMENTS)
     return value, slope
 
 
@@ -67,9 +66,8 @@ def _is_channels_last(x: Tensor) -> bool:
 def _run(name: str, tensors: Sequence[Tensor], x: Tensor) -> None:
     rows, channels = x.shape[:2]
     positions = x.numel() // (rows * channels)
-    addresses = (t.data_ptr() for t in tensors)
-    run = partial(_kernel(name, x.dtype), *addresses, channels, positions, not x.is_contiguous())
-    over_rows(run, rows, THREAD // (channels * positions))
+    integers = (*(t.data_ptr() for t in tensors), channels, positions, not x.is_contiguous())
+    over_rows(_kernel(name, x.dtype), integers, rows, THREAD // (channels * positions))
 
 
 class _Scale(torch.autograd.Function):

@@ -3,31 +3,50 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Callable
+from functools import cached_property
 from importlib import resources
 from typing import Any
 
-from numba import njit
+from numba import cfunc, types
 
-__all__ = ["kernel"]
+__all__ = ["Kernel"]
 
 
 def _digest() -> str:
     """A digest of the source of all kernels and of what they are written with."""
     files = {file.name: file for file in resources.files(__package__ or "").iterdir()}
-    names = sorted(name for name in files if name.endswith("_kernels.py") or name in ("compilation.py", "vectors.py"))
+    names = sorted(name for name in files if name.endswith("_kernels.py") or name in ("compilation.py", "records.py", "vectors.py"))
     return hashlib.sha256(b"".join(files[name].read_bytes() for name in names)).hexdigest()[:12]
 
 
 _SOURCES = _digest()
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function on its first call, and keep the machine code on disk.
+class Kernel:
+    """A function of the address of a record (`bayesify.native.records`), compiled on first use and kept on disk.
 
     numba compares the file of the function with the cached one, but not the files of what it calls. The name of an entry
     contains the function's qualified name, which therefore gets a digest of all files.
     """
-    function.__qualname__ += f"-{_SOURCES}"
-    return njit(nogil=True, cache=True, error_model="numpy")(function)
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        function.__qualname__ += f"-{_SOURCES}"
+        self._function = function
+
+    @cached_property
+    def compiled(self) -> Any:
+        """numba's form of the function."""
+        return cfunc(types.void(types.int64), cache=True, error_model="numpy")(self._function)
+
+    @cached_property
+    def address(self) -> int:
+        """The address of the machine code."""
+        return self.compiled.address
+
+    @cached_property
+    def call(self) -> Callable[[int], None]:
+        """Call the machine code with the address of a record, without the interpreter's lock."""
+        return ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)

@@ -18,7 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from bayesify.native.compilation import kernel
+from bayesify.native.compilation import Kernel
+from bayesify.native.records import arguments
 from bayesify.native.vectors import FLOAT, INT, LANES, WIDE, Vector, float32_at, load, splat, store
 
 BLOCK = 4 * LANES  # elements: the four words of a counter per lane
@@ -133,8 +134,8 @@ def _at(typingctx: Any, pointer: Any, offset: Any) -> Any:
     return _POINTER(_POINTER, types.int64), emit
 
 
-@kernel
-def draw32(target, n, kind, limit, upper, key, first, blocks):
+@Kernel
+def draw32(record):
     """Fill blocks of n float32 values at an address.
 
     Args:
@@ -142,6 +143,7 @@ def draw32(target, n, kind, limit, upper, key, first, blocks):
         upper, key: of Philox; the lower half of a counter is the number of a value divided by four.
         first, blocks: the range of blocks.
     """
+    target, n, kind, limit, upper, key, first, blocks = arguments(record, 6, 0)
     target, last = float32_at(target), _local_block()
     for block in range(first, first + blocks):
         is_whole = (block + 1) * BLOCK <= n

@@ -5,18 +5,15 @@ Element i of a draw is a function of i and of 128 bits from PyTorch's generator 
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from bayesify.native.switch import load_kernels, native_is_used
-from bayesify.native.threads import over_rows
+from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["draws_natively", "fill_bernoulli", "fill_normal", "fill_uniform"]
 
 _LEAST = 4096  # elements, below which PyTorch's kernels take less time than a call
-_THREAD = 2**16  # elements per thread, below which starting a thread takes longer
 
 
 def draws_natively(n: int, device: torch.device) -> bool:
@@ -45,5 +42,5 @@ def _fill(out: Tensor, generator: torch.Generator | None, kind: int, limit: int 
     assert kernels is not None
     upper, key = torch.empty(2, dtype=torch.int64, device="cpu").random_(generator=generator).tolist()
     n, block = out.numel(), kernels.BLOCK
-    over_rows(partial(kernels.draw32, out.data_ptr(), n, kind, limit, upper, key), -(-n // block), _THREAD // block)
+    over_rows(kernels.draw32, (out.data_ptr(), n, kind, limit, upper, key), -(-n // block), THREAD // block)
     return out

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import THREAD
 from bayesify.native.switch import load_kernels
-from bayesify.native.threads import over_rows
+from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["KLSum", "composed_kl", "parts_of_gradient", "run_kernel", "variances_with_kl"]
 
@@ -21,8 +19,8 @@ _CHUNK = 2**13  # elements whose KL is summed in the precision of the weights
 def run_kernel(name: str, n: int, tensors: Iterable[Tensor | int], *scalars: float, dtype: torch.dtype) -> None:
     """Call a kernel with addresses of tensors of n elements."""
     kernel = getattr(load_kernels("gaussian_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
-    addresses = (t if isinstance(t, int) else t.data_ptr() for t in tensors)
-    over_rows(partial(kernel, *addresses, n, _CHUNK, *scalars), _chunks(n), THREAD // _CHUNK)
+    addresses = [t if isinstance(t, int) else t.data_ptr() for t in tensors]
+    over_rows(kernel, (*addresses, n, _CHUNK), _chunks(n), THREAD // _CHUNK, scalars)
 
 
 def _chunks(n: int) -> int:

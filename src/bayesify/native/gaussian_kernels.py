@@ -8,7 +8,8 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from bayesify.native.compilation import kernel
+from bayesify.native.compilation import Kernel
+from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
 
 _SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
@@ -128,8 +129,8 @@ def _reparameterize_chunks(mean, variance, eps, out, n, chunk, least, half, firs
     _reparameterize(mean, variance, eps, out, least, half, first * chunk, min((first + chunks) * chunk, n))
 
 
-@kernel
-def draw32(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks):
+@Kernel
+def draw32(record):
     """out = mean + exp(log_std) eps for n weights at addresses, and for every chunk the KL in nats, float64.
 
     Args:
@@ -137,88 +138,100 @@ def draw32(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first,
         half, constant: 1 / (2 s^2) and log(s) - 1/2 for the prior's standard deviation s.
         first, chunks: the range of chunks.
     """
+    mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks = arguments(record, 8, 2)
     p = float32_at
     _draw_chunks(f32(0), p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
-@kernel
-def draw64(mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks):
+@Kernel
+def draw64(record):
     """`draw32` for float64."""
+    mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks = arguments(record, 8, 2)
     p = float64_at
     _draw_chunks(0.0, p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
-@kernel
-def variance32(log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
+@Kernel
+def variance32(record):
     """out = exp(2 log_std), and KLs as in `draw32`."""
+    log_std, shift, out, kls, n, chunk, half, constant, first, chunks = arguments(record, 6, 2)
     p = float32_at
     _variance_chunks(f32(0), p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
-@kernel
-def variance64(log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
+@Kernel
+def variance64(record):
     """`variance32` for float64."""
+    log_std, shift, out, kls, n, chunk, half, constant, first, chunks = arguments(record, 6, 2)
     p = float64_at
     _variance_chunks(0.0, p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
 
 
-@kernel
-def draw_gradient32(by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
+@Kernel
+def draw_gradient32(record):
     """Gradients of `draw32` in mean and log_std, given those in out and in the KL; share is the latter over s^2."""
+    by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks = arguments(record, 8, 2)
     p = float32_at
     _draw_gradient_chunks(
         p(by_out), p(log_std), p(shift), p(eps), p(by_mean), p(by_log), n, chunk, f32(share), f32(by_kl), first, chunks
     )
 
 
-@kernel
-def draw_gradient64(by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
+@Kernel
+def draw_gradient64(record):
     """`draw_gradient32` for float64."""
+    by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks = arguments(record, 8, 2)
     p = float64_at
     _draw_gradient_chunks(p(by_out), p(log_std), p(shift), p(eps), p(by_mean), p(by_log), n, chunk, share, by_kl, first, chunks)
 
 
-@kernel
-def variance_gradient32(by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
+@Kernel
+def variance_gradient32(record):
     """Gradients of `variance32`, as in `draw32`; by_out is the gradient that the mean has otherwise."""
+    by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks = arguments(record, 8, 2)
     p = float32_at
     _variance_gradient_chunks(
         p(by_out), p(by_variance), p(variance), p(shift), p(by_mean), p(by_log), n, chunk, f32(share), f32(by_kl), first, chunks
     )
 
 
-@kernel
-def variance_gradient64(by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
+@Kernel
+def variance_gradient64(record):
     """`variance_gradient32` for float64."""
+    by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks = arguments(record, 8, 2)
     p = float64_at
     _variance_gradient_chunks(
         p(by_out), p(by_variance), p(variance), p(shift), p(by_mean), p(by_log), n, chunk, share, by_kl, first, chunks
     )
 
 
-@kernel
-def add_kl_gradient32(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
+@Kernel
+def add_kl_gradient32(record):
     """`variance_gradient32` in place: by_mean and by_log are first the gradients in out and in the variance."""
+    by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks = arguments(record, 6, 2)
     p = float32_at
     _add_kl_gradient_chunks(p(by_mean), p(by_log), p(variance), p(shift), n, chunk, f32(share), f32(by_kl), first, chunks)
 
 
-@kernel
-def add_kl_gradient64(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
+@Kernel
+def add_kl_gradient64(record):
     """`add_kl_gradient32` for float64."""
+    by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks = arguments(record, 6, 2)
     p = float64_at
     _add_kl_gradient_chunks(p(by_mean), p(by_log), p(variance), p(shift), n, chunk, share, by_kl, first, chunks)
 
 
-@kernel
-def reparameterize32(mean, variance, eps, out, n, chunk, least, half, first, chunks):
+@Kernel
+def reparameterize32(record):
     """out = mean + std eps, and half eps / std in place of eps, for the root of the variance, which is at least `least`."""
+    mean, variance, eps, out, n, chunk, least, half, first, chunks = arguments(record, 6, 2)
     p = float32_at
     _reparameterize_chunks(p(mean), p(variance), p(eps), p(out), n, chunk, f32(least), f32(half), first, chunks)
 
 
-@kernel
-def reparameterize64(mean, variance, eps, out, n, chunk, least, half, first, chunks):
+@Kernel
+def reparameterize64(record):
     """`reparameterize32` for float64."""
+    mean, variance, eps, out, n, chunk, least, half, first, chunks = arguments(record, 6, 2)
     p = float64_at
     _reparameterize_chunks(p(mean), p(variance), p(eps), p(out), n, chunk, least, half, first, chunks)

@@ -19,9 +19,10 @@ def runs_in_one_pass(*tensors: Tensor) -> bool:
     """Whether the functions here can be used: tensors that kernels can compute with, those of one shape in one order in memory."""
     if not is_plain(*tensors):
         return False
-    strides = {t.shape: t.stride() for t in tensors}
-    if any(t.stride() != strides[t.shape] or not _is_dense(t) for t in tensors):
-        return False
+    if not all(t.is_contiguous() for t in tensors):
+        strides = {t.shape: t.stride() for t in tensors}
+        if any(t.stride() != strides[t.shape] or not _is_dense(t) for t in tensors):
+            return False
     return all(t.numel() for t in tensors) and load_kernels("gaussian_kernels") is not None
 
 
@@ -40,7 +41,7 @@ def draws_and_kl(
         prior_std: s.
 
     Returns:
-        The draws and the KL, differentiable any number of times in means and log_stds.
+        The draws (1, *) and the KL, differentiable any number of times in means and log_stds.
     """
     *drawn, kl = _Draws.apply(prior_std, *_interleaved(means, log_stds, centers, eps))
     return drawn, kl
@@ -86,7 +87,7 @@ class _Draws(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(t for row in rows for t in (row[0], row[1], row[3])))
         for mean, log_std, center, eps in rows:
-            drawn.append(torch.empty_like(mean))
+            drawn.append(torch.empty_like(mean).unsqueeze_(0))
             n, shift = mean.numel(), mean if center is None else mean - center
             arguments = mean, log_std, shift, eps, drawn[-1], kl.place(n)
             run_kernel("draw", n, arguments, *kl.constants, dtype=mean.dtype)
@@ -103,7 +104,7 @@ class _Draws(torch.autograd.Function):
         for (mean, log_std, eps), center, by_out in zip(rows, ctx.centers, grads[:-1], strict=True):
             by_mean, by_log = torch.empty_like(mean), torch.empty_like(mean)
             shift = mean if center is None else mean - center
-            arguments = _like(mean, by_out), log_std, shift, eps, by_mean, by_log
+            arguments = _like(mean, None if by_out is None else by_out.squeeze(0)), log_std, shift, eps, by_mean, by_log
             run_kernel("draw_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
             found += [by_mean, by_log, None, None]
         return None, *found
@@ -159,7 +160,7 @@ def _gradients(
 
 
 def _composed_draws(rows: Sequence[Sequence[Tensor]], *prior: Any) -> list[Tensor]:
-    return [*(mean + log_std.exp() * eps for mean, log_std, eps in rows), composed_kl(rows, *prior)]
+    return [*((mean + log_std.exp() * eps).unsqueeze(0) for mean, log_std, eps in rows), composed_kl(rows, *prior)]
 
 
 def _composed_variances(rows: Sequence[Sequence[Tensor]], *prior: Any) -> list[Tensor]:

@@ -9,7 +9,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from bayesify.native.compilation import kernel
+from bayesify.native.compilation import Kernel
+from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
 
 _LANES = {types.float32: 16, types.float64: 8}  # 64 bytes; LLVM splits vectors that are wider than the machine's
@@ -140,20 +141,22 @@ def _log2(n):
     return bits
 
 
-@kernel
-def fwht32(source, target, n, first, rows):
+@Kernel
+def fwht32(record):
     """Transform rows of n float32 values from one address to another; n is at least 16."""
+    source, target, n, first, rows = arguments(record, 3, 0)
     _rows(float32_at(source), float32_at(target), n, first, first + rows)
 
 
-@kernel
-def fwht64(source, target, n, first, rows):
+@Kernel
+def fwht64(record):
     """Transform rows of n float64 values from one address to another; n is at least 8."""
+    source, target, n, first, rows = arguments(record, 3, 0)
     _rows(float64_at(source), float64_at(target), n, first, first + rows)
 
 
 @njit(nogil=True, error_model="numpy")
-def _layer(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
+def _layer(x, s1, s2, mean, std, eps, shift, y, n, blocks, first, rows):
     for row in range(first, first + rows):
         for k in range(blocks):
             out = (row * blocks + k) * n
@@ -164,7 +167,7 @@ def _layer(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
                 y[out + i] *= mean[k * n + i] + std[k * n + i] * eps[out + i]
             _rows(y, y, n, row * blocks + k, row * blocks + k + 1)
             for i in range(n):
-                y[out + i] *= s1[k * n + i]
+                y[out + i] = y[out + i] * s1[k * n + i] + shift[k * n + i]
 
 
 @njit(nogil=True, error_model="numpy")
@@ -189,8 +192,8 @@ def _add(target, t, a, i, n):
 def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
     """Gradients of chunks of rows. Sums over the rows of a chunk are kept apart, so that threads do not change their order."""
     for c in range(first, first + chunks):
-        ds1 = c * 4 * blocks * n  # four sums per chunk: s1, s2, mean, std
-        for i in range(ds1, ds1 + 4 * blocks * n):
+        ds1 = c * 5 * blocks * n  # five sums per chunk: s1, s2, mean, std, shift
+        for i in range(ds1, ds1 + 5 * blocks * n):
             sums[i] = 0
         u, v, g = 3 * c * n, (3 * c + 1) * n, (3 * c + 2) * n  # of `work`
         for row in range(c * chunk, min((c + 1) * chunk, total)):
@@ -205,6 +208,7 @@ def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, bloc
                 _multiply(work, v, work, g, work, u, n)
                 _rows(work, work, n, 3 * c + 1, 3 * c + 2)
                 _add_product(sums, ds, grad, out, work, v, n)
+                _add(sums, ds + 4 * blocks * n, grad, out, n)
                 _multiply(work, v, grad, out, s1, own, n)
                 _rows(work, work, n, 3 * c + 1, 3 * c + 2)
                 _multiply(work, u, work, u, work, v, n)  # the gradient of g
@@ -216,23 +220,26 @@ def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, bloc
                 _add_product(grad_x, at, work, v, s2, own, n)
 
 
-@kernel
-def layer32(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
-    """Rows of y = s1 H((mean + std eps) H(s2 x)), float32: addresses of x (R, n), scales (K, n), eps and y (R, K, n)."""
+@Kernel
+def layer32(record):
+    """Rows of y = s1 H((mean + std eps) H(s2 x)) + shift, float32: x (R, n), eps and y (R, K, n), all others (K, n)."""
+    x, s1, s2, mean, std, eps, shift, y, n, blocks, first, rows = arguments(record, 10, 0)
     p = float32_at
-    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
+    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(shift), p(y), n, blocks, first, rows)
 
 
-@kernel
-def layer64(x, s1, s2, mean, std, eps, y, n, blocks, first, rows):
+@Kernel
+def layer64(record):
     """`layer32` for float64."""
+    x, s1, s2, mean, std, eps, shift, y, n, blocks, first, rows = arguments(record, 10, 0)
     p = float64_at
-    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(y), n, blocks, first, rows)
+    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(shift), p(y), n, blocks, first, rows)
 
 
-@kernel
-def layer_gradient32(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
-    """Gradients of `layer32` by chunks of rows: grad_x (R, n), sums (C, 4, K, n) of the others; work (C, 3, n)."""
+@Kernel
+def layer_gradient32(record):
+    """Gradients of `layer32` by chunks of rows: grad_x (R, n), sums (C, 5, K, n) of the others; work (C, 3, n)."""
+    grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks = arguments(record, 14, 0)
     p = float32_at
     _layer_gradient(
         *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
@@ -240,9 +247,10 @@ def layer_gradient32(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blo
     )
 
 
-@kernel
-def layer_gradient64(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
+@Kernel
+def layer_gradient64(record):
     """`layer_gradient32` for float64."""
+    grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks = arguments(record, 14, 0)
     p = float64_at
     _layer_gradient(
         *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from bayesify.native.switch import load_kernels, native_is_used
-from bayesify.native.threads import over_rows
+from bayesify.native.threads import THREAD, over_rows
 
-__all__ = ["LEAST_SIZE", "THREAD", "is_exporting", "is_plain", "is_transformed", "native_fwht", "transforms_natively"]
+__all__ = ["LEAST_SIZE", "is_exporting", "is_plain", "is_transformed", "native_fwht", "transforms_natively"]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
@@ -20,7 +19,6 @@ _fwht: Any = torch.ops.bayesify.fwht.default
 
 LEAST_SIZE = 16  # of a row, a vector register
 _DENSE_SIZE, _DENSE_WORK = 128, 2**18  # where a product with the dense matrix takes less time than a call
-THREAD = 2**17  # elements per thread, below which starting a thread takes longer
 
 
 def transforms_natively(x: Tensor) -> bool:
@@ -60,8 +58,7 @@ def _transform(x: Tensor) -> Tensor:
     y = torch.empty_like(wide)
     n = wide.shape[-1]
     kernel = kernels.fwht64 if wide.dtype == torch.float64 else kernels.fwht32
-    run = partial(kernel, wide.data_ptr(), y.data_ptr(), n)
-    over_rows(run, wide.numel() // n, THREAD // n)
+    over_rows(kernel, (wide.data_ptr(), y.data_ptr(), n), wide.numel() // n, THREAD // n)
     return y.to(x.dtype)
 
 
@@ -96,8 +93,9 @@ def is_plain(*tensors: Tensor) -> bool:
     dtype = tensors[0].dtype
     if torch.compiler.is_compiling() or not native_is_used() or dtype not in (torch.float32, torch.float64):
         return False
-    if any(t.dtype != dtype or t.device.type != "cpu" or type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
-        return False
+    for t in tensors:  # a loop: the function is called for every layer
+        if t.dtype != dtype or not t.is_cpu or type(t) not in (Tensor, torch.nn.Parameter):
+            return False
     return not (is_transformed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from bayesify.native.compilation import kernel
+from bayesify.native.compilation import Kernel
+from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
 
 
@@ -131,23 +132,28 @@ def _form_gradient(log_alpha, w, r, inverses, by_w, by_r, by_std, by_kl, by_vect
             by_vectors[t * n + k] = inverses[t] * (by_vectors[t * n + k] - along * w[t * n + k])
 
 
-@kernel
-def form32(vectors, log_alpha, w, r, inverses, std, kl, count, n, columns, shortest):
+@Kernel
+def form32(record):
     """W, R, the reciprocals of norms (float64), the root of alpha and the KL in nats, for arrays at addresses."""
+    vectors, log_alpha, w, r, inverses, std, kl, count, n, columns, shortest, _, _ = arguments(record, 9, 2)
     p = float32_at
     _form(p(vectors), p(log_alpha), p(w), p(r), float64_at(inverses), p(std), p(kl), count, n, columns, shortest)
 
 
-@kernel
-def form64(vectors, log_alpha, w, r, inverses, std, kl, count, n, columns, shortest):
+@Kernel
+def form64(record):
     """`form32` for float64."""
+    vectors, log_alpha, w, r, inverses, std, kl, count, n, columns, shortest, _, _ = arguments(record, 9, 2)
     p = float64_at
     _form(p(vectors), p(log_alpha), p(w), p(r), p(inverses), p(std), p(kl), count, n, columns, shortest)
 
 
-@kernel
-def form_gradient32(log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, by_log_alpha, work, count, n, columns, by_kl):
+@Kernel
+def form_gradient32(record):
     """Gradients of `form32` in the vectors and log alpha."""
+    log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, by_log_alpha, work, count, n, columns, by_kl, _, _ = arguments(
+        record, 12, 2
+    )
     p = float32_at
     _form_gradient(
         p(log_alpha), p(w), p(r), float64_at(inverses), p(by_w), p(by_r), p(by_std), by_kl, p(by_vectors), p(by_log_alpha), p(work),
@@ -155,9 +161,12 @@ def form_gradient32(log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, b
     )  # fmt: skip
 
 
-@kernel
-def form_gradient64(log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, by_log_alpha, work, count, n, columns, by_kl):
+@Kernel
+def form_gradient64(record):
     """`form_gradient32` for float64."""
+    log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, by_log_alpha, work, count, n, columns, by_kl, _, _ = arguments(
+        record, 12, 2
+    )
     p = float64_at
     _form_gradient(
         p(log_alpha), p(w), p(r), p(inverses), p(by_w), p(by_r), p(by_std), by_kl, p(by_vectors), p(by_log_alpha), p(work),

@@ -1,4 +1,4 @@
-"""The compact form of Householder reflections and the KL of variational structured dropout in one call, for the CPU."""
+"""Noise rotated by Householder reflections and the KL of variational structured dropout, as one node of the graph, for the CPU."""
 
 from __future__ import annotations
 
@@ -10,64 +10,71 @@ from torch import Tensor
 
 from bayesify.native.operators import is_plain
 from bayesify.native.switch import load_kernels
+from bayesify.native.threads import over_rows
 
-__all__ = ["form_and_kl", "forms_natively"]
+__all__ = ["noise_and_kl", "rotates_natively"]
 
-Composed = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
-"""W, R, the root of alpha and the KL as composed operators, for gradients of gradients."""
-
-
-def forms_natively(log_alpha: Tensor, vectors: Tensor) -> bool:
-    """Whether `form_and_kl` can be used."""
-    return vectors.numel() > 0 and is_plain(log_alpha, vectors) and load_kernels("reflection_kernels") is not None
+Composed = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""The noise and the KL as composed operators, for gradients of gradients."""
 
 
-def form_and_kl(
-    log_alpha: Tensor, vectors: Tensor, columns: int, shortest: float, composed: Composed
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""W, R, $\sqrt\alpha$ and the KL of `bayesify.functional.vsd_kl`.
+def rotates_natively(log_alpha: Tensor, vectors: Tensor, eps: Tensor) -> bool:
+    """Whether `noise_and_kl` can be used."""
+    return vectors.numel() > 0 and is_plain(log_alpha, vectors, eps) and load_kernels("reflection_kernels") is not None
+
+
+def noise_and_kl(
+    log_alpha: Tensor, vectors: Tensor, eps: Tensor, columns: int, shortest: float, composed: Composed
+) -> tuple[Tensor, Tensor]:
+    r"""The noise and the KL of `bayesify.functional.structured_noise_and_kl`.
 
     Args:
         log_alpha: (K,).
         vectors: (T, K).
+        eps: (B, K).
         columns: Q.
         shortest: the least norm of a vector that is not ignored.
         composed: the same values by operators, without `shortest`.
 
     Returns:
-        (T, K), (T, K), (K,) and a scalar in nats, differentiable any number of times.
+        (B, K) and a scalar in nats, differentiable any number of times in log_alpha and vectors.
     """
-    return _Form.apply(log_alpha, vectors, columns, shortest, composed)
+    return _NoiseAndKL.apply(log_alpha, vectors, eps, columns, shortest, composed)
 
 
-def _run(name: str, tensors: tuple[Tensor, ...], dtype: torch.dtype, *numbers: float) -> None:
+def _run(name: str, tensors: tuple[Tensor, ...], dtype: torch.dtype, integers: tuple[int, ...], reals: tuple[float, ...]) -> None:
     kernel: Any = getattr(load_kernels("reflection_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
-    kernel(*(t.data_ptr() for t in tensors), *numbers)
+    over_rows(kernel, (*(t.data_ptr() for t in tensors), *integers), reals=reals)
 
 
-class _Form(torch.autograd.Function):
+class _NoiseAndKL(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, log_alpha: Tensor, vectors: Tensor, columns: int, shortest: float, composed: Composed
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx: Any, log_alpha: Tensor, vectors: Tensor, eps: Tensor, columns: int, shortest: float, composed: Composed
+    ) -> tuple[Tensor, Tensor]:
         log_alpha, vectors = log_alpha.contiguous(), vectors.contiguous()
         w, r, std, kl = (torch.empty_like(vectors), torch.empty_like(vectors), torch.empty_like(log_alpha), log_alpha.new_empty(()))
         inverses = vectors.new_empty(len(vectors), dtype=torch.float64)
         arguments = vectors, log_alpha, w, r, inverses, std, kl
-        _run("form", arguments, log_alpha.dtype, *vectors.shape, float(columns), shortest)
+        _run("form", arguments, log_alpha.dtype, tuple(vectors.shape), (columns, shortest))
+        along = eps @ (r * std).mT
         ctx.columns, ctx.composed = columns, composed
-        ctx.save_for_backward(log_alpha, vectors, w, r, inverses)
-        return w, r, std, kl
+        ctx.save_for_backward(log_alpha, vectors, eps, w, r, inverses, std, along)
+        return torch.addmm(torch.addcmul(std.new_ones(()), std, eps), along, w, alpha=-2), kl
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        log_alpha, vectors, w, r, inverses = ctx.saved_tensors
+    def backward(ctx: Any, by_noise: Tensor, by_kl: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        log_alpha, vectors, eps, w, r, inverses, std, along = ctx.saved_tensors
         if torch.is_grad_enabled():  # gradients of the gradient
             used = [t for t in (log_alpha, vectors) if t.requires_grad]
-            found = iter(torch.autograd.grad(ctx.composed(log_alpha, vectors, ctx.columns), used, grads, create_graph=True))
-            return *(next(found) if t.requires_grad else None for t in (log_alpha, vectors)), None, None, None
-        by_w, by_r, by_std, by_kl = (g.contiguous() for g in grads)
+            outputs = ctx.composed(log_alpha, vectors, eps, ctx.columns)
+            found = iter(torch.autograd.grad(outputs, used, (by_noise, by_kl), create_graph=True))
+            return *(next(found) if t.requires_grad else None for t in (log_alpha, vectors)), None, None, None, None
+        by_along = -2 * (by_noise @ w.mT)
+        by_w = torch.mm(along.mT, by_noise).mul_(-2)
+        turned = torch.mm(by_along.mT, eps)  # the gradient of R diag(std)
+        by_r, by_std = turned * std, (by_noise * eps).sum(0) + (turned * r).sum(0)
         by_vectors, by_log_alpha, work = torch.empty_like(vectors), torch.empty_like(log_alpha), torch.empty_like(vectors)
         arguments = log_alpha, w, r, inverses, by_w, by_r, by_std, by_vectors, by_log_alpha, work
-        _run("form_gradient", arguments, log_alpha.dtype, *vectors.shape, float(ctx.columns), float(by_kl))
-        return by_log_alpha, by_vectors, None, None, None
+        _run("form_gradient", arguments, log_alpha.dtype, tuple(vectors.shape), (ctx.columns, float(by_kl)))
+        return by_log_alpha, by_vectors, None, None, None, None
