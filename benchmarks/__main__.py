@@ -21,6 +21,7 @@ NAMES = (
     "hadamard",
     "draws",
     "native_steps",
+    "by_hand",
     "many_models",
     "scaling",
     "tables",

@@ -1,9 +1,9 @@
 """A training step without and with the native operators of `bayesify[fast]`, against the plain network.
 
-    python -m benchmarks.native_steps [--nets LeNet5 ...] [--methods MeanField ...] [--rounds 30] [--threads 1]
+    python -m benchmarks.native_steps [--nets LeNet5 ...] [--methods MeanField ...] [--rounds 30] [--threads 2]
 
-The steps of `benchmarks.training_step`, all interleaved in one process. Ratios to the plain network are medians over rounds, of
-processor time with one thread. Writes results/native_steps.json.
+The steps of `benchmarks.training_step`, all interleaved in one process. Ratios to the plain network are medians over rounds,
+of processor time with one thread, and of wall-clock time with more. Writes results/native_steps.json.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.measure import interleave, parser, print_timings, write
 from benchmarks.nets import WORKLOADS
 from benchmarks.training_step import METHODS, steps
 
-_NETS = ("MLP 784-400-400-10", "LeNet5")
+_NETS = ("MLP 784-400-400-10", "LeNet5", "AlexNet", "ResNet18")
 _METHODS = ("MeanField", "MeanField, shared noise", "VariationalDropout", "VSD, T = 2")
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     options = parser(__doc__, rounds=30)
     options.add_argument("--nets", nargs="*", default=list(_NETS), choices=list(WORKLOADS))
     options.add_argument("--methods", nargs="*", default=list(_METHODS), choices=list(METHODS))
-    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter

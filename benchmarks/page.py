@@ -197,6 +197,14 @@ def _native_steps() -> str:
     return f"{_table(['', *(column for net in nets for column in (net, 'native'))], rows)}\n\n{_environment(results)}"
 
 
+def _by_hand() -> str:
+    results = read("by_hand")
+    nets = results["nets"]
+    names = [name for name in next(iter(nets.values())) if name != "plain" and not name.endswith(", by hand")]
+    rows = [[_code(n), *(f"{net[f]['ratio']:.2f}" for net in nets.values() for f in (n, f"{n}, by hand"))] for n in names]
+    return f"{_table(['', *(column for net in nets for column in (net, 'by hand'))], rows)}\n\n{_environment(results)}"
+
+
 def _ceilings() -> str:
     results = read("scaling")
     rows = [[name, f"{value:g}"] for name, value in results["ceilings"].items()]
@@ -285,6 +293,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "hadamard": _hadamard,
     "draws": _draws,
     "native steps": _native_steps,
+    "by hand": _by_hand,
     "ceilings": _ceilings,
     "compared": _compared,
     "predicted": _predicted,

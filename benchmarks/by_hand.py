@@ -1,0 +1,173 @@
+"""A training step by the library against the same formulas and kernels written out: what the library around them costs.
+
+    python -m benchmarks.by_hand [--nets LeNet5 ...] [--rounds 41] [--threads 2]
+
+The written-out steps know their network, which must be a chain of linear layers, convolutions and modules without parameters. They
+check nothing, and draw and differentiate as the library does, so that no step in eager PyTorch takes much less time. Writes
+results/by_hand.json, ratios to the plain network.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesify.functional import gaussian_factors, log_uniform_kl, standard_normal, structured_noise_and_kl
+from bayesify.native.channels import scale_channels
+from bayesify.native.gaussians import draws_and_kl, local_draw, variances_and_kl, with_square
+from bayesify.native.local_linear import local_linear
+from benchmarks.measure import interleave, parser, print_timings, write
+from benchmarks.nets import WORKLOADS, Workload
+from benchmarks.training_step import METHODS, bayesian_step, plain_step
+
+_NETS = ("MLP 784-400-400-10", "LeNet5", "AlexNet")
+_ROWS = 50_000
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class _Layer(ABC):
+    """A random layer: its parameters beside those of the plain one, and its output and KL."""
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
+        self.layer = layer
+        self.parameters = list[nn.Parameter]()
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and KL."""
+
+    def op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if isinstance(self.layer, nn.Linear):
+            return F.linear(x, weight, bias)
+        return self.layer._conv_forward(x, weight, bias)
+
+    def scaled(self, x: Tensor, factors: Tensor, shift: Tensor | None = None) -> Tensor:
+        if x.dim() == 4:
+            return scale_channels(x, factors, shift)
+        return x * factors
+
+
+class _Gaussian(_Layer):
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
+        super().__init__(layer)
+        assert layer.bias is not None
+        self.means = [layer.weight, layer.bias]
+        self.parameters = [nn.Parameter(torch.full_like(mean, -4.0)) for mean in self.means]
+
+
+class _SharedNoise(_Gaussian):
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        eps = [standard_normal(*mean.shape, like=mean) for mean in self.means]
+        (weight, bias), kl = draws_and_kl(self.means, self.parameters, [None, None], 1.0, eps)
+        return self.op(x, weight.squeeze(0), bias.squeeze(0)), kl
+
+
+class _LocalNoise(_Gaussian):
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(self.layer, nn.Linear):
+            eps = standard_normal(len(x), self.layer.out_features, like=x)
+            return local_linear(x, eps, self.means, self.parameters, [None, None], 1.0)
+        means, variances, kl = variances_and_kl(self.means, self.parameters, [None, None], 1.0)
+        plain, square = with_square(x)
+        mean, variance = self.op(plain, *means), self.op(square, *variances)
+        return local_draw(mean, variance, standard_normal(*mean.shape, like=mean), _TINY), kl
+
+
+class _Dropout(_Layer):
+    """Noise on the inputs, or behind the layer where it has one channel."""
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
+        super().__init__(layer)
+        self.size = layer.weight.shape[1]
+        self.parameters = [nn.Parameter(torch.full((self.size,), -1.4))]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        (log_alpha,), layer = self.parameters, self.layer
+        factors, kl = gaussian_factors(log_alpha, len(x), self.size, 0.0), log_uniform_kl(log_alpha.clamp(max=0.0)).sum()
+        if self.size == 1:
+            y = self.op(x, layer.weight, None)
+            return self.scaled(y, factors.expand(-1, y.shape[1]), layer.bias), kl
+        return self.op(self.scaled(x, factors), layer.weight, layer.bias), kl
+
+
+class _StructuredDropout(_Layer):
+    """Two reflections; noise on the outputs of convolutions, and on the inputs of linear layers."""
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
+        super().__init__(layer)
+        size = layer.weight.shape[1 if isinstance(layer, nn.Linear) else 0]
+        self.columns = layer.weight.numel() // size
+        shapes = (size,), (1, size), (10, size), (10,), (size, 10), (size,)
+        self.parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        log_alpha, first, *connection = self.parameters
+        second = F.linear(F.linear(first, *connection[:2]).relu(), *connection[2:])
+        eps = standard_normal(len(x), len(log_alpha), like=log_alpha)
+        noise, kl = structured_noise_and_kl(log_alpha, torch.cat([first, second]), eps, self.columns)
+        layer = self.layer
+        if isinstance(layer, nn.Linear):
+            return self.op(self.scaled(x, noise), layer.weight, layer.bias), kl
+        return self.scaled(self.op(x, layer.weight, None), noise, layer.bias), kl
+
+
+LAYERS: dict[str, type[_Layer]] = {
+    "MeanField": _LocalNoise,
+    "MeanField, shared noise": _SharedNoise,
+    "VariationalDropout": _Dropout,
+    "VSD, T = 2": _StructuredDropout,
+}
+
+
+def step_by_hand(workload: Workload, kind: type[_Layer], x: Tensor, y: Tensor) -> Callable[[], None]:
+    """A training step of the network with all linear layers and convolutions random."""
+    net = workload.net().train()
+    modules = [kind(module) if isinstance(module, nn.Linear | nn.Conv2d) else module for module in net.children()]
+    own = [parameter for module in modules if isinstance(module, _Layer) for parameter in module.parameters]
+    optimizer = torch.optim.Adam([*net.parameters(), *own], lr=1e-4, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        outputs, kls = x, list[Tensor]()
+        for module in modules:
+            if isinstance(module, _Layer):
+                outputs, kl = module(outputs)
+                kls.append(kl)
+            else:
+                outputs = module(outputs)
+        (F.cross_entropy(outputs, y) + torch.stack(kls).sum() / _ROWS).backward()
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    options = parser(__doc__, rounds=41)
+    options.add_argument("--nets", nargs="*", default=list(_NETS), choices=_NETS)
+    options.add_argument("--methods", nargs="*", default=list(LAYERS), choices=list(LAYERS))
+    options.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = options.parse_args()
+    torch.set_num_threads(arguments.threads)
+    nets: dict[str, object] = {}
+    for name in arguments.nets:
+        torch.manual_seed(0)
+        workload = WORKLOADS[name]
+        x, y = workload.inputs(), torch.randint(0, 10, (workload.batch,))
+        candidates = {"plain": plain_step(workload, x, y)}
+        for method in arguments.methods:
+            candidates[method] = bayesian_step(workload, METHODS[method], x, y)
+            candidates[f"{method}, by hand"] = step_by_hand(workload, LAYERS[method], x, y)
+        nets[name] = timed = interleave(candidates, arguments.rounds, warmup=4, clock=time.perf_counter)
+        print_timings(name, timed)
+    if not arguments.dry:
+        settings = {name: value for name, value in vars(arguments).items() if name != "dry"}
+        write("by_hand", {"settings": settings, "nets": nets})
+
+
+if __name__ == "__main__":
+    main()
