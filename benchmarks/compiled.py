@@ -90,7 +90,7 @@ def _steps_of_fit_many(net: str, method: Method, steps: int) -> Callable[[], Non
         patience=None,
     )  # fmt: skip
     data = load_model_data(training, len(x), _CPU)
-    stack = Stack([Objective(training.bnn, likelihood, data.auxiliary)], data.n, _CPU, 1, compile=True)
+    stack = Stack([Objective(training.bnn, likelihood, data.auxiliary)], data.n, _CPU, 1, compile=True, join=True)
     loop = Loop([training], [data], settings, stack)
     return lambda: loop.run_epoch(1)
 

@@ -52,6 +52,7 @@ from bayesify.train import History, Training, fit, fit_many
 from bayesify.train.many import dispatch
 from bayesify.train.many.optimizers import Optimizers
 from bayesify.train.many.random_streams import Draw, Noise, Streams
+from bayesify.train.many.stack import _joined
 
 F64 = torch.float64
 extended = partial(pytest.param, marks=pytest.mark.extended)
@@ -162,6 +163,29 @@ FIRST = [KINDS.index(kind) for kind in QUICK]
 @pytest.mark.parametrize("index", [pytest.param(i, marks=() if i in FIRST else pytest.mark.extended) for i in range(len(METHODS))])
 def test_every_method_trains_together_as_alone(index: int) -> None:
     check_equal([training(k, METHODS[index](k)) for k in range(3)])
+
+
+class _Scaled(nn.Module):
+    """A network with a scalar parameter, and one without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scale, self.unused = mlp(), nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.scale
+
+
+def test_parameters_of_all_shapes_are_one_tensor_for_the_optimizer() -> None:
+    parameters = {"scalar": torch.randn(3), "matrix": torch.randn(3, 4, 5), "empty": torch.zeros(3, 0), "vector": torch.randn(3, 2)}
+    trained, views = _joined(parameters)
+    assert [x.shape for x in trained.values()] == [(3, 23)]
+    assert all(torch.equal(views[name], x) for name, x in parameters.items())
+    trained["all"][1] += 1
+    assert all(torch.equal(views[name], x + torch.eye(3)[1].reshape(3, *[1] * (x.dim() - 1))) for name, x in parameters.items())
+    trainings = [training(k, net=_Scaled) for k in range(2)]
+    check_equal(trainings)
+    assert all(bool((one.bnn.net.unused == 1).all()) for one in trainings)
 
 
 def test_gradients_with_other_strides_than_their_weights() -> None:

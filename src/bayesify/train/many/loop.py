@@ -16,8 +16,9 @@ from bayesify.errors import DivergenceError
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
 from bayesify.train.many.optimizers import Optimizers
-from bayesify.train.many.stack import Stack, StackedData, stack_data
+from bayesify.train.many.stack import Stack
 from bayesify.train.many.stack_checkpoint import StackCheckpoint
+from bayesify.train.many.stacked_data import StackedData, stack_data
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData
 from bayesify.train.objective import Objective, log_density
@@ -91,7 +92,7 @@ def train_together(
         for objective in objectives:
             exits.enter_context(preserved_state(objective, device))
         exits.enter_context(one_thread(device, step_work(objectives, data[0].train, settings)))
-        stack = Stack(objectives, data[0].n, device, settings.samples, compile)
+        stack = Stack(objectives, data[0].n, device, settings.samples, compile, join=settings.optimizer is None)
         loop = Loop(trainings, data, settings, stack)
         file = None if checkpoint is None else StackCheckpoint(checkpoint, loop, trainings, data, settings)
         done = 0 if file is None else file.resume_or_start(resume)
@@ -124,7 +125,7 @@ class Loop:
         validation = [d.validation for d in data if d.validation is not None]
         self.validation = stack_data(validation) if validation else None
         rates = [training.learning_rate for training in trainings]
-        self.optimizers = Optimizers(stack.parameters, rates, settings.optimizer, settings.scheduler, settings.clip_norm)
+        self.optimizers = Optimizers(stack.trained, rates, settings.optimizer, settings.scheduler, settings.clip_norm)
         self.histories = [History(n=d.n) for d in data]
         self.best: list[dict[str, Tensor] | None] = [None] * len(trainings)
         self.running = set(range(len(trainings)))

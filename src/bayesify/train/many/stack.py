@@ -3,107 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
 from bayesify.core.module_comparison import same_function
 from bayesify.train.batch import Batch
 from bayesify.train.many.graph import Function
 from bayesify.train.many.random_streams import Streams
+from bayesify.train.many.stacked_data import StackedData
 from bayesify.train.many.vectorization import UntraceableError, VectorizedFunction
 from bayesify.train.objective import Objective
 
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
-    from bayesify.train.data_loading import Batches, InMemoryBatches, RowGroupBatches
+__all__ = ["Stack"]
 
-__all__ = ["Stack", "StackedData", "stack_data"]
-
-
-class StackedData(ABC):
-    """Batches of K models, which all have the same sizes.
-
-    Attributes:
-        sizes: rows of each batch of an epoch.
-        structure: of inputs, targets and weights.
-        is_weighted: whether the rows have weights.
-    """
-
-    sizes: list[int]
-    structure: TreeSpec
-    is_weighted: bool
-
-    @abstractmethod
-    def epoch(self, epoch: int) -> Iterator[list[Tensor]]:
-        """Yield the tensors (K, B, ...) of each batch, with rows in the order of each model."""
-
-
-def stack_data(data: Sequence[Batches]) -> StackedData:
-    """Return the batches of K models together."""
-    return _StackedTensors(data) if data[0].tensors is not None else _StackedRowGroups(data)
-
-
-class _StackedRowGroups(StackedData):
-    """Windows of row groups that all models share; each has another order of the rows of a window."""
-
-    def __init__(self, data: Sequence[Batches]) -> None:
-        self.data = [cast("RowGroupBatches", batches) for batches in data]
-        first, example = self.data[0], self.data[0].data.example
-        self.sizes = [size for window in range(first.windows.count) for size in first.windows.sizes(window, 1)]
-        self.structure, self.is_weighted = tree_flatten(example.tensors)[1], example.weights is not None
-
-    def epoch(self, epoch: int) -> Iterator[list[Tensor]]:
-        first = self.data[0]
-        for window, rows in enumerate(first.read(epoch)):
-            leaves = tree_leaves(first.to_device(rows).tensors)
-            for indices in zip(*(batches.indices(epoch, window) for batches in self.data), strict=True):
-                index = torch.stack(indices).to(leaves[0].device)
-                yield [leaf.index_select(0, index.flatten()).unflatten(0, index.shape) for leaf in leaves]
-
-
-class _StackedTensors(StackedData):
-    """Rows of K data sets of one size in memory; tensors that all models share are stored once."""
-
-    def __init__(self, data: Sequence[Batches]) -> None:
-        in_memory = [cast("InMemoryBatches", batches) for batches in data]
-        self.orders = [batches.order for batches in in_memory]
-        flat = [tree_flatten(batches.tensors.tensors) for batches in in_memory if batches.tensors is not None]
-        self.rows, self.sizes, self.structure = self.orders[0].n, self.orders[0].sizes(), flat[0][1]
-        self.is_weighted = any(batches.tensors.weights is not None for batches in in_memory if batches.tensors is not None)
-        self.leaves: list[Tensor] = []
-        self.separate: list[bool] = []
-        for tensors in zip(*(leaves for leaves, _ in flat), strict=True):
-            self.separate.append(any(x.data_ptr() != tensors[0].data_ptr() for x in tensors))
-            self.leaves.append(torch.cat(tensors) if self.separate[-1] else tensors[0])
-
-    def epoch(self, epoch: int) -> Iterator[list[Tensor]]:
-        rows = []
-        for order in self.orders:
-            order.epoch = epoch
-            rows.append(torch.cat(list(order.indices())))
-        shuffled = torch.stack(rows).to(self.leaves[0].device)
-        offset = torch.arange(len(self.orders), device=shuffled.device).unsqueeze(1) * self.rows
-        for row, offset_row in zip(shuffled.split(self.sizes, 1), (shuffled + offset).split(self.sizes, 1), strict=True):
-            index = {True: offset_row.flatten(), False: row.flatten()}
-            yield [
-                leaf.index_select(0, index[separate]).unflatten(0, row.shape)
-                for leaf, separate in zip(self.leaves, self.separate, strict=True)
-            ]
+_FEW_WEIGHTS = 2**16  # of a model, whose parameters are joined
 
 
 @dataclasses.dataclass
 class _Names:
-    """Names of the first tensors of a traced function: learned parameters, then the rest of the state."""
+    """Names of the first tensors of a traced function: learned parameters, then the rest of the state.
+
+    Attributes:
+        joined: whether the gradients of all learned parameters are returned as one tensor.
+    """
 
     learned: list[str]
     fixed: list[str]
+    joined: bool
 
 
 class Stack:
@@ -115,22 +49,30 @@ class Stack:
         device: of the objectives.
         samples: S, draws per example and training step.
         compile: whether to compile training steps.
+        join: whether the optimizer treats all weights alike, so that those of a small network can be one tensor.
 
     Attributes:
         parameters: learned parameters, by name.
+        trained: what the optimizer updates, by name: the parameters, or one tensor of which they are views.
         state: buffers and frozen parameters, by name.
         streams: the random streams of the models.
     """
 
-    def __init__(self, objectives: Sequence[Objective], n: int, device: torch.device, samples: int, compile: bool) -> None:
+    def __init__(
+        self, objectives: Sequence[Objective], n: int, device: torch.device, samples: int, compile: bool, join: bool = False
+    ) -> None:
         self.objectives, self.n, self.samples, self.compile = objectives, n, samples, compile
         states = [{**dict(o.named_parameters()), **dict(o.named_buffers())} for o in objectives]
         learned = [name for name, p in objectives[0].named_parameters() if p.requires_grad]
-        self.names = _Names(learned, [name for name in states[0] if name not in set(learned)])
-        self.parameters = {name: torch.stack([s[name].detach() for s in states]) for name in self.names.learned}
+        self.parameters = {name: torch.stack([s[name].detach() for s in states]) for name in learned}
+        self.trained = self.parameters
+        if joins := join and _can_be_joined(self.parameters.values()):
+            self.trained, self.parameters = _joined(self.parameters)
+        self.names = _Names(learned, [name for name in states[0] if name not in set(learned)], joins)
         self.state = {name: torch.stack([s[name].detach() for s in states]) for name in self.names.fixed}
         self.loss_dtype = torch.promote_types(next(iter(self.parameters.values())).dtype, torch.float32)
         self.streams = Streams(len(objectives), device)
+        self._collecting = {model for model, objective in enumerate(objectives) if objective.bnn.collects}
         # models that differ in tensors alone share a function and its graph
         self.representatives = [next(i for i, other in enumerate(objectives) if same_function(other, o)) for o in objectives]
         # by shapes of batches: two per data set, because all batches but the last have one size
@@ -138,7 +80,7 @@ class Stack:
         self._log_probs: dict[Any, VectorizedFunction] = {}
 
     def step(self, batch: list[Tensor], data: StackedData, weights: list[list[float]]) -> tuple[dict[str, Tensor], Tensor]:
-        """Return gradients by parameter, and loss, NLL and KL (K, 3), of one batch; update buffers.
+        """Return gradients of what is `trained`, by name, and loss, NLL and KL (K, 3), of one batch; update buffers.
 
         Args:
             batch: its tensors (K, B, ...).
@@ -153,9 +95,7 @@ class Stack:
             self._steps[key] = self._vectorize([steps[i] for i in self.representatives], arguments, train=True), steps[0]
         function, step = self._steps[key]
         *outputs, terms = function(arguments, self.streams)
-        gradients = dict(
-            zip([name for name, used in zip(self.names.learned, step.used, strict=True) if used], outputs, strict=False)
-        )
+        gradients = dict(zip([name for name, used in zip(self.trained, step.used, strict=True) if used], outputs, strict=False))
         for name, value in zip(self.names.fixed, outputs[len(gradients) :], strict=True):
             if value is not self.state[name]:
                 self.state[name].copy_(value)
@@ -175,7 +115,7 @@ class Stack:
         """Take the snapshots that are due between two fractions of training, for posteriors collected along it."""
         for model in models:
             objective = self.objectives[model]
-            if objective.bnn.is_due(before, after):
+            if model in self._collecting and objective.bnn.is_due(before, after):
                 state = {f"objective.{name}": x[model] for name, x in (self.parameters | self.state).items()}
                 functional_call(_Collection(objective, before, after), state, ())  # writes into the stacked buffers
 
@@ -195,23 +135,43 @@ class Stack:
         objective = self.objectives[model]
         return {name: x.detach() for name, x in (*objective.named_parameters(), *objective.named_buffers())}
 
+    def _separate(self, outputs: Sequence[Tensor], train: bool) -> list[Tensor]:
+        """Outputs of a function, with gradients by parameter."""
+        if not (train and self.names.joined):
+            return list(outputs)
+        return [*outputs[0].split([x[0].numel() for x in self.parameters.values()], -1), *outputs[1:]]
+
     def _vectorize(self, functions: Sequence[Function], arguments: Sequence[Tensor], train: bool) -> VectorizedFunction:
         """Vectorize the functions; the result is checked on the arguments against functions of one model."""
         for objective in self.objectives:
             objective.train(train)
         unstacked = [[x[model] for x in arguments] for model in range(len(functions))]
         before = self.streams.states()
-        vectorized = VectorizedFunction(functions, unstacked, self.compile and train)
+        vectorized = VectorizedFunction(functions, unstacked, arguments, self.compile and train)
         self.streams.restore(before)
         outputs = vectorized(arguments, self.streams)
         self.streams.restore(before)
         for model in {0, len(functions) - 1}:
             self.streams.activate(model)
             expected = functions[model](*unstacked[model])
-            if not all(_close(x[model], y) for x, y in zip(outputs, expected, strict=True)):
+            pairs = zip(self._separate(outputs, train), self._separate(expected, train), strict=True)
+            if not all(_close(x[model], y) for x, y in pairs):
                 raise UntraceableError("the values of stacked models differ from those of a single model")
         self.streams.restore(before)
         return vectorized
+
+
+def _can_be_joined(parameters: Iterable[Tensor]) -> bool:
+    """Whether parameters can be one tensor, and an optimizer's step on it is faster: for small networks, which consist of calls."""
+    parameters = list(parameters)
+    return len({x.dtype for x in parameters}) == 1 and sum(x[0].numel() for x in parameters) <= _FEW_WEIGHTS
+
+
+def _joined(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One tensor (K, P) of all parameters, by name, and these as views of it."""
+    joined = torch.cat([x.flatten(1) if x.dim() > 1 else x.unsqueeze(1) for x in parameters.values()], 1)
+    parts = joined.split([x[0].numel() for x in parameters.values()], 1)
+    return {"all": joined}, {name: part.view(x.shape) for (name, x), part in zip(parameters.items(), parts, strict=True)}
 
 
 def _close(x: Tensor, y: Tensor) -> bool:
@@ -238,6 +198,10 @@ class _Step:
         with torch.enable_grad():
             loss, nll, kl = functional_call(self.objective, state, (batch, self.samples, self.n, betas[0], betas[1]))
             gradients = torch.autograd.grad(loss, learned, allow_unused=True)
+        if self.names.joined:
+            gradients = [
+                torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(learned, gradients, strict=True)])
+            ]
         self.used = [g is not None for g in gradients]
         return *(g for g in gradients if g is not None), *fixed, torch.stack((loss.detach(), nll, kl))
 

@@ -51,6 +51,7 @@ class VectorizedFunction:
     Args:
         functions: one per model; models that share a function object share its graph.
         arguments: the tensors of each model.
+        stacked: those of all models (K, ...).
         compile: whether to compile the graph, which needs a C++ compiler.
 
     Raises:
@@ -58,7 +59,13 @@ class VectorizedFunction:
             more than numbers.
     """
 
-    def __init__(self, functions: Sequence[Function], arguments: Sequence[Sequence[Tensor]], compile: bool = False) -> None:
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        arguments: Sequence[Sequence[Tensor]],
+        stacked: Sequence[Tensor],
+        compile: bool = False,
+    ) -> None:
         unique = list(dict.fromkeys(functions))
         indices = [unique.index(function) for function in functions]
         try:
@@ -66,7 +73,6 @@ class VectorizedFunction:
             self.noise = Noise([graphs[i].draws for i in indices])
             module, constants = _merge(graphs)
             self.constants = [constant[torch.tensor(indices, device=constant.device)] for constant in constants]
-            stacked = [torch.stack(tensors) for tensors in zip(*arguments, strict=True)]
             with torch.no_grad():
                 replay = simplify(trace_graph(vmap(module), [*stacked, *self.noise.buffers, *self.constants]))
         except _UNTRACEABLE as error:
