@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bayesify import Bayesian, LinearWarmup, bayesify, fit, predict
+from bayesify import Bayesian, Likelihood, LinearWarmup, bayesify, fit, predict
 from bayesify.core.checks import check_choice, check_integer, check_positive
 from bayesify.errors import ConfigurationError, DivergenceError
 from bayesify.predictive import GaussianPredictive
@@ -24,13 +24,23 @@ from experiments.harness.numbers import Estimate, markdown
 from experiments.harness.protocol import ByJob, Context, Job, Protocol, Table, Unit, UnitError, plain
 from experiments.protocols.fidelity.comparison import SCORES, compare, probabilities_of, rounded, targets_scored
 from experiments.protocols.fidelity.figure import draw_bands, draw_variation
-from experiments.protocols.fidelity.tasks import CLASSES, NOISE, TASKS, UCI_SETS, make_likelihood, make_net, make_task, regions_of
+from experiments.protocols.fidelity.tasks import (
+    CLASSES,
+    NOISE,
+    TASKS,
+    UCI_SETS,
+    Task,
+    make_likelihood,
+    make_net,
+    make_task,
+    regions_of,
+)
 from experiments.protocols.shared.configuration import check_fields, list_of, make_methods, method_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["REFERENCE", "Fidelity", "Settings", "schedule_of"]
+__all__ = ["REFERENCE", "Fidelity", "Settings", "schedule_of", "trained"]
 
 REFERENCE = "HMC"
 
@@ -128,22 +138,7 @@ class Fidelity(Protocol):
     def run_seed(self, settings: Mapping[str, Any], seed: int, data_dir: Path | None = None) -> Unit:
         """Train a method and predict the test inputs."""
         task = make_task(settings["data"], settings["rows"], seed, data_dir)
-        torch.manual_seed(seed)
-        bnn = bayesify(make_net(settings, task), make_methods(settings["posterior"]))
-        likelihood = make_likelihood(settings)
-        fit(
-            bnn,
-            (task.x, task.y),
-            likelihood,
-            epochs=settings["epochs"],
-            batch_size=len(task.x),
-            learning_rate=settings["learning_rate"],
-            scheduler=schedule_of(bnn, settings["epochs"]),
-            beta=LinearWarmup(beta=settings.get("beta", 1.0), fraction=0.3),
-            seed=seed,
-            accelerator="cpu",
-            progress=False,
-        )
+        bnn, likelihood = trained(settings, task, seed)
         bnn.double()
         common: dict[str, Any] = {"samples": settings["samples"], "seed": seed, "coherent": True, "progress": False}
         predictive = predict(bnn, task.test.double(), likelihood, **common)
@@ -187,6 +182,27 @@ class Fidelity(Protocol):
             return draw_bands(shown, results[REFERENCE]["0"], make_task("gap", settings.rows, 0))
         scores = _compare_all(settings, jobs, results)
         return draw_variation(scores, list(regions_of(settings.data, settings.rows, 0))) if scores else None
+
+
+def trained(settings: Mapping[str, Any], task: Task, seed: int) -> tuple[Bayesian, Likelihood]:
+    """A network trained by a method with the settings of a job, and its likelihood."""
+    torch.manual_seed(seed)
+    bnn = bayesify(make_net(settings, task), make_methods(settings["posterior"]))
+    likelihood = make_likelihood(settings)
+    fit(
+        bnn,
+        (task.x, task.y),
+        likelihood,
+        epochs=settings["epochs"],
+        batch_size=len(task.x),
+        learning_rate=settings["learning_rate"],
+        scheduler=schedule_of(bnn, settings["epochs"]),
+        beta=LinearWarmup(beta=settings.get("beta", 1.0), fraction=0.3),
+        seed=seed,
+        accelerator="cpu",
+        progress=False,
+    )
+    return bnn, likelihood
 
 
 def schedule_of(bnn: Bayesian, epochs: int) -> partial[CosineAnnealingLR] | None:
