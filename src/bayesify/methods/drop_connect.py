@@ -44,7 +44,7 @@ class DropConnect(Method):
     family: ClassVar[str] = "Dropout"
     paper: ClassVar[str] = "Wan et al. 2013, ICML"
     advice: ClassVar[str] = "Dropout of weights instead of inputs, with a fixed rate."
-    cost: ClassVar[str] = "1.2, 1.2; S passes"
+    cost: ClassVar[str] = "1.2, 1.1; S passes"
 
     p: float = 0.1
     prior_std: float | None = None
