@@ -3,11 +3,11 @@
 import re
 
 import pytest
-
-from bayesify import Method
 from benchmarks.measure import read
 from benchmarks.page import PAGE, fill_tables
 from benchmarks.training_step import METHODS
+
+from bayesify import Method
 
 LABELS = {type(method).__name__: label for label, method in reversed(METHODS.items())} | {"VSD": "VSD, T = 2", "SGHMC": "SGLD"}
 STATED = {name: kind.cost for name, kind in Method.registry.items() if re.match(r"[\d.]+, [\d.]+", kind.cost)}
