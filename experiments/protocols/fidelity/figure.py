@@ -35,7 +35,7 @@ def draw_variation(scores: Mapping[str, Mapping[str, Estimate]], regions: Sequen
     ax.set_yticks(range(len(names)), names, fontsize=7)
     ax.set_xlim(left=0)
     ax.set_xlabel("total variation from the posterior")
-    ax.legend(frameon=False, fontsize=7)
+    ax.legend(frameon=False, fontsize=7, ncol=2, loc="lower right", bbox_to_anchor=(1, 1))  # beside points it would look like some
     return figure
 
 
