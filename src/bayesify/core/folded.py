@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
@@ -102,7 +102,7 @@ class Folded(Planning):
         if plan.folds and samples > 1:
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch, plan)
             outputs = self._run_as_examined(forward_pass, call, samples, plan)
-            return [forward_pass], tree_map(lambda y: unfold(y, samples, call.batch), outputs)
+            return [forward_pass], unfold(outputs, samples, call.batch)
         passes: list[ForwardPass] = []
         runs: list[Any] = []
         separate = SeparateDraws(samples)
@@ -110,9 +110,7 @@ class Folded(Planning):
             passes.append(self._new_pass(1, coherent, s == 0, None, plan, partial(separate.one, s)))
             self._draw_first(passes[-1], plan)
             runs.append(self._run(passes[-1], call, 1))
-        if isinstance(runs[0], Tensor):  # pytrees are slow
-            return passes, stack(tuple(runs), call.batch, self.batch_dim)
-        return passes, tree_map(lambda *ys: stack(ys, call.batch, self.batch_dim), *runs)
+        return passes, stack(runs, call.batch, self.batch_dim)
 
     def _new_pass(
         self,

@@ -1,28 +1,40 @@
-"""Outputs of passes, separated by draw, for one leaf at a time.
+"""Outputs of passes, tensors or nested ones, separated by draw.
 
 Shapes: S draws, B batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from bayesify.errors import ConfigurationError
 
 __all__ = ["stack", "unfold"]
 
 
-def unfold(y: Any, samples: int, batch: int) -> Any:
+def unfold(outputs: Any, samples: int, batch: int) -> Any:
     """Reshape (S*B, ...) to (S, B, ...)."""
-    _check_output(y, batch, 0, samples)
-    return y.unflatten(0, (samples, batch)) if isinstance(y, Tensor) else y
+
+    def of_leaf(y: Any) -> Any:
+        _check_output(y, batch, 0, samples)
+        return y.unflatten(0, (samples, batch)) if isinstance(y, Tensor) else y
+
+    return tree_map(of_leaf, outputs)
 
 
-def stack(runs: tuple[Any, ...], batch: int, batch_dim: int) -> Any:
+def stack(runs: Sequence[Any], batch: int, batch_dim: int) -> Any:
     """Stack the outputs of one pass per draw, with the batch in any dimension, to (S, B, ...)."""
+    if isinstance(runs[0], Tensor):  # pytrees are slow
+        return _stack(runs, batch, batch_dim)
+    return tree_map(lambda *ys: _stack(ys, batch, batch_dim), *runs)
+
+
+def _stack(runs: Sequence[Any], batch: int, batch_dim: int) -> Any:
     for y in runs:
         _check_output(y, batch, batch_dim, 1)
     return torch.stack([y.movedim(batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
