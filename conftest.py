@@ -1,6 +1,7 @@
-"""What doctests may use without importing it: torch, nn and bayesify's public names."""
+"""What doctests may use without importing it: torch, nn and bayesify's public names; and kernels where their library is missing."""
 
 import importlib.util
+import os
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ import torch
 import bayesify
 from bayesify.native import switch
 
-if importlib.util.find_spec("numba") is None:
-    collect_ignore_glob = ["src/bayesify/native/*_kernels.py"]
+_KERNELS = {"numba": "src/bayesify/native/*_kernels.py", "triton": "src/bayesify/native/gpu/*_kernels.py"}
+collect_ignore_glob = [files for library, files in _KERNELS.items() if importlib.util.find_spec(library) is None]
+if not torch.cuda.is_available():  # Triton's kernels run in its interpreter; read when Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)
@@ -23,4 +26,5 @@ def _doctest_namespace(doctest_namespace: dict[str, object]) -> None:
 @pytest.fixture(autouse=True)
 def _native_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     """What turns the native operators off, or on, does so for one test."""
-    monkeypatch.setattr(switch, "_is_used", switch._is_used)
+    for device, library in switch.LIBRARIES.items():
+        monkeypatch.setitem(switch.LIBRARIES, device, library)

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from bayesify import EMP, VIFO, VSD, WHVI, Categorical, Gaussian, MeanField, Method, VariationalDropout, bayesify, elbo
+from bayesify.native import use_native
+from bayesify.native.switch import LIBRARIES
 from bayesify.train import Training, fit, fit_many
 from benchmarks.hadamard import layers, transforms
 from benchmarks.measure import interleave, parser, print_timings, repeat, write
@@ -38,13 +40,43 @@ METHODS: dict[str, Method] = {
     "EMP": EMP(),
     "VIFO": VIFO(),
 }
+WITH_KERNELS = ("MeanField", "MeanField, shared noise", "VariationalDropout", "WHVI")
 _MOST_ROUNDS = 30
+
+
+def _both(name: str, run: Callable[[], object], device: torch.device) -> Candidates:
+    """A candidate with PyTorch's operators, and one with the native ones of the device."""
+
+    def switched(native: bool) -> Callable[[], None]:
+        def candidate() -> None:
+            before = LIBRARIES[device.type]
+            use_native(native, device.type)  # pyright: ignore[reportArgumentType]
+            try:
+                run()
+            finally:
+                LIBRARIES[device.type] = before
+
+        return candidate
+
+    return {name: switched(native=False), f"{name}, native": switched(native=True)}
 
 
 def training(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
     """Steps of eager code against the plain network; as in benchmarks.training_step."""
     nets = ("MLP 784-400-400-10",) if quick else ("MLP 784-400-400-10", "LeNet5", "ResNet18")
     return {net: steps(WORKLOADS[net], METHODS) for net in nets}
+
+
+def native(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
+    """Steps with PyTorch's operators and with native ones, against the plain network; as in benchmarks.native_steps."""
+    nets = ("MLP 784-400-400-10",) if quick else ("MLP 784-400-400-10", "LeNet5", "ResNet18")
+    parts: dict[str, Candidates] = {}
+    for net in nets:
+        plain, *others = steps(WORKLOADS[net], {name: METHODS[name] for name in WITH_KERNELS}).items()
+        parts[net] = dict([plain])
+        for name, step in others:
+            parts[net] |= _both(name, step, device)
+    return parts
 
 
 def compiled(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
@@ -92,14 +124,14 @@ def prediction(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
 
 
 def hadamard(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
-    """The transform against a copy of its input, and a WHVI layer against `nn.Linear`."""
-    sizes = (128,) if quick else (512, 1024, 4096)
+    """The transform against a copy of its input, and a WHVI layer against `nn.Linear`, with PyTorch's operators and native ones."""
+    sizes, rows = ((128,), 16) if quick else ((512, 1024, 4096), 4096)
     parts: dict[str, Candidates] = {}
     for n in sizes:
-        timed = transforms(n, 4096 if not quick else 16)
-        parts[f"transform {n}"] = {name: timed[name] for name in ("copy", "fwht", "dense") if name in timed}
-        timed = layers(n, 4096 if not quick else 16)
-        parts[f"layer {n}"] = {name: timed[name] for name in ("nn.Linear", "WHVI")}
+        timed = transforms(n, rows)
+        parts[f"transform {n}"] = {"copy": timed["copy"], **_both("fwht", timed["fwht"], device), "dense": timed["dense"]}
+        timed = layers(n, rows)
+        parts[f"layer {n}"] = {"nn.Linear": timed["nn.Linear"], **_both("WHVI", timed["WHVI"], device)}
     return {name: {kind: repeat(run, 10) for kind, run in runs.items()} for name, runs in parts.items()}
 
 
@@ -146,8 +178,8 @@ def generation(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
 
 
 PARTS: dict[str, Callable[[torch.device, bool], Mapping[str, Candidates]]] = {
-    "training": training, "compiled": compiled, "prediction": prediction, "hadamard": hadamard, "fitting": fitting, "many": many,
-    "generation": generation,
+    "training": training, "native": native, "compiled": compiled, "prediction": prediction, "hadamard": hadamard,
+    "fitting": fitting, "many": many, "generation": generation,
 }  # fmt: skip
 
 

@@ -132,7 +132,7 @@ class MissingDependencyError(BayesifyError, ImportError):
     Args:
         purpose: what needs the package, as the subject of the sentence.
         package: the package.
-        extra: the extra of bayesify that installs it.
+        extra: the extra of bayesify that installs it, if there is one.
 
     Example:
         >>> raise MissingDependencyError("my plot", "seaborn", extra="plots")
@@ -141,8 +141,9 @@ class MissingDependencyError(BayesifyError, ImportError):
         bayesify.errors.MissingDependencyError: my plot requires seaborn; install it with: pip install "bayesify[plots]"
     """
 
-    def __init__(self, purpose: str, package: str, *, extra: str) -> None:
-        super().__init__(f'{purpose} requires {package}; install it with: pip install "bayesify[{extra}]"')
+    def __init__(self, purpose: str, package: str, *, extra: str | None = None) -> None:
+        target = package if extra is None else f'"bayesify[{extra}]"'
+        super().__init__(f"{purpose} requires {package}; install it with: pip install {target}")
 
 
 class ClusterError(BayesifyError, ConnectionError):

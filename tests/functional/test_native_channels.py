@@ -18,7 +18,7 @@ FORMATS = [torch.contiguous_format, torch.channels_last]
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch):
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
     torch.manual_seed(0)
 
 
@@ -93,7 +93,7 @@ def test_log_uniform_kl(dtype, monkeypatch):
     x = torch.cat([torch.linspace(-40, 60, 4001, dtype=dtype), edges]).requires_grad_()
     value = log_uniform_kl(x)
     found = [value, *torch.autograd.grad(value.sum(), x)]
-    monkeypatch.setattr(switch, "_is_used", False)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", None)
     wide = x.detach().double().requires_grad_()
     expected = log_uniform_kl(wide)
     reference = [expected, *torch.autograd.grad(expected.sum(), wide)]
@@ -138,7 +138,7 @@ def test_methods_draw_the_same_with_and_without(method, monkeypatch):
     bnn = bayesify(net, method)
     x, runs = torch.randn(8, 3, 20, 20), []
     for use in (True, False):
-        monkeypatch.setattr(switch, "_is_used", True)
+        monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
         with torch.random.fork_rng(devices=[]):
             monkeypatch.setattr(channels, "_LEAST", 2**13 if use else 2**62)
             torch.manual_seed(1)

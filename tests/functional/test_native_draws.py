@@ -32,7 +32,7 @@ _ZERO, _ONES, _PI = (0, 0, 0, 0), (2**32 - 1,) * 4, (0x243F6A88, 0x85A308D3, 0x1
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch):
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
     torch.manual_seed(0)
 
 

@@ -20,7 +20,7 @@ LEAST = torch.finfo(F64).tiny
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch):
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
     torch.manual_seed(0)
 
 
@@ -143,7 +143,7 @@ def test_local_reparameterization(dtype, format, monkeypatch):
     assert runs_in_one_pass(mean, variance)
     results = []
     for native in (True, False):
-        monkeypatch.setattr(switch, "_is_used", native)
+        monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if native else None)
         torch.manual_seed(1)
         y = local_reparameterization(mean, variance)
         results.append([y, *torch.autograd.grad(y.sin().sum(), [mean, variance])])
@@ -192,7 +192,7 @@ def test_values_do_not_depend_on_threads(monkeypatch):
 
 
 def _step(native, method, dtype, format, monkeypatch, compiled=False):
-    monkeypatch.setattr(switch, "_is_used", native)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if native else None)
     torch.manual_seed(3)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 60, bias=False), nn.Linear(60, 5))
     bnn = bayesify(net, method).to(dtype).to(memory_format=format)

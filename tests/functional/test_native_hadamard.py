@@ -19,7 +19,7 @@ numba = pytest.importorskip("numba", reason="the native operators need bayesify[
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch):
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
 
 
 @pytest.fixture
@@ -179,10 +179,14 @@ def test_the_switch(native_calls):
 
 
 def test_missing_and_broken_numba(monkeypatch):
-    monkeypatch.setattr(switch, "_is_installed", lambda: False)
-    with pytest.raises(errors.MissingDependencyError, match=r'use_native\(True\) requires numba; .*"bayesify\[fast\]"'):
+    monkeypatch.setattr(switch, "_is_installed", lambda package: False)
+    with pytest.raises(errors.MissingDependencyError, match=r'use_native\(True, \'cpu\'\) requires numba; .*"bayesify\[fast\]"'):
         use_native(True)
-    with pytest.warns(errors.BayesifyWarning, match="numba is installed but cannot be imported, so the native operators are off"):
+    with pytest.raises(errors.MissingDependencyError, match=r"requires triton; install it with: pip install triton"):
+        use_native(True, "cuda")
+    with pytest.raises(errors.ConfigurationError, match=r"device must be one of \['cpu', 'cuda'\], got 'tpu'"):
+        use_native(True, "tpu")
+    with pytest.warns(errors.BayesifyWarning, match="numba is installed but cannot be imported, so its native operators are off"):
         assert switch.load_kernels("kernels_that_do_not_exist") is None
     assert not native_is_used()
 

@@ -18,7 +18,7 @@ PRIOR_STD = 0.4
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch):
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
     torch.manual_seed(0)
 
 

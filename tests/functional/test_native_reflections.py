@@ -16,7 +16,7 @@ F32, F64 = torch.float32, torch.float64
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch):
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
     torch.manual_seed(0)
 
 
@@ -83,7 +83,7 @@ def test_a_network_has_the_same_pass_and_gradients(method, monkeypatch):
     bnn = bayesify(torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 3)).double(), method)
     x, runs = torch.randn(6, 2, 4, 4, dtype=F64), []
     for use in (True, False):
-        monkeypatch.setattr(switch, "_is_used", use)
+        monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if use else None)
         torch.manual_seed(1)
         draws = bnn(x, samples=2)
         loss = draws.outputs.square().mean() + 1e-2 * draws.kl

@@ -17,7 +17,7 @@ X = torch.randn(23, 1024, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(autouse=True)
 def _native(monkeypatch):
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
     monkeypatch.setattr(operators, "THREAD", 1)
 
 
@@ -31,7 +31,7 @@ def _transformed(monkeypatch, count):
 
 
 def _use(monkeypatch, team):
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
     monkeypatch.setattr(operators, "THREAD", 1)
     monkeypatch.setattr(threads, "_team", team)
 

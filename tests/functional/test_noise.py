@@ -167,7 +167,7 @@ def test_at_most_lets_adam_out_and_back() -> None:
 def test_local_reparameterization_can_be_differentiated_twice(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if native:
         pytest.importorskip("numba", reason="install bayesify[fast]")
-    monkeypatch.setattr(switch, "_is_used", native)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if native else None)
     mean, variance = torch.randn(4, dtype=torch.float64, requires_grad=True), torch.rand(4, dtype=torch.float64) + 0.1
     variance.requires_grad_()
 

@@ -29,9 +29,9 @@ def test_a_job_with_other_versions_does_no_work():
 
 @pytest.mark.parametrize("native", [True, False])
 def test_machines_must_draw_the_same_random_numbers(monkeypatch, native):
-    monkeypatch.setattr(switch, "_is_used", native)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if native else None)
     here = versions()
-    monkeypatch.setattr(switch, "_is_used", not native)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if not native else None)
     with pytest.raises(ConfigurationError, match=f"native operators {'on' if native else 'off'}, the machine"):
         check_versions(here, versions(), "node-7")
 

@@ -228,10 +228,10 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path, arguments, message):
 @pytest.mark.parametrize("before", [True, False])
 def test_other_random_numbers_are_refused(tmp_path, monkeypatch, before):
     path = tmp_path / "run.ckpt"
-    monkeypatch.setattr(switch, "_is_used", before)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if before else None)
     uninterrupted(checkpoint=path)
     uninterrupted(checkpoint=path)
-    monkeypatch.setattr(switch, "_is_used", not before)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if not before else None)
     with pytest.raises(CheckpointError, match="native random numbers was") as caught:
         uninterrupted(checkpoint=path)
     assert "BAYESIFY_NATIVE=0" in caught.value.advice

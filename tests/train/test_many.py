@@ -520,7 +520,7 @@ def test_draws_are_those_of_the_model_alone() -> None:
 @pytest.mark.parametrize("method", [MeanField(noise="shared"), MeanField(), MCDropout(p=0.2), ConcreteDropout()], ids=repr)
 def test_native_draws_are_those_of_the_model_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
-    monkeypatch.setattr(switch, "_is_used", True)
+    monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
     monkeypatch.setattr(draws, "_LEAST", 1)
 
     def single(k: int) -> Training:

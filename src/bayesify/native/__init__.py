@@ -1,4 +1,4 @@
-"""Operators in machine code for the CPU, used automatically if `bayesify[fast]` is installed.
+"""Operators in machine code: for the CPU, used automatically if `bayesify[fast]` is installed; for GPUs in `bayesify.native.gpu`.
 
 The extra installs numba, which compiles the kernels on first use, without a compiler on the machine. Everything works without it:
 random numbers for a seed are then PyTorch's, and other results differ by rounding. `BAYESIFY_NATIVE=0` in the environment, or

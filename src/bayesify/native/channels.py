@@ -1,4 +1,4 @@
-"""Factors of channels in one pass forward and one backward, and the KL of Gaussian dropout in one call, for the CPU."""
+"""Factors of channels in one pass forward and one backward, and the KL of Gaussian dropout in one call."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import is_plain
-from bayesify.native.switch import load_kernels
+from bayesify.native.gpu import channels as gpu_channels
+from bayesify.native.operators import kernels_for
+from bayesify.native.switch import load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["evaluates_natively", "log_uniform_kl_and_slope", "scale_channels", "scales_in_one_pass"]
@@ -22,9 +23,10 @@ def scales_in_one_pass(x: Tensor, factors: Tensor, shift: Tensor | None) -> bool
     """Whether `scale_channels` can be used, and is faster than the operators: for positions to sum over in the gradient."""
     if x.dim() < 3 or not x.requires_grad or x.numel() < _LEAST or factors.shape != x.shape[:2]:
         return False
-    if torch.is_autocast_enabled("cpu") or not is_plain(x, factors, *([] if shift is None else [shift])):
+    library = kernels_for(x, factors, *([] if shift is None else [shift]))
+    if library is None or torch.is_autocast_enabled(x.device.type):
         return False
-    return (x.is_contiguous() or _is_channels_last(x)) and load_kernels("channel_kernels") is not None
+    return (x.is_contiguous() or _is_channels_last(x)) and load_kernels("channel_kernels", library) is not None
 
 
 def scale_channels(x: Tensor, factors: Tensor, shift: Tensor | None) -> Tensor:
@@ -43,11 +45,16 @@ def scale_channels(x: Tensor, factors: Tensor, shift: Tensor | None) -> Tensor:
 
 def evaluates_natively(log_alpha: Tensor) -> bool:
     """Whether `log_uniform_kl_and_slope` can be used."""
-    return is_plain(log_alpha) and log_alpha.is_contiguous() and load_kernels("channel_kernels") is not None
+    library = kernels_for(log_alpha)
+    if library is None or not log_alpha.is_contiguous() or not log_alpha.numel():
+        return False
+    return load_kernels("channel_kernels", library) is not None
 
 
 def log_uniform_kl_and_slope(log_alpha: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """The KL of `bayesify.functional.log_uniform_kl` and its derivative, without a graph; the table is (2, terms), float64."""
+    if runs_triton(log_alpha):
+        return gpu_channels.log_uniform(log_alpha, table)
     value, slope = torch.empty_like(log_alpha), torch.empty_like(log_alpha)
     kernel = _kernel("log_uniform", log_alpha.dtype)
     addresses = (t.data_ptr() for t in (log_alpha, value, slope, table))
@@ -66,8 +73,11 @@ def _is_channels_last(x: Tensor) -> bool:
 def _run(name: str, tensors: Sequence[Tensor], x: Tensor) -> None:
     rows, channels = x.shape[:2]
     positions = x.numel() // (rows * channels)
+    if runs_triton(x):
+        return gpu_channels.run(name, tensors, channels, positions, not x.is_contiguous())
     integers = (*(t.data_ptr() for t in tensors), channels, positions, not x.is_contiguous())
     over_rows(_kernel(name, x.dtype), integers, rows, THREAD // (channels * positions))
+    return None
 
 
 class _Scale(torch.autograd.Function):

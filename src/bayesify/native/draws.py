@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.native.switch import load_kernels, native_is_used
+from bayesify.native.switch import LIBRARIES, load_kernels
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["draws_natively", "fill_bernoulli", "fill_normal", "fill_uniform"]
@@ -18,7 +18,9 @@ _LEAST = 4096  # elements, below which PyTorch's kernels take less time than a c
 
 def draws_natively(n: int, device: torch.device) -> bool:
     """Whether n numbers are drawn by the functions here; it depends on nothing else, so all kinds of code draw equal values."""
-    return n >= _LEAST and device.type == "cpu" and native_is_used() and load_kernels("draw_kernels") is not None
+    if n < _LEAST or LIBRARIES.get(device.type) != "numba":  # on a GPU, PyTorch's draws are such
+        return False
+    return load_kernels("draw_kernels") is not None
 
 
 def fill_normal(out: Tensor, generator: torch.Generator | None = None) -> Tensor:

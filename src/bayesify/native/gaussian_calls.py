@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from bayesify.native.switch import load_kernels
+from bayesify.native.gpu import gaussians as gpu_gaussians
+from bayesify.native.switch import load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["KLSum", "composed_kl", "parts_of_gradient", "run_kernel", "variances_with_kl"]
@@ -16,29 +18,31 @@ __all__ = ["KLSum", "composed_kl", "parts_of_gradient", "run_kernel", "variances
 _CHUNK = 2**13  # elements whose KL is summed in the precision of the weights
 
 
-def run_kernel(name: str, n: int, tensors: Iterable[Tensor | int], *scalars: float, dtype: torch.dtype) -> None:
-    """Call a kernel with addresses of tensors of n elements."""
+def run_kernel(name: str, n: int, tensors: Sequence[Tensor | int], *scalars: float | Tensor, dtype: torch.dtype) -> None:
+    """Call a kernel with tensors of n elements, or their addresses."""
+    if runs_triton(cast(Tensor, tensors[0])):
+        return gpu_gaussians.run_kernel(name, n, cast(Sequence[Tensor], tensors), scalars)
     kernel = getattr(load_kernels("gaussian_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
     addresses = [t if isinstance(t, int) else t.data_ptr() for t in tensors]
-    over_rows(kernel, (*addresses, n, _CHUNK), _chunks(n), THREAD // _CHUNK, scalars)
-
-
-def _chunks(n: int) -> int:
-    return -(-n // _CHUNK)
+    over_rows(kernel, (*addresses, n, _CHUNK), -(-n // _CHUNK), THREAD // _CHUNK, cast(Sequence[float], scalars))
+    return None
 
 
 class KLSum:
     """The KL of several tensors: a sum for every chunk, so that threads do not change their order."""
 
-    def __init__(self, tensors: Iterable[Tensor], prior_std: float) -> None:
+    def __init__(self, tensors: Sequence[Tensor], prior_std: float) -> None:
         self.constants = 1 / (2 * prior_std**2), math.log(prior_std) - 0.5
-        self.kls = torch.empty(sum(_chunks(t.numel()) for t in tensors), dtype=torch.float64, device="cpu")
-        self.next = self.kls.data_ptr()
+        self.on_gpu = runs_triton(tensors[0])
+        self.chunk = gpu_gaussians.BLOCK if self.on_gpu else _CHUNK
+        chunks = sum(-(-t.numel() // self.chunk) for t in tensors)
+        self.kls = torch.empty(chunks, dtype=torch.float64, device=tensors[0].device)
+        self.next = 0
 
-    def place(self, n: int) -> int:
-        """The address for the sums of a tensor of n elements."""
-        place, self.next = self.next, self.next + 8 * _chunks(n)
-        return place
+    def place(self, n: int) -> Tensor | int:
+        """The memory for the sums of a tensor of n elements, or its address."""
+        first, self.next = self.next, self.next - (-n // self.chunk)
+        return self.kls[first : self.next] if self.on_gpu else self.kls.data_ptr() + 8 * first
 
     def total(self, dtype: torch.dtype) -> Tensor:
         """The KL."""
@@ -47,7 +51,7 @@ class KLSum:
 
 def variances_with_kl(rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], prior_std: float) -> tuple[list[Tensor], Tensor]:
     """Variances of weights and their KL, without a graph, for rows of mean, log standard deviation and the prior's mean."""
-    kl, variances = KLSum((mean for mean, _, _ in rows), prior_std), list[Tensor]()
+    kl, variances = KLSum([mean for mean, _, _ in rows], prior_std), list[Tensor]()
     for mean, log_std, center in rows:
         variances.append(torch.empty_like(mean))
         n, shift = mean.numel(), mean if center is None else mean - center
@@ -55,8 +59,11 @@ def variances_with_kl(rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], prio
     return variances, kl.total(variances[0].dtype)
 
 
-def parts_of_gradient(by_kl: Tensor | None, prior_std: float) -> tuple[float, float]:
-    """The gradient of the KL's squares, and of the KL."""
+def parts_of_gradient(by_kl: Tensor | None, prior_std: float, like: Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
+    """The gradient of the KL's squares, and of the KL: numbers, or on a GPU, which is not waited for, tensors."""
+    if runs_triton(like):
+        value = like.new_zeros(()) if by_kl is None else by_kl
+        return value / prior_std**2, value
     value = 0.0 if by_kl is None else float(by_kl)
     return value / prior_std**2, value
 

@@ -1,4 +1,4 @@
-"""Normal weights and their KL in one pass forward and one backward, and local reparameterization, for the CPU."""
+"""Normal weights and their KL in one pass forward and one backward, and local reparameterization."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.native.gaussian_calls import KLSum, composed_kl, parts_of_gradient, run_kernel, variances_with_kl
-from bayesify.native.operators import is_plain
+from bayesify.native.operators import kernels_for
 from bayesify.native.switch import load_kernels
 
 __all__ = ["draws_and_kl", "local_draw", "runs_in_one_pass", "variances_and_kl", "with_square"]
@@ -17,13 +17,14 @@ __all__ = ["draws_and_kl", "local_draw", "runs_in_one_pass", "variances_and_kl",
 
 def runs_in_one_pass(*tensors: Tensor) -> bool:
     """Whether the functions here can be used: tensors that kernels can compute with, those of one shape in one order in memory."""
-    if not is_plain(*tensors):
+    library = kernels_for(*tensors)
+    if library is None:
         return False
     if not all(t.is_contiguous() for t in tensors):
         strides = {t.shape: t.stride() for t in tensors}
         if any(t.stride() != strides[t.shape] or not _is_dense(t) for t in tensors):
             return False
-    return all(t.numel() for t in tensors) and load_kernels("gaussian_kernels") is not None
+    return all(t.numel() for t in tensors) and load_kernels("gaussian_kernels", library) is not None
 
 
 def _is_dense(t: Tensor) -> bool:
@@ -82,7 +83,7 @@ class _Draws(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prior_std: float, *tensors: Any) -> tuple[Tensor, ...]:
         rows = _rows(tensors, 4)
-        kl, drawn = KLSum((row[0] for row in rows), prior_std), list[Tensor]()
+        kl, drawn = KLSum([row[0] for row in rows], prior_std), list[Tensor]()
         ctx.prior_std, ctx.centers = prior_std, tensors[2::4]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(t for row in rows for t in (row[0], row[1], row[3])))
@@ -99,7 +100,7 @@ class _Draws(torch.autograd.Function):
         if torch.is_grad_enabled():
             by = iter(_gradients(_composed_draws, ctx, rows, grads))
             return None, *(g for _ in rows for g in (next(by), next(by), None, None))
-        share, by_kl = parts_of_gradient(grads[-1], ctx.prior_std)
+        share, by_kl = parts_of_gradient(grads[-1], ctx.prior_std, rows[0][0])
         found = list[Tensor | None]()
         for (mean, log_std, eps), center, by_out in zip(rows, ctx.centers, grads[:-1], strict=True):
             by_mean, by_log = torch.empty_like(mean), torch.empty_like(mean)
@@ -126,7 +127,7 @@ class _Variances(torch.autograd.Function):
         if torch.is_grad_enabled():
             by = iter(_gradients(_composed_variances, ctx, rows, grads))
             return None, *(g for _ in rows for g in (next(by), next(by), None))
-        share, by_kl = parts_of_gradient(grads[-1], ctx.prior_std)
+        share, by_kl = parts_of_gradient(grads[-1], ctx.prior_std, rows[0][0])
         found = list[Tensor | None]()
         for (mean, _, variance), center, by in zip(rows, ctx.centers, _rows(grads[:-1], 2), strict=True):
             by_out, by_variance = (_like(mean, g) for g in by)
@@ -170,7 +171,7 @@ def _composed_variances(rows: Sequence[Sequence[Tensor]], *prior: Any) -> list[T
 
 def with_square(x: Tensor) -> tuple[Tensor, Tensor]:
     """x and x * x, whose gradients are added in one pass."""
-    return _WithSquare.apply(x) if x.requires_grad and is_plain(x) else (x, x * x)
+    return _WithSquare.apply(x) if x.requires_grad and kernels_for(x) else (x, x * x)
 
 
 class _WithSquare(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""A layer of Walsh-Hadamard variational inference in one pass forward and one backward, for the CPU."""
+"""A layer of Walsh-Hadamard variational inference in one pass forward and one backward."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import LEAST_SIZE, is_plain, native_fwht
-from bayesify.native.switch import load_kernels
+from bayesify.native.gpu import hadamard as gpu_hadamard
+from bayesify.native.operators import LEAST_SIZE, kernels_for, native_fwht
+from bayesify.native.switch import load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["hadamard_layer", "runs_fused"]
@@ -18,16 +19,19 @@ _THREAD = THREAD // 4  # two transforms and more take longer than a pass
 
 
 def runs_fused(*tensors: Tensor) -> bool:
-    """Whether `hadamard_layer` can be used: plain tensors of one dtype on the CPU that nothing traces or transforms.
+    """Whether `hadamard_layer` can be used: plain tensors of one dtype and device that nothing traces or transforms.
 
     Example:
         >>> x = torch.ones(4, 16)
-        >>> runs_fused(x, x.double()), runs_fused(x.to("meta"))  # two dtypes; not on the CPU
+        >>> runs_fused(x, x.double()), runs_fused(x.to("meta"))  # two dtypes; a device without kernels
         (False, False)
     """
-    if tensors[0].shape[-1] < LEAST_SIZE or not is_plain(*tensors) or torch.is_autocast_enabled("cpu"):
+    library, n = kernels_for(*tensors), tensors[0].shape[-1]
+    if library is None or n < LEAST_SIZE or torch.is_autocast_enabled(tensors[0].device.type):
         return False
-    return tensors[0].numel() > 0 and load_kernels("hadamard_kernels") is not None
+    if library == "triton" and n > gpu_hadamard.LARGEST_LAYER:
+        return False
+    return tensors[0].numel() > 0 and load_kernels("hadamard_kernels", library) is not None
 
 
 def hadamard_layer(
@@ -65,6 +69,9 @@ class _Layer(torch.autograd.Function):
         x, s1, s2, mean, log_std, eps = (t.contiguous() for t in tensors)
         y, shift = torch.empty_like(eps), torch.zeros_like(mean) if shift is None else shift.contiguous()
         dense = x, s1 * ctx.unit, s2, mean, log_std.exp(), eps, shift, y
+        if runs_triton(x):
+            gpu_hadamard.layer(dense)
+            return y
         rows, blocks, n = eps.shape
         over_rows(_kernel("layer", x), (*(t.data_ptr() for t in dense), n, blocks), rows, _THREAD // (blocks * n))
         return y
@@ -77,14 +84,22 @@ class _Layer(torch.autograd.Function):
             found = iter(torch.autograd.grad(_composed(ctx.unit, *tensors), used, grad, create_graph=True))
             return *(next(found) if t.requires_grad else None for t in tensors), *[None] * (2 - ctx.has_shift)
         grad, x, s1, s2, mean, log_std, eps = (t.contiguous() for t in (grad, *tensors[:6]))
-        rows, blocks, n = eps.shape
-        chunks, std = -(-rows // _CHUNK), log_std.exp()
-        grad_x, sums, work = torch.empty_like(x), x.new_empty(chunks, 5, blocks, n), x.new_empty(chunks, 3, n)
-        dense = grad, x, s1 * ctx.unit, s2, mean, std, eps, grad_x, sums, work
-        integers = *(t.data_ptr() for t in dense), n, blocks, rows, _CHUNK
-        over_rows(_kernel("layer_gradient", x), integers, chunks, _THREAD // (_CHUNK * blocks * n))
-        by_s1, by_s2, by_mean, by_std, by_shift = (sums[0] if chunks == 1 else sums.sum(0)).unbind()
+        std = log_std.exp()
+        given = grad, x, s1 * ctx.unit, s2, mean, std, eps
+        grad_x, sums = gpu_hadamard.layer_gradient(given) if runs_triton(x) else _layer_gradient(given)
+        by_s1, by_s2, by_mean, by_std, by_shift = sums.unbind()
         return grad_x, by_s1 * ctx.unit, by_s2, by_mean, by_std * std, None, by_shift if ctx.has_shift else None, None
+
+
+def _layer_gradient(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Gradients of x, and of s1, s2, mean, std and the shift (5, K, n), on the CPU."""
+    _, x, *_, eps = tensors
+    rows, blocks, n = eps.shape
+    chunks = -(-rows // _CHUNK)
+    grad_x, sums, work = torch.empty_like(x), x.new_empty(chunks, 5, blocks, n), x.new_empty(chunks, 3, n)
+    integers = *(t.data_ptr() for t in (*tensors, grad_x, sums, work)), n, blocks, rows, _CHUNK
+    over_rows(_kernel("layer_gradient", x), integers, chunks, _THREAD // (_CHUNK * blocks * n))
+    return grad_x, sums[0] if chunks == 1 else sums.sum(0)
 
 
 def _kernel(name: str, x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""A linear layer with local reparameterization as one node of the graph, for the CPU."""
+"""A linear layer with local reparameterization as one node of the graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def runs_as_one_node(x: Tensor, means: Sequence[Tensor], log_stds: Sequence[Tens
     """Whether `local_linear` can be used: tensors that kernels can compute with, of which all or no parameters get gradients."""
     parameters = (*means, *log_stds)
     trained = sum(p.requires_grad for p in parameters)
-    if trained not in (0, len(parameters)) or torch.is_autocast_enabled("cpu") or x.dim() < 2:
+    if trained not in (0, len(parameters)) or torch.is_autocast_enabled(x.device.type) or x.dim() < 2:
         return False
     return x.is_contiguous() and all(p.is_contiguous() for p in parameters) and runs_in_one_pass(x, *parameters)
 
@@ -80,7 +80,7 @@ class _LocalLinear(torch.autograd.Function):
             return by_x, *[None] * (3 + 2 * count)
         by_means = [by_mean.mT @ inputs, by_mean.sum(0)][:count]
         by_log_stds = [by_variance.mT @ (inputs * inputs), by_variance.sum(0)][:count]
-        numbers = parts_of_gradient(by_kl, ctx.prior_std)
+        numbers = parts_of_gradient(by_kl, ctx.prior_std, x)
         for row in zip(by_means, by_log_stds, variances, means, ctx.centers, strict=True):
             *arguments, mean, center = row
             arguments.append(mean if center is None else mean - center)

@@ -1,4 +1,4 @@
-"""The native operators, registered with PyTorch: tracing, autograd, vmap and `torch.compile` know them."""
+"""The native transform, registered with PyTorch, and which tensors kernels can compute with."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from bayesify.native.switch import load_kernels, native_is_used
+from bayesify.native.gpu import hadamard as gpu_hadamard
+from bayesify.native.switch import LIBRARIES, load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
-__all__ = ["LEAST_SIZE", "is_exporting", "is_plain", "is_transformed", "native_fwht", "transforms_natively"]
+__all__ = ["LEAST_SIZE", "is_exporting", "is_transformed", "kernels_for", "native_fwht", "transforms_natively"]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
 _fwht: Any = torch.ops.bayesify.fwht.default
 
 LEAST_SIZE = 16  # of a row, a vector register
+_DTYPES = {"numba": (torch.float32, torch.float64), "triton": (torch.float32,)}
 _DENSE_SIZE, _DENSE_WORK = 128, 2**18  # where a product with the dense matrix takes less time than a call
 
 
 def transforms_natively(x: Tensor) -> bool:
     """Whether `native_fwht` is faster for x than products with Hadamard matrices, and available."""
-    if not native_is_used() or x.device.type != "cpu" or x.shape[-1] < LEAST_SIZE:
+    library, n = LIBRARIES.get(x.device.type), x.shape[-1]
+    if library is None or n < LEAST_SIZE or (library == "triton" and x.dtype == torch.float64):
         return False
     if torch.compiler.is_compiling():  # sizes of batches are symbols; exported programs must run without bayesify
-        return x.shape[-1] >= _DENSE_SIZE and not is_exporting() and not is_transformed()
-    return (x.shape[-1] > _DENSE_SIZE or x.numel() * x.shape[-1] >= _DENSE_WORK) and load_kernels("hadamard_kernels") is not None
+        return n >= _DENSE_SIZE and not is_exporting() and not is_transformed()
+    is_worth_a_call = library == "triton" or n > _DENSE_SIZE or x.numel() * n >= _DENSE_WORK
+    return is_worth_a_call and load_kernels("hadamard_kernels", library) is not None
 
 
 def native_fwht(x: Tensor) -> Tensor:
@@ -36,7 +40,7 @@ def native_fwht(x: Tensor) -> Tensor:
     Half precision is computed in float32. Under autocast the result has the lower precision.
 
     Args:
-        x: (..., n) on the CPU, floating point, n a power of two of at least 16.
+        x: (..., n), floating point, n a power of two of at least 16; on a GPU at most in float32.
 
     Returns:
         (..., n).
@@ -46,12 +50,15 @@ def native_fwht(x: Tensor) -> Tensor:
         tensor([[16.,  0.],
                 [16.,  0.]])
     """
-    if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype("cpu"))
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(device))
     return _Transform.apply(x) if is_transformed() else _fwht(x)
 
 
 def _transform(x: Tensor) -> Tensor:
+    if runs_triton(x):
+        return gpu_hadamard.transform(x)
     kernels = load_kernels("hadamard_kernels")
     assert kernels is not None
     wide = (x if x.dtype == torch.float64 else x.float()).contiguous()
@@ -67,6 +74,7 @@ def _empty(x: Tensor) -> Tensor:
 
 
 _LIBRARY.impl("fwht", _transform, "CPU")
+_LIBRARY.impl("fwht", _transform, "CUDA")
 torch.library.register_fake("bayesify::fwht", _empty, lib=_LIBRARY)
 torch.library.register_autograd("bayesify::fwht", lambda ctx, grad: _fwht(grad), lib=_LIBRARY)
 torch.library.register_vmap("bayesify::fwht", lambda info, in_dims, x: (_fwht(x.movedim(in_dims[0], 0)), 0), lib=_LIBRARY)
@@ -88,15 +96,24 @@ for _function in (is_transformed, is_exporting):
     cast(Any, _function)._dynamo_marked_constant = True
 
 
-def is_plain(*tensors: Tensor) -> bool:
-    """Whether kernels can compute with tensors: plain ones of one dtype on the CPU that nothing traces or transforms."""
-    dtype = tensors[0].dtype
-    if torch.compiler.is_compiling() or not native_is_used() or dtype not in (torch.float32, torch.float64):
-        return False
+def kernels_for(*tensors: Tensor) -> str | None:
+    """The library whose kernels can compute with tensors: plain ones of one dtype and device that nothing traces or transforms.
+
+    None if there is none. numba computes in float32 and float64, Triton in float32.
+    """
+    first = tensors[0]
+    dtype, on_cpu = first.dtype, first.is_cpu
+    library = LIBRARIES.get("cpu" if on_cpu else first.device.type)
+    if library is None or torch.compiler.is_compiling() or dtype not in _DTYPES[library]:
+        return None
     for t in tensors:  # a loop: the function is called for every layer
-        if t.dtype != dtype or not t.is_cpu or type(t) not in (Tensor, torch.nn.Parameter):
-            return False
-    return not (is_transformed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
+        if t.dtype != dtype or t.is_cpu != on_cpu or type(t) not in (Tensor, torch.nn.Parameter):
+            return None
+        if not on_cpu and t.device != first.device:
+            return None
+    if is_transformed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
+        return None
+    return library
 
 
 class _Transform(torch.autograd.Function):

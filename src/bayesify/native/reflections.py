@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.native.operators import is_plain
+from bayesify.native.operators import kernels_for
 from bayesify.native.switch import load_kernels
 from bayesify.native.threads import over_rows
 
@@ -20,7 +20,9 @@ Composed = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 def rotates_natively(log_alpha: Tensor, vectors: Tensor, eps: Tensor) -> bool:
     """Whether `noise_and_kl` can be used."""
-    return vectors.numel() > 0 and is_plain(log_alpha, vectors, eps) and load_kernels("reflection_kernels") is not None
+    if kernels_for(log_alpha, vectors, eps) != "numba":
+        return False
+    return vectors.numel() > 0 and load_kernels("reflection_kernels") is not None
 
 
 def noise_and_kl(

@@ -1,4 +1,4 @@
-"""Whether the native operators are used."""
+"""Whether native operators are used, and the library whose kernels they run: numba on a CPU, Triton on a GPU."""
 
 from __future__ import annotations
 
@@ -7,65 +7,93 @@ import importlib.util
 import os
 from functools import cache
 from types import ModuleType
+from typing import Any, Literal, cast
 
-from bayesify.errors import MissingDependencyError, warn
+from torch import Tensor
 
-__all__ = ["load_kernels", "native_is_used", "use_native"]
+from bayesify.errors import ConfigurationError, MissingDependencyError, warn
+
+__all__ = ["LIBRARIES", "load_kernels", "native_is_used", "runs_triton", "use_native"]
+
+_PACKAGES = {"cpu": "numba", "cuda": "triton"}
+_FOLDERS = {"numba": "native", "triton": "native.gpu"}
 
 
 @cache
-def _is_installed() -> bool:
+def _is_installed(package: str) -> bool:
     try:
-        return importlib.util.find_spec("numba") is not None
+        return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
         return False
 
 
-_is_used = os.environ.get("BAYESIFY_NATIVE", "1") != "0" and _is_installed()
+def _is_wanted(variable: str, default: str, package: str) -> bool:
+    return os.environ.get(variable, default) != "0" and _is_installed(package)
 
 
-def native_is_used() -> bool:
+LIBRARIES: dict[str, str | None] = {
+    "cpu": "numba" if _is_wanted("BAYESIFY_NATIVE", "1", "numba") else None,
+    "cuda": "triton" if _is_wanted("BAYESIFY_NATIVE_CUDA", "0", "triton") else None,
+}
+"""By type of device, the library whose kernels the operators run, or None for PyTorch's operators."""
+
+
+def runs_triton(tensor: Tensor) -> bool:
+    """Whether kernels for this tensor are those of Triton."""
+    return LIBRARIES.get(tensor.device.type) == "triton"
+
+
+def native_is_used(device: Literal["cpu", "cuda"] = "cpu") -> bool:
     """Return whether native operators are used where they are faster.
+
+    Args:
+        device: the type of device.
 
     Example:
         >>> use_native(False)
         >>> native_is_used()
         False
     """
-    return _is_used
+    return LIBRARIES.get(device) is not None
 
 
-def use_native(use: bool = True) -> None:
-    """Turn the native operators on or off for this process. They are on if numba is installed and `BAYESIFY_NATIVE` is not 0.
+def use_native(use: bool = True, device: Literal["cpu", "cuda"] = "cpu") -> None:
+    """Turn the native operators of a type of device on or off for this process.
 
-    Compiled functions (`torch.compile`) keep the operators that they were compiled with.
+    On a CPU they are on if numba is installed and `BAYESIFY_NATIVE` is not 0; on a GPU they are off, unless `BAYESIFY_NATIVE_CUDA`
+    is 1. Compiled functions (`torch.compile`) keep the operators that they were compiled with.
 
     Args:
         use: whether to use them.
+        device: the type of device.
 
     Raises:
-        MissingDependencyError: numba is not installed.
+        ConfigurationError: another type of device.
+        MissingDependencyError: numba, or for a GPU triton, is not installed.
 
     Example:
         >>> use_native(False)
         >>> fwht(torch.tensor([1.0, 2.0]))
         tensor([ 3., -1.])
     """
-    global _is_used  # noqa: PLW0603 - a setting of the process
-    if use and not _is_installed():
-        raise MissingDependencyError("use_native(True)", "numba", extra="fast")
-    _is_used = use
+    if device not in _PACKAGES:
+        raise ConfigurationError(f"device must be one of {list(_PACKAGES)}, got {device!r}")
+    package = _PACKAGES[device]
+    if use and not _is_installed(package):
+        raise MissingDependencyError(f"use_native(True, {device!r})", package, extra="fast" if package == "numba" else None)
+    LIBRARIES[device] = package if use else None
 
 
 @cache
-def load_kernels(name: str) -> ModuleType | None:
-    """Import a module of kernels. If numba cannot be imported, warn, turn the operators off and return None.
+def load_kernels(name: str, library: str = "numba") -> ModuleType | None:
+    """Import a module of kernels. If the library cannot be imported, warn, turn its operators off and return None.
 
     Importing numba takes half a second, compiling a kernel one or two more, once per machine.
     """
     try:
-        return importlib.import_module(f"bayesify.native.{name}")
+        return importlib.import_module(f"bayesify.{_FOLDERS[library]}.{name}")
     except ImportError as error:
-        warn(f"numba is installed but cannot be imported, so the native operators are off: {error}")
-        use_native(False)
+        warn(f"{library} is installed but cannot be imported, so its native operators are off: {error}")
+        for device in [device for device, used in LIBRARIES.items() if used == library]:
+            use_native(False, cast(Any, device))
         return None

@@ -1,0 +1,54 @@
+"""Compile every kernel for GPUs without one, and print the bytes of registers that do not fit; run by `test_gpu_kernels.py`."""
+# pyright: basic, reportMissingImports=false
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from bayesify.native.gpu import channel_kernels, gaussian_kernels, hadamard, hadamard_kernels
+
+_PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+_TYPES = dict.fromkeys(("rows", "blocks", "tiles", "n", "channels", "positions", "stride", "step"), "i32")
+_TYPES |= dict.fromkeys(("half", "constant", "least"), "fp32") | {"kls": "*fp64", "table": "*fp64"}
+
+
+def spilled(kernel, capability, warps=4, **constants):
+    """Bytes that the assembler stores because registers are missing."""
+    signature = {name: "constexpr" if name in constants else _TYPES.get(name, "*fp32") for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        architecture = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)[1]
+        command = [_PTXAS, "-v", "--gpu-name", architecture, file.name, "-o", file.name + ".cubin"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        Path(file.name + ".cubin").unlink()
+    return int(re.search(r"(\d+) bytes spill stores", output)[1])
+
+
+def main():
+    for capability in (80, 90):
+        for name in ("fwht", "layer", "layer_gradient"):
+            largest = hadamard.LARGEST_ROW if name == "fwht" else hadamard.LARGEST_LAYER
+            for n in (16, 512, largest):
+                sizes, warps = hadamard.sizes(hadamard.tile_rows(128, n), n)
+                print(name, n, spilled(getattr(hadamard_kernels, name), capability, warps, **sizes))
+        for name in ("draw", "variance", "draw_gradient", "variance_gradient", "add_kl_gradient", "reparameterize"):
+            print(name, 1024, spilled(getattr(gaussian_kernels, name), capability, BLOCK=1024))
+        for name in ("scale", "scale_gradient"):
+            for channels, positions in ((1, 1024), (64, 16)):
+                kernel = getattr(channel_kernels, name)
+                print(name, channels, spilled(kernel, capability, CHANNELS=channels, POSITIONS=positions))
+        print("log_uniform", 256, spilled(channel_kernels.log_uniform, capability, TERMS=14, BLOCK=256))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
