@@ -27,6 +27,7 @@ from benchmarks.training_step import METHODS, bayesian_step, plain_step
 
 _NETS = ("MLP 784-400-400-10", "LeNet5", "AlexNet")
 _ROWS = 50_000
+_FEW = 4  # channels
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -79,7 +80,7 @@ class _LocalNoise(_Gaussian):
 
 
 class _Dropout(_Layer):
-    """Noise on the inputs, or behind the layer where it has one channel."""
+    """Noise on the inputs, or on an output of every channel where these are few, which saves the gradient of the input."""
 
     def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__(layer)
@@ -89,9 +90,11 @@ class _Dropout(_Layer):
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         (log_alpha,), layer = self.parameters, self.layer
         factors, kl = gaussian_factors(log_alpha, len(x), self.size, 0.0), log_uniform_kl(log_alpha.clamp(max=0.0)).sum()
-        if self.size == 1:
-            y = self.op(x, layer.weight, None)
-            return self.scaled(y, factors.expand(-1, y.shape[1]), layer.bias), kl
+        if self.size <= _FEW and x.dim() == 4:
+            outputs = [self.op(part, weight, None) for part, weight in zip(x.split(1, 1), layer.weight.split(1, 1), strict=True)]
+            biases = [layer.bias, *[None] * (self.size - 1)]
+            spread = [factor.expand(-1, len(layer.weight)) for factor in factors.split(1, 1)]
+            return sum(map(self.scaled, outputs[1:], spread[1:], biases[1:]), self.scaled(outputs[0], spread[0], biases[0])), kl
         return self.op(self.scaled(x, factors), layer.weight, layer.bias), kl
 
 

@@ -59,10 +59,11 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
 
 def _check_divergence(draws: Draws, log_prob: Tensor) -> None:
     """Raise a `DivergenceError` for values on the CPU from which no gradient can be computed."""
-    if draws.kl.device.type != "cpu" or not may_look_at(draws.kl.detach(), log_prob.detach()):
+    if draws.kl.device.type != "cpu" or not may_look_at(draws.kl, log_prob):
         return
-    if (draws.kl.detach() + log_prob.detach().sum()).isfinite():  # no value is NaN or infinite
-        return
+    with torch.no_grad():
+        if math.isfinite((draws.kl + log_prob.sum()).item()):  # no value is NaN or infinite
+            return
     if not draws.kl.isfinite():
         raise DivergenceError(
             f"the KL is {float(draws.kl.detach()):g}: a mean or standard deviation of a posterior is too large, or NaN; lower the "
@@ -97,7 +98,10 @@ def lower_bound(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor, lo
     if draws.score is not None:
         log_prob = log_prob + draws.score.unsqueeze(1) * _advantage(log_prob.detach())
     local_beta = draws.local_beta if local_beta is None else local_beta
-    return log_prob.mean() - beta / n * draws.kl - local_beta * draws.local_kl.mean()
+    bound = log_prob.mean() - beta / n * draws.kl
+    if isinstance(local_beta, int | float) and local_beta == 0:
+        return bound
+    return bound - local_beta * draws.local_kl.mean()
 
 
 def _check_numbers(n: float, beta: float | Tensor, local_beta: float | Tensor | None, log_prob: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -45,6 +45,8 @@ class Folded(Planning):
     `coherent=False`, because noise per row would not be noise per example.
     """
 
+    local_beta: float = 0.0  # there is no per-example KL
+
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self._prefix: Prefix | None = None
@@ -78,8 +80,8 @@ class Folded(Planning):
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].found_kls)
-        local_kl = torch.zeros(call.batch, dtype=kl.dtype, device=kl.device)
-        draws = Draws(outputs, kl, local_kl, score, observation=self.observation(passes))
+        local_kl = kl.new_zeros(call.batch)
+        draws = Draws(outputs, kl, local_kl, score, self.local_beta, self.observation(passes))
         self.passes.watch_backward(passes[0], kl)
         return draws
 
@@ -121,11 +123,8 @@ class Folded(Planning):
         plan: Plan,
         separate: Callable[[str, Callable[[int], Tensor]], Tensor] | None = None,
     ) -> ForwardPass:
-        positions = plan.layers_without_rows
-        layers = [layer for i, (_, layer) in enumerate(self.random_layers()) if i in positions] if positions else []
-        unused = (
-            [layer for i, (_, layer) in enumerate(self.random_layers()) if i in plan.unused_layers] if plan.unused_layers else []
-        )
+        layers = self._layers_at(plan.layers_without_rows)
+        unused = self._layers_at(plan.unused_layers)
         if self._prefix is not None:
             return ReplayPass(self._prefix, samples, coherent, layers, separate=separate)
         pays_kl = first and self.pays_kl
@@ -141,6 +140,9 @@ class Folded(Planning):
             records=self.is_observed,
             separate=separate,
         )
+
+    def _layers_at(self, positions: Collection[int]) -> list[BayesianLayer]:
+        return [layer for i, (_, layer) in enumerate(self.random_layers()) if i in positions] if positions else []
 
     def _draw_first(self, forward_pass: ForwardPass, plan: Plan) -> None:
         """Draw all weights before the pass if the network's transforms cannot draw, or its values decide which layers draw.

@@ -41,7 +41,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         report: the conversion of each layer, for `summary`.
         findings: facts about the network that passes revealed, one sentence each, for `summary`.
         passes: the current pass of the network.
-        local_beta: the method's default weight of the per-example KL, as in `Draws`.
+        local_beta: the method's default weight of the per-example KL, as in `Draws`; 0 for methods without one.
         auxiliary_beta: the weight of the per-example KL at auxiliary inputs; if it is above 0, `fit` makes some.
         one_pass: whether any number of draws takes one pass through the network.
         calls_layers: whether passes call the random layers as modules, at which FSDP gathers their parameters.

@@ -37,7 +37,10 @@ def stack(runs: Sequence[Any], batch: int, batch_dim: int) -> Any:
 def _stack(runs: Sequence[Any], batch: int, batch_dim: int) -> Any:
     for y in runs:
         _check_output(y, batch, batch_dim, 1)
-    return torch.stack([y.movedim(batch_dim, 0) for y in runs]) if isinstance(runs[0], Tensor) else runs[0]
+    if not isinstance(runs[0], Tensor):
+        return runs[0]
+    runs = [y.movedim(batch_dim, 0) for y in runs] if batch_dim else runs
+    return runs[0].unsqueeze(0) if len(runs) == 1 else torch.stack(runs)
 
 
 def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:

@@ -46,7 +46,7 @@ class KLSum:
 
     def total(self, dtype: torch.dtype) -> Tensor:
         """The KL."""
-        return self.kls.sum().to(dtype)
+        return self.kls.sum(dtype=dtype)
 
 
 def variances_with_kl(rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], prior_std: float) -> tuple[list[Tensor], Tensor]:
