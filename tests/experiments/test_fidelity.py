@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from experiments.harness.protocol import Table
+from experiments.harness.store import Results
 from experiments.protocols.fidelity import Fidelity, tasks
 from experiments.protocols.fidelity.comparison import distances, probabilities_of, targets_scored
 from experiments.protocols.fidelity.tasks import make_net, make_task, regions_of
 from scipy import stats
 
+from bayesify import MeanField
 from bayesify.datasets import UCI
 from bayesify.errors import ConfigurationError
 from bayesify.predictive import CategoricalPredictive, GaussianPredictive
@@ -66,6 +68,19 @@ def test_jobs_and_bad_settings(tmp_path):
         protocol.jobs(table(tmp_path, methods=[{"name": "MeanField", "method": {"method": "MeanField"}}]))
     with pytest.raises(ConfigurationError, match="data must be"):
         protocol.jobs(table(tmp_path, data="spiral"))
+
+
+def test_results_become_stale_when_a_default_changes(tmp_path, monkeypatch):
+    protocol = Fidelity()
+
+    def job():
+        return protocol.jobs(table(tmp_path))[1]
+
+    results = Results(job().fingerprint(protocol, {}), job().settings, {}, [], {})
+    assert results.fits(job(), protocol)
+    monkeypatch.setattr(MeanField.__init__, "__kwdefaults__", MeanField.__init__.__kwdefaults__ | {"prior_std": 2.0})
+    monkeypatch.setattr(MeanField.__dataclass_fields__["prior_std"], "default", 2.0)
+    assert not results.fits(job(), protocol)
 
 
 def test_the_wasserstein_distance_of_two_normals_is_that_of_their_means():

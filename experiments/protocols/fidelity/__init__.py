@@ -35,7 +35,7 @@ from experiments.protocols.fidelity.tasks import (
     make_task,
     regions_of,
 )
-from experiments.protocols.shared.configuration import check_fields, list_of, make_methods, method_name
+from experiments.protocols.shared.configuration import check_fields, complete, list_of, make_methods, method_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,9 +113,8 @@ class Fidelity(Protocol):
         for method in settings.rows_of_table:
             own = {**common, **{name: value for name, value in method.items() if name not in ("name", "method")}}
             check_fields("setting", {**own, "seeds": 1, "methods": []}, self.settings_type)
-            make_methods(method["method"])
             cost = 300.0 if method["name"] == REFERENCE else 20.0
-            own |= {"method": method["name"], "posterior": method["method"]}
+            own |= {"method": method["name"], "posterior": complete(method["method"])}
             jobs.append(Job(plain(method["name"]), own, units, data, cost))
         return jobs
 

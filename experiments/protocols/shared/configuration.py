@@ -10,7 +10,7 @@ from typing import Any
 from bayesify import Method
 from bayesify.errors import ConfigurationError
 
-__all__ = ["check_fields", "combinations", "list_of", "make_methods", "method_name", "tables_by_pattern"]
+__all__ = ["check_fields", "combinations", "complete", "list_of", "make_methods", "method_name", "tables_by_pattern"]
 
 
 def check_fields(what: str, values: Mapping[str, Any], kind: type) -> None:
@@ -64,6 +64,17 @@ def make_methods(table: Mapping[str, Any]) -> Method | dict[str, Method]:
     """The method, or the methods by pattern, for `bayesify`."""
     methods = {pattern: Method.from_dict(dict(fields)) for pattern, fields in tables_by_pattern(table).items()}
     return methods["*"] if "method" in table else methods
+
+
+def complete(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of methods with all fields, so that results become stale when a default changes.
+
+    Example:
+        >>> complete({"method": "MCDropout"})
+        {'method': 'MCDropout', 'p': 0.1, 'prior_std': None}
+    """
+    tables = {pattern: Method.from_dict(dict(fields)).to_dict() for pattern, fields in tables_by_pattern(table).items()}
+    return tables["*"] if "method" in table else tables
 
 
 def combinations(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

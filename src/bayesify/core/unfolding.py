@@ -39,7 +39,7 @@ def _stack(runs: Sequence[Any], batch: int, batch_dim: int) -> Any:
         _check_output(y, batch, batch_dim, 1)
     if not isinstance(runs[0], Tensor):
         return runs[0]
-    runs = [y.movedim(batch_dim, 0) for y in runs] if batch_dim else runs
+    runs = [y.movedim(batch_dim, 0) if batch_dim else y for y in runs]
     return runs[0].unsqueeze(0) if len(runs) == 1 else torch.stack(runs)
 
 
