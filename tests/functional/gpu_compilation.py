@@ -19,7 +19,7 @@ _TYPES |= dict.fromkeys(("half", "constant", "least"), "fp32") | {"kls": "*fp64"
 
 
 def spilled(kernel, capability, warps=4, **constants):
-    """Bytes that the assembler stores because registers are missing."""
+    """Bytes that the assembler stores because registers are missing. Triton makes integers of 1 constants, too."""
     signature = {name: "constexpr" if name in constants else _TYPES.get(name, "*fp32") for name in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
@@ -40,13 +40,19 @@ def main():
             largest = hadamard.LARGEST_ROW if name == "fwht" else hadamard.LARGEST_LAYER
             for n in (16, 512, largest):
                 sizes, warps = hadamard.sizes(hadamard.tile_rows(128, n), n)
-                print(name, n, spilled(getattr(hadamard_kernels, name), capability, warps, **sizes))
+                kernel = getattr(hadamard_kernels, name)
+                print(name, n, spilled(kernel, capability, warps, **sizes))
+                ones = {argument: 1 for argument in ("rows", "blocks", "tiles") if argument in kernel.arg_names}
+                print(name, n, spilled(kernel, capability, warps, **sizes, **ones))
         for name in ("draw", "variance", "draw_gradient", "variance_gradient", "add_kl_gradient", "reparameterize"):
             print(name, 1024, spilled(getattr(gaussian_kernels, name), capability, BLOCK=1024))
+            print(name, 1024, spilled(getattr(gaussian_kernels, name), capability, BLOCK=1024, n=1))
         for name in ("scale", "scale_gradient"):
             for channels, positions in ((1, 1024), (64, 16)):
                 kernel = getattr(channel_kernels, name)
                 print(name, channels, spilled(kernel, capability, CHANNELS=channels, POSITIONS=positions))
+                ones = dict.fromkeys(("channels", "positions", "stride", "step"), 1)
+                print(name, channels, spilled(kernel, capability, CHANNELS=channels, POSITIONS=positions, **ones))
         print("log_uniform", 256, spilled(channel_kernels.log_uniform, capability, TERMS=14, BLOCK=256))
 
 
