@@ -53,17 +53,17 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
         >>> elbo(draws, log_prob=torch.full((2, 3), -1.0), n=10)
         tensor(-4.)
     """
-    _check_divergence(draws, log_prob)
-    return lower_bound(draws, log_prob, n, beta, local_beta)
+    looks = draws.kl.device.type == "cpu" and may_look_at(draws.kl, log_prob)
+    if looks and draws.observation is not None:  # before the optimizer gets the values
+        _check_divergence(draws, log_prob)
+    bound = lower_bound(draws, log_prob, n, beta, local_beta)
+    if looks and not math.isfinite(bound.item()):
+        _check_divergence(draws, log_prob)
+    return bound
 
 
 def _check_divergence(draws: Draws, log_prob: Tensor) -> None:
-    """Raise a `DivergenceError` for values on the CPU from which no gradient can be computed."""
-    if draws.kl.device.type != "cpu" or not may_look_at(draws.kl, log_prob):
-        return
-    with torch.no_grad():
-        if math.isfinite((draws.kl + log_prob.sum()).item()):  # no value is NaN or infinite
-            return
+    """Raise a `DivergenceError` for values from which no gradient can be computed."""
     if not draws.kl.isfinite():
         raise DivergenceError(
             f"the KL is {float(draws.kl.detach()):g}: a mean or standard deviation of a posterior is too large, or NaN; lower the "
@@ -98,7 +98,9 @@ def lower_bound(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor, lo
     if draws.score is not None:
         log_prob = log_prob + draws.score.unsqueeze(1) * _advantage(log_prob.detach())
     local_beta = draws.local_beta if local_beta is None else local_beta
-    bound = log_prob.mean() - beta / n * draws.kl
+    weight = beta / n
+    mean, kl = log_prob.mean(), draws.kl
+    bound = mean - weight * kl if isinstance(weight, Tensor) else torch.sub(mean, kl, alpha=weight)
     if isinstance(local_beta, int | float) and local_beta == 0:
         return bound
     return bound - local_beta * draws.local_kl.mean()

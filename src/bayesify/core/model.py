@@ -260,7 +260,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         if not self.pays_kl:
             return torch.zeros((), device=device)
         with without_autocast(device):
-            terms = [_kl(layer, reported.get(layer.posterior)).to(device) for _, layer in self.random_layers()]
+            terms = [_kl(layer, reported.get(layer.posterior)) for _, layer in self.random_layers()]
+            terms = [term if term.device == device else term.to(device) for term in terms]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:

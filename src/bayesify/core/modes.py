@@ -56,9 +56,9 @@ def buffers_kept(net: nn.Module) -> Iterator[None]:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Switch autocast off for a device that has it."""
     # Dynamo of PyTorch 2.8 cannot trace is_autocast_available; of the devices that are compiled for, all have autocast.
-    available = device.type != "meta" if torch.compiler.is_compiling() else torch.amp.is_autocast_available(device.type)
-    autocast = available and torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if autocast else nullcontext()
+    kind = device.type
+    available = kind != "meta" if torch.compiler.is_compiling() else kind == "cpu" or torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if available and torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def can_compare(net: nn.Module) -> bool:
