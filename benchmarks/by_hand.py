@@ -2,15 +2,14 @@
 
     python -m benchmarks.by_hand [--nets LeNet5 ...] [--rounds 41] [--threads 2]
 
-The written-out steps know their network, which must be a chain of linear layers, convolutions and modules without parameters. They
-check nothing, and draw and differentiate as the library does, so that no step in eager PyTorch takes much less time. Writes
-results/by_hand.json, ratios to the plain network.
+The written-out steps check nothing, and draw and differentiate as the library does, so that no step in eager PyTorch takes much
+less time. Writes results/by_hand.json, ratios to the plain network.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -25,24 +24,30 @@ from benchmarks.measure import interleave, parser, print_timings, write
 from benchmarks.nets import WORKLOADS, Workload
 from benchmarks.training_step import METHODS, bayesian_step, plain_step
 
-_NETS = ("MLP 784-400-400-10", "LeNet5", "AlexNet")
+_NETS = ("MLP 784-400-400-10", "LeNet5", "AlexNet", "ResNet18")
 _ROWS = 50_000
 _FEW = 4  # channels
 _TINY = torch.finfo(torch.float32).tiny
 
 
-class _Layer(ABC):
-    """A random layer: its parameters beside those of the plain one, and its output and KL."""
+class _Layer(nn.Module):
+    """A random layer: its parameters beside those of the plain one. It appends its KL to a list."""
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
-        self.layer = layer
-        self.parameters = list[nn.Parameter]()
+    def __init__(self, layer: nn.Linear | nn.Conv2d, kls: list[Tensor]) -> None:
+        super().__init__()
+        self.layer, self.kls = layer, kls
+        self.own = nn.ParameterList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, kl = self.outputs(x)
+        self.kls.append(kl)
+        return y
 
     @abstractmethod
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Output and KL."""
 
-    def op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def op(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if isinstance(self.layer, nn.Linear):
             return F.linear(x, weight, bias)
         return self.layer._conv_forward(x, weight, bias)
@@ -54,26 +59,26 @@ class _Layer(ABC):
 
 
 class _Gaussian(_Layer):
-    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
-        super().__init__(layer)
-        assert layer.bias is not None
-        self.means = [layer.weight, layer.bias]
-        self.parameters = [nn.Parameter(torch.full_like(mean, -4.0)) for mean in self.means]
+    def __init__(self, layer: nn.Linear | nn.Conv2d, kls: list[Tensor]) -> None:
+        super().__init__(layer, kls)
+        self.means = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        self.own.extend(nn.Parameter(torch.full_like(mean, -4.0)) for mean in self.means)
+        self.log_stds, self.centers = list(self.own), [None] * len(self.means)
 
 
 class _SharedNoise(_Gaussian):
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         eps = [standard_normal(*mean.shape, like=mean) for mean in self.means]
-        (weight, bias), kl = draws_and_kl(self.means, self.parameters, [None, None], 1.0, eps)
-        return self.op(x, weight.squeeze(0), bias.squeeze(0)), kl
+        drawn, kl = draws_and_kl(self.means, self.log_stds, self.centers, 1.0, eps)
+        return self.op(x, *(w.squeeze(0) for w in drawn)), kl
 
 
 class _LocalNoise(_Gaussian):
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(self.layer, nn.Linear):
             eps = standard_normal(len(x), self.layer.out_features, like=x)
-            return local_linear(x, eps, self.means, self.parameters, [None, None], 1.0)
-        means, variances, kl = variances_and_kl(self.means, self.parameters, [None, None], 1.0)
+            return local_linear(x, eps, self.means, self.log_stds, self.centers, 1.0)
+        means, variances, kl = variances_and_kl(self.means, self.log_stds, self.centers, 1.0)
         plain, square = with_square(x)
         mean, variance = self.op(plain, *means), self.op(square, *variances)
         return local_draw(mean, variance, standard_normal(*mean.shape, like=mean), _TINY), kl
@@ -82,16 +87,16 @@ class _LocalNoise(_Gaussian):
 class _Dropout(_Layer):
     """Noise on the inputs, or on an output of every channel where these are few, which saves the gradient of the input."""
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
-        super().__init__(layer)
+    def __init__(self, layer: nn.Linear | nn.Conv2d, kls: list[Tensor]) -> None:
+        super().__init__(layer, kls)
         self.size = layer.weight.shape[1]
-        self.parameters = [nn.Parameter(torch.full((self.size,), -1.4))]
+        self.own.append(nn.Parameter(torch.full((self.size,), -1.4)))
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        (log_alpha,), layer = self.parameters, self.layer
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        log_alpha, layer = self.own[0], self.layer
         factors, kl = gaussian_factors(log_alpha, len(x), self.size, 0.0), log_uniform_kl(log_alpha.clamp(max=0.0)).sum()
         if self.size <= _FEW and x.dim() == 4:
-            outputs = [self.op(part, weight, None) for part, weight in zip(x.split(1, 1), layer.weight.split(1, 1), strict=True)]
+            outputs = [self.op(part, weight) for part, weight in zip(x.split(1, 1), layer.weight.split(1, 1), strict=True)]
             biases = [layer.bias, *[None] * (self.size - 1)]
             spread = [factor.expand(-1, len(layer.weight)) for factor in factors.split(1, 1)]
             return sum(map(self.scaled, outputs[1:], spread[1:], biases[1:]), self.scaled(outputs[0], spread[0], biases[0])), kl
@@ -101,22 +106,22 @@ class _Dropout(_Layer):
 class _StructuredDropout(_Layer):
     """Two reflections; noise on the outputs of convolutions, and on the inputs of linear layers."""
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
-        super().__init__(layer)
+    def __init__(self, layer: nn.Linear | nn.Conv2d, kls: list[Tensor]) -> None:
+        super().__init__(layer, kls)
         size = layer.weight.shape[1 if isinstance(layer, nn.Linear) else 0]
         self.columns = layer.weight.numel() // size
         shapes = (size,), (1, size), (10, size), (10,), (size, 10), (size,)
-        self.parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+        self.own.extend(nn.Parameter(torch.randn(shape)) for shape in shapes)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        log_alpha, first, *connection = self.parameters
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        log_alpha, first, *connection = self.own
         second = F.linear(F.linear(first, *connection[:2]).relu(), *connection[2:])
         eps = standard_normal(len(x), len(log_alpha), like=log_alpha)
         noise, kl = structured_noise_and_kl(log_alpha, torch.cat([first, second]), eps, self.columns)
         layer = self.layer
         if isinstance(layer, nn.Linear):
             return self.op(self.scaled(x, noise), layer.weight, layer.bias), kl
-        return self.scaled(self.op(x, layer.weight, None), noise, layer.bias), kl
+        return self.scaled(self.op(x, layer.weight), noise, layer.bias), kl
 
 
 LAYERS: dict[str, type[_Layer]] = {
@@ -129,20 +134,17 @@ LAYERS: dict[str, type[_Layer]] = {
 
 def step_by_hand(workload: Workload, kind: type[_Layer], x: Tensor, y: Tensor) -> Callable[[], None]:
     """A training step of the network with all linear layers and convolutions random."""
-    net = workload.net().train()
-    modules = [kind(module) if isinstance(module, nn.Linear | nn.Conv2d) else module for module in net.children()]
-    own = [parameter for module in modules if isinstance(module, _Layer) for parameter in module.parameters]
-    optimizer = torch.optim.Adam([*net.parameters(), *own], lr=1e-4, fused=True)
+    net, kls = workload.net().train(), list[Tensor]()
+    for name, module in list(net.named_modules()):
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            parent, _, own = name.rpartition(".")
+            setattr(net.get_submodule(parent), own, kind(module, kls))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()
-        outputs, kls = x, list[Tensor]()
-        for module in modules:
-            if isinstance(module, _Layer):
-                outputs, kl = module(outputs)
-                kls.append(kl)
-            else:
-                outputs = module(outputs)
+        kls.clear()
+        outputs = net(x)
         (F.cross_entropy(outputs, y) + torch.stack(kls).sum() / _ROWS).backward()
         optimizer.step()
 
