@@ -29,7 +29,7 @@ from bayesify.core.restoration import restore
 from bayesify.core.separate_draws import SeparateDraws
 from bayesify.core.shards import check_whole, reshard, shards_of
 from bayesify.core.turns import turn
-from bayesify.core.unfolding import stack, unfold
+from bayesify.core.unfolding import copied, stack, unfold
 from bayesify.core.watch import Decisions
 from bayesify.errors import PassError
 
@@ -111,7 +111,8 @@ class Folded(Planning):
         for s in range(samples):
             passes.append(self._new_pass(1, coherent, s == 0, None, plan, partial(separate.one, s)))
             self._draw_first(passes[-1], plan)
-            runs.append(self._run(passes[-1], call, 1))
+            outputs = self._run(passes[-1], call, 1)
+            runs.append(copied(outputs) if samples > 1 and torch.is_grad_enabled() else outputs)
         return passes, stack(runs, call.batch, self.batch_dim)
 
     def _new_pass(

@@ -19,6 +19,7 @@ from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.objects import check_unchanged, states
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.turns import has_turn, turn
+from bayesify.core.unfolding import copied
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ class Passes:
         return {**vars(self), "current": None, "held": None, "optimizer": None, "_backward": None}
 
     def run(self, forward_pass: ForwardPass, net: Callable[..., Any], args: Any, kwargs: Any, *, alone: bool = False) -> Any:
-        """Call the network in this pass and return its outputs.
+        """Call the network in this pass and return its outputs; without gradients copies, which later passes cannot overwrite.
 
         Args:
-            alone: whether no other pass gets the same inputs.
+            alone: whether no other pass gets the same inputs; then the outputs are the network's own.
 
         Raises:
             PassError: another pass through the network is running, or the network changed an object that other passes get too.
@@ -65,7 +66,7 @@ class Passes:
                 if before:
                     check_unchanged(before, states(args, kwargs))
             self.watch_backward(forward_pass, outputs)
-            return outputs
+            return outputs if alone or torch.is_grad_enabled() else copied(outputs)
 
     def draw(self, layers: Iterable[BayesianLayer], samples: int = 1) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
         """Weight (S, *) and bias (S, *) of every layer without a call of the network, drawn jointly: in one pass."""

@@ -14,7 +14,19 @@ from torch.utils._pytree import tree_map
 
 from bayesify.errors import ConfigurationError
 
-__all__ = ["stack", "unfold"]
+__all__ = ["copied", "stack", "unfold"]
+
+
+def copied(outputs: Any) -> Any:
+    """Outputs in memory of their own: a network may write its next outputs where it wrote these (CUDA graphs, static buffers).
+
+    Objects other than tensors, and tuples, lists and dicts of them, are returned as they are.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs.clone()
+    if type(outputs) in (tuple, list):
+        return type(outputs)(copied(y) for y in outputs)
+    return {name: copied(y) for name, y in outputs.items()} if type(outputs) is dict else outputs
 
 
 def unfold(outputs: Any, samples: int, batch: int) -> Any:

@@ -21,6 +21,7 @@ from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
+from bayesify.core.unfolding import copied
 from bayesify.errors import ConfigurationError
 
 __all__ = ["Ensemble", "PlainMember", "nets_of_members", "reset_parameters"]
@@ -114,7 +115,9 @@ class Ensemble(Bayesian):
         for member, n in zip(members, counts, strict=True):
             if n:
                 args, kwargs = call.map(torch.clone)  # a member may change them in place
-                draws.append(member(*args, samples=n, coherent=coherent, **kwargs))
+                drawn = member(*args, samples=n, coherent=coherent, **kwargs)
+                # copies of a network may share memory
+                draws.append(drawn._replace(outputs=copied(drawn.outputs)) if torch.is_grad_enabled() else drawn)
         outputs = tree_map(lambda *ys: torch.cat(ys) if isinstance(ys[0], Tensor) else ys[0], *(d.outputs for d in draws))
         shares = [n / samples for n in counts if n]
         kl = torch.stack([share * d.kl for share, d in zip(shares, draws, strict=True)]).sum()
