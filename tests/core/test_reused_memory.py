@@ -19,6 +19,7 @@ from bayesify import (
     elbo,
     predict,
 )
+from bayesify.core.replay import prefix
 
 METHODS = [
     MeanField(), MeanField(noise="shared"), MCDropout(p=0.5), VariationalDropout(), WHVI(), EMP(), VIFO(), DeepEnsemble(members=3),
@@ -77,3 +78,67 @@ def test_draws_predictions_and_gradients_are_those_of_the_network(method, fold):
         results.append([trained, coherent, *predictions, *(g for g in gradients if g is not None)])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+class _HasHeads(nn.Module):
+    """Writes what its deterministic part and its random part compute into the same memory."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.base, self.head = kind(nn.Linear(4, 4), nn.Tanh()), kind(nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.head(self.base(x))
+
+
+class _CopiesInto(nn.Sequential):
+    def forward(self, input):
+        y = super().forward(input)
+        memory = _MEMORY.setdefault(y.shape, torch.empty_like(y))
+        memory.copy_(y)
+        return memory
+
+
+@pytest.mark.parametrize("method", [MeanField(), MCDropout(p=0.5), EMP(), WHVI()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 3}, {"batch_size": 4}, {"chunk": 1, "coherent": False}], ids=str)
+def test_what_is_computed_once_is_not_overwritten(method, options, monkeypatch):
+    monkeypatch.setattr(prefix, "WORTH_REPLAY", 0)
+    x, results = torch.randn(8, 4), []
+    for kind in (_CopiesInto, nn.Sequential):
+        torch.manual_seed(0)
+        bnn = bayesify(_HasHeads(kind), {"head.*": method})
+        predictive = predict(bnn, x, Gaussian(std=0.1), samples=9, seed=0, **options)
+        results.append([predictive.mean, predictive.epistemic])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_random_values_written_over_what_is_computed_once(monkeypatch):
+    class Adds(nn.Module):
+        def __init__(self, write):
+            super().__init__()
+            self.base, self.head, self.write = nn.Linear(4, 4), nn.Linear(4, 4), write
+
+        def forward(self, x):
+            h = self.base(x)
+            y = self.head(h)
+            if len(x) < 8:  # what the comparison of a few rows sees
+                return h + y
+            self.write(h, y)
+            return h.sin()
+
+    def item(h, y):
+        h[:, 0] = y[:, 0]
+
+    monkeypatch.setattr(prefix, "WORTH_REPLAY", 0)
+    for write in (Tensor.add_, Tensor.__iadd__, item, lambda h, y: torch.add(h, y, out=h)):
+        torch.manual_seed(0)
+        bnn, x = bayesify(Adds(write), {"head": MeanField()}), torch.randn(8, 4)
+        common = {"samples": 9, "seed": 0, "chunk": 1}
+        replayed = predict(bnn, x, Gaussian(std=0.1), **common)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prefix, "WORTH_REPLAY", float("inf"))
+            ordinary = predict(bnn, x, Gaussian(std=0.1), **common)
+        assert ordinary.epistemic.max() > 0
+        torch.testing.assert_close(replayed.mean, ordinary.mean)
+        torch.testing.assert_close(replayed.epistemic, ordinary.epistemic)

@@ -102,9 +102,10 @@ class Prefix(TorchFunctionMode):
         marks = {mark_of(x) for x in tensors_in((args, kwargs))}
         if False in marks:
             if True in marks:
-                in_place = _is_in_place(func)
-                args = tree_map_only(Tensor, lambda x: self._expanded(x, in_place), args)
-                kwargs = {name: tree_map_only(Tensor, lambda x: self._expanded(x, in_place), v) for name, v in kwargs.items()}
+                if any(mark_of(x) for x in tensors_in(_written(func, args, kwargs))):
+                    raise PrefixError("the network writes random values over values of the part that is computed once")
+                args = tree_map_only(Tensor, self._expanded, args)
+                kwargs = {name: tree_map_only(Tensor, self._expanded, value) for name, value in kwargs.items()}
             return tree_map_only(Tensor, lambda y: mark(y, False), func(*args, **kwargs))
         if True in marks:
             return self._remember(func, lambda: func(*args, **kwargs))
@@ -128,12 +129,9 @@ class Prefix(TorchFunctionMode):
         self.calls.append(_Call(function, leaves if needed else [_stand_in(y) for y in leaves], spec))
         return result
 
-    def _expanded(self, x: Tensor, in_place: bool) -> Tensor:
+    def _expanded(self, x: Tensor) -> Tensor:
         """An argument of a function that also has random arguments."""
-        if not mark_of(x):
-            return x
-        repeated = self._repeat(x)
-        return repeated.clone() if in_place and repeated is x else repeated
+        return self._repeat(x) if mark_of(x) else x
 
     def _repeat(self, x: Tensor) -> Tensor:
         """(B, ...) to (S*B, ...), all rows of draw 0 first; tensors without rows stay as they are."""
@@ -147,10 +145,11 @@ class Prefix(TorchFunctionMode):
         return x.expand(self.samples, *x.shape).flatten(0, 1)
 
 
-def _is_in_place(function: Callable[..., Any]) -> bool:
-    """Whether a function works in place, by PyTorch's convention for names (`add_`, `__iadd__`)."""
+def _written(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that a function writes to, by PyTorch's convention for names (`add_`, `__iadd__`)."""
     name = getattr(function, "__name__", "")
-    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    in_place = name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return [*(args[:1] if in_place else ()), kwargs.get("out")]
 
 
 _INPUT = (-1, -1)  # the origin of tensors that no call returned
