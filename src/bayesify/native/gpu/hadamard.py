@@ -14,7 +14,7 @@ from bayesify.native.switch import load_kernels
 
 __all__ = ["LARGEST_LAYER", "LARGEST_ROW", "layer", "layer_gradient", "sizes", "tile_rows", "transform"]
 
-LARGEST_LAYER = 2**12  # units, whose gradients of a tile still fit into registers, but for 100 bytes
+LARGEST_LAYER = 2**12  # units, whose gradients of a tile fit into registers, but for 100 to 200 bytes
 LARGEST_ROW = 2**14  # elements of a transform that a program exchanges in 64 KB of shared memory
 _LARGEST_OF_LIBRARY = 2**15
 _TILE = 1024  # elements, of one row or several
