@@ -54,12 +54,16 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
         tensor(-4.)
     """
     looks = draws.kl.device.type == "cpu" and may_look_at(draws.kl, log_prob)
-    if looks and draws.observation is not None:  # before the optimizer gets the values
+    if looks and draws.observation is not None and not _is_finite(draws.kl + log_prob.sum()):  # before the optimizer gets them
         _check_divergence(draws, log_prob)
     bound = lower_bound(draws, log_prob, n, beta, local_beta)
-    if looks and not math.isfinite(bound.item()):
+    if looks and not _is_finite(bound):
         _check_divergence(draws, log_prob)
     return bound
+
+
+def _is_finite(value: Tensor) -> bool:
+    return math.isfinite(value.item())
 
 
 def _check_divergence(draws: Draws, log_prob: Tensor) -> None:
