@@ -8,18 +8,21 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_integer
 from bayesify.errors import ConfigurationError
+from benchmarks.nets import alexnet_small, resnet18
 
 __all__ = ["NETS", "Shape", "check_net", "make_net"]
 
 Shape = tuple[int, int, int]
 """C, H, W."""
+
+_POOL = "pool"
 
 
 def make_net(fields: Mapping[str, Any], shape: Shape, classes: int) -> nn.Module:
@@ -28,7 +31,8 @@ def make_net(fields: Mapping[str, Any], shape: Shape, classes: int) -> nn.Module
     Args:
         fields: `kind`, one of `NETS`, and its arguments: "mlp" `hidden`, a list of widths; "lenet" none; "preresnet" `depth`,
             6 n + 2 for n blocks in each of three stages, and `width`, the channels of the first stage; "strided" `size`, a factor
-            of all widths.
+            of all widths; "convolutions" `channels`, a list in which "pool" stands for max pooling, and `hidden`; "alexnet" none;
+            "resnet18" `width`, the channels of the first stage.
         shape: (C, H, W) of the images.
         classes: K.
 
@@ -57,11 +61,13 @@ def check_net(fields: Mapping[str, Any]) -> None:
     takes = NETS[kind][1]
     if set(fields) != {"kind", *takes}:
         raise ConfigurationError(f"a net of kind {kind} has the settings {', '.join(('kind', *takes))}, got {', '.join(fields)}")
-    if "hidden" in takes and not isinstance(fields["hidden"], list):
-        raise ConfigurationError(f"hidden must be a list of widths such as [400, 400], got {fields['hidden']!r}")
+    for name, example in (("hidden", "widths such as [400, 400]"), ("channels", 'channels such as [32, "pool", 64, "pool"]')):
+        if name in takes and not isinstance(fields[name], list):
+            raise ConfigurationError(f"{name} must be a list of {example}, got {fields[name]!r}")
     for name in takes:
-        for number in fields[name] if name == "hidden" else [fields[name]]:
-            check_integer(name, number)
+        for number in fields[name] if isinstance(fields[name], list) else [fields[name]]:
+            if not (name == "channels" and number == _POOL):
+                check_integer(name, number)
     if kind == "preresnet" and (fields["depth"] < 8 or (fields["depth"] - 2) % 6):
         raise ConfigurationError(f"depth of a preresnet must be 6 n + 2, such as 8 or 20, got {fields['depth']}")
 
@@ -103,6 +109,36 @@ def _strided(shape: Shape, classes: int, size: int) -> nn.Module:
             fc2=nn.Linear(128 * size, 128 * size), softplus4=nn.Softplus(), fc3=nn.Linear(128 * size, classes),
         )
     )  # fmt: skip
+
+
+def _convolutions(shape: Shape, classes: int, channels: list[int | str], hidden: list[int]) -> nn.Module:
+    """3 x 3 convolutions conv1, conv2 ... with ReLU, max pooling that halves the image, and linear layers fc1, fc2 ... on top."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    depth, height, width = shape
+    convolutions, pools = itertools.count(1), itertools.count(1)
+    for entry in channels:
+        if isinstance(entry, str):
+            layers[f"pool{next(pools)}"] = nn.MaxPool2d(2)
+            height, width = height // 2, width // 2
+        else:
+            name = f"conv{next(convolutions)}"
+            layers[name], layers[f"{name}_relu"] = nn.Conv2d(depth, entry, 3, padding=1), nn.ReLU()
+            depth = entry
+    if not height * width:
+        raise ConfigurationError(f"channels pools images of {shape[1]} x {shape[2]} pixels {channels.count(_POOL)} times; pool less")
+    top = OrderedDict(cast(nn.Sequential, _mlp((depth, height, width), classes, hidden)).named_children())
+    return nn.Sequential(layers | top).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+def _color_only(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """One of the networks of the benchmarks, which take images of 3 x 32 x 32 and have ten classes."""
+
+    def make(shape: Shape, classes: int, **fields: int) -> nn.Module:
+        if shape != (3, 32, 32) or classes != 10:
+            raise ConfigurationError(f"this net takes images of 3 x 32 x 32 of 10 classes, got {shape} of {classes}")
+        return build(**fields)
+
+    return make
 
 
 def _preresnet(shape: Shape, classes: int, depth: int, width: int) -> nn.Module:
@@ -148,4 +184,7 @@ NETS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "lenet": (_lenet, ()),
     "preresnet": (_preresnet, ("depth", "width")),
     "strided": (_strided, ("size",)),
+    "convolutions": (_convolutions, ("channels", "hidden")),
+    "alexnet": (_color_only(alexnet_small), ()),
+    "resnet18": (_color_only(resnet18), ("width",)),
 }

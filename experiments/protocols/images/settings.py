@@ -43,6 +43,7 @@ class Setup:
         likelihood: "categorical" or "evidential", where the network predicts a Dirichlet distribution of the probabilities.
         calibrate: scale the logits by the temperature that fits the validation rows best.
         augment: shift and mirror the training images at random.
+        precision: of training, as in `bayesify.train.fit`; predictions are made in float32.
         samples: S, draws in prediction.
         validation_samples: S for validation rows; None for `samples`.
         test_rows: number of test images, the first ones; None for all.
@@ -73,6 +74,7 @@ class Setup:
     likelihood: Literal["categorical", "evidential"] = "categorical"
     calibrate: bool = False
     augment: bool = False
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
     validation_samples: int | None = None
     ood: list[str] = dataclasses.field(default_factory=list)
     test_rows: int | None = None
@@ -90,6 +92,7 @@ class Setup:
         for name in self.corruptions:
             check_choice("corruptions", name, CORRUPTIONS)
         check_choice("augment", self.augment, (False, True))
+        check_choice("precision", self.precision, ("32-true", "bf16-mixed"))
         check_choice("calibrate", self.calibrate, (False, True))
         check_choice("likelihood", self.likelihood, ("categorical", "evidential"))
         if self.calibrate and self.likelihood == "evidential":

@@ -84,6 +84,7 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
         beta=setup.beta,
         local_beta=setup.local_beta,
         learning_rate=setup.learning_rate,
+        precision=setup.precision,
         optimizer=optimizer,
         scheduler=partial(_decay, setup=setup),
         seed=seed,
