@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
+from benchmarks.nets import alexnet_small, resnet18
 from torch import Tensor, nn
 
 from bayesify.core.checks import check_integer
 from bayesify.errors import ConfigurationError
-from benchmarks.nets import alexnet_small, resnet18
 
 __all__ = ["NETS", "Shape", "check_net", "make_net"]
 
@@ -125,7 +125,8 @@ def _convolutions(shape: Shape, classes: int, channels: list[int | str], hidden:
             layers[name], layers[f"{name}_relu"] = nn.Conv2d(depth, entry, 3, padding=1), nn.ReLU()
             depth = entry
     if not height * width:
-        raise ConfigurationError(f"channels pools images of {shape[1]} x {shape[2]} pixels {channels.count(_POOL)} times; pool less")
+        times = channels.count(_POOL)
+        raise ConfigurationError(f"channels pools images of {shape[1]} x {shape[2]} pixels {times} times, which leaves none")
     top = OrderedDict(cast(nn.Sequential, _mlp((depth, height, width), classes, hidden)).named_children())
     return nn.Sequential(layers | top).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
