@@ -5,46 +5,22 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
 from bayesify.native.compilation import Kernel
+from bayesify.native.elementary_kernels import exponential
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
 
 _SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
-f32, i32 = np.float32, np.int32
-
-
-def _exp(x):
-    """The exponential, in vector instructions for float32: the polynomial of the Cephes library, 0 below 1e-38."""
-
-
-@overload(_exp, jit_options={"fastmath": {"contract"}, "error_model": "numpy"})
-def _(x):
-    def wide(x):
-        return np.exp(x)
-
-    def single(x):
-        x = f32(-88) if x < f32(-88) else f32(89) if x > f32(89) else x  # NaN stays
-        n = np.rint(x * f32(1.44269504))
-        r = (x - n * f32(0.693359375)) + n * f32(2.12194440e-4)
-        p = f32(1.9875691500e-4)
-        p = p * r + f32(1.3981999507e-3)
-        p = p * r + f32(8.3334519073e-3)
-        p = p * r + f32(4.1665795894e-2)
-        p = p * r + f32(1.6666665459e-1)
-        p = p * r + f32(5.0000001201e-1)
-        return (p * (r * r) + (r + f32(1))) * i32((i32(n) + i32(127)) << i32(23)).view(f32)
-
-    return single if x == types.float32 else wide
+f32 = np.float32
 
 
 @njit(nogil=True, error_model="numpy", fastmath=_SUMS)
 def _draw(zero, mean, log_std, shift, eps, out, begin, end):
     squares = logs = zero
     for i in range(begin, end):
-        std = _exp(log_std[i])
+        std = exponential(log_std[i])
         out[i] = mean[i] + std * eps[i]
         squares += std * std + shift[i] * shift[i]
         logs += log_std[i]
@@ -55,7 +31,7 @@ def _draw(zero, mean, log_std, shift, eps, out, begin, end):
 def _variance(zero, log_std, shift, out, begin, end):
     squares = logs = zero
     for i in range(begin, end):
-        std = _exp(log_std[i])
+        std = exponential(log_std[i])
         out[i] = std * std
         squares += std * std + shift[i] * shift[i]
         logs += log_std[i]
@@ -65,7 +41,7 @@ def _variance(zero, log_std, shift, out, begin, end):
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _draw_gradient(by_out, log_std, shift, eps, by_mean, by_log, share, by_kl, begin, end):
     for i in range(begin, end):
-        std = _exp(log_std[i])
+        std = exponential(log_std[i])
         by_mean[i] = by_out[i] + share * shift[i]
         by_log[i] = std * (by_out[i] * eps[i] + share * std) - by_kl
 
