@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.functional import gaussian_factors, log_uniform_kl, standard_normal, structured_noise_and_kl
+from bayesify.functional import gaussian_factors_and_kl, standard_normal, structured_noise_and_kl
 from bayesify.native.channels import scale_channels
 from bayesify.native.gaussians import draws_and_kl, local_draw, variances_and_kl, with_square
 from bayesify.native.local_linear import local_linear
@@ -94,7 +94,7 @@ class _Dropout(_Layer):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         log_alpha, layer = self.own[0], self.layer
-        factors, kl = gaussian_factors(log_alpha, len(x), self.size, 0.0), log_uniform_kl(log_alpha.clamp(max=0.0)).sum()
+        factors, kl = gaussian_factors_and_kl(log_alpha, len(x), 0.0)
         if self.size <= _FEW and x.dim() == 4:
             outputs = [self.op(part, weight) for part, weight in zip(x.split(1, 1), layer.weight.split(1, 1), strict=True)]
             biases = [layer.bias, *[None] * (self.size - 1)]
