@@ -112,12 +112,12 @@ class _StructuredDropout(_Layer):
         self.columns = layer.weight.numel() // size
         shapes = (size,), (1, size), (10, size), (10,), (size, 10), (size,)
         self.own.extend(nn.Parameter(torch.randn(shape)) for shape in shapes)
+        self.parts = list(self.own)
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        log_alpha, first, *connection = self.own
-        second = F.linear(F.linear(first, *connection[:2]).relu(), *connection[2:])
+        log_alpha, first, w1, b1, w2, b2 = self.parts
         eps = standard_normal(len(x), len(log_alpha), like=log_alpha)
-        noise, kl = structured_noise_and_kl(log_alpha, torch.cat([first, second]), eps, self.columns)
+        noise, kl = structured_noise_and_kl(log_alpha, first, eps, self.columns, [(w1, b1, w2, b2)])
         layer = self.layer
         if isinstance(layer, nn.Linear):
             return self.op(self.scaled(x, noise), layer.weight, layer.bias), kl

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["LANES", "Vector", "float32_at", "float64_at", "load", "splat", "store"]
+__all__ = ["LANES", "Vector", "float32_at", "float64_at", "int64_at", "load", "splat", "store"]
 
 LANES = 16  # 64 bytes; LLVM splits vectors that are wider than the machine's
 INT = ir.VectorType(ir.IntType(32), LANES)
@@ -28,6 +28,12 @@ def float32_at(typingctx: Any, address: Any) -> Any:
 def float64_at(typingctx: Any, address: Any) -> Any:
     """The address as a pointer to float64."""
     return types.CPointer(types.float64)(types.int64), _cast
+
+
+@intrinsic
+def int64_at(typingctx: Any, address: Any) -> Any:
+    """The address as a pointer to integers, such as addresses."""
+    return types.CPointer(types.int64)(types.int64), _cast
 
 
 def _cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
