@@ -129,6 +129,7 @@ class Folded(Planning):
         if self._prefix is not None:
             return ReplayPass(self._prefix, samples, coherent, layers, separate=separate)
         pays_kl = first and self.pays_kl
+        ahead = [layer for _, layer in self.random_layers()] if pays_kl and samples == 1 and not shards_of(self.net) else []
         return ForwardPass(
             samples,
             coherent=coherent,
@@ -138,6 +139,7 @@ class Folded(Planning):
             unused=unused,
             notes_repeats=True,
             training=self.training,
+            ahead=[layer for layer in ahead if layer not in unused],
             records=self.is_observed,
             separate=separate,
         )

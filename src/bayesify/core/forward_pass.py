@@ -47,6 +47,7 @@ class ForwardPass:
         unused: layers that the network did not call when it was examined; calling one raises a `NewLayerError`.
         notes_repeats: whether a second call of a layer raises a `NewLayerError`, unless it draws weights.
         training: whether the root is in training mode.
+        ahead: layers that may draw their weights before the network calls them (`Posterior.draws_ahead`).
         records: whether to keep inputs and outputs of the layers whose posteriors observe single examples.
         separate: from a name and a function of the number of draws to the row of this pass, if the draws take a pass each.
 
@@ -67,19 +68,22 @@ class ForwardPass:
         unused: Iterable[Any] = (),
         notes_repeats: bool = False,
         training: bool = False,
+        ahead: Sequence[BayesianLayer] = (),
         records: bool = False,
         separate: Callable[[str, Callable[[int], Tensor]], Tensor] | None = None,
     ) -> None:
         self._without_rows, self._unused = dict.fromkeys(without_rows), dict.fromkeys(unused)
         self.samples, self.coherent, self.rows = samples, coherent, rows
         self.score: Tensor | None = None
-        self.found_kls: dict[nn.Module, Tensor] = {}
+        self.found_kls: dict[nn.Module, Tensor | None] = {}  # None: in the value of another posterior
         self.checkpointed = False
         self.calls: list[tuple[BayesianLayer, Tensor, Tensor]] = []
         self._records, self._separate = records, separate
         self._pays_kl, self._training = pays_kl, training
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
         self._predrawn = frozenset(self._drawn)
+        self._may_draw_ahead = ahead
+        self._ahead: set[Any] = set()  # layers whose weights are drawn, and that were not called yet
         self._states: dict[Any, tuple[Any, Any]] = {}  # random states before and after a draw inside a checkpoint
         self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
         self._noise: dict[BayesianLayer, Any] = {}  # random states before layers that ran without gradients in a pass with some
@@ -99,9 +103,13 @@ class ForwardPass:
             like: with a name, a tensor on the device on which `make` draws.
         """
         if torch.compiler.is_compiling() or not (self.checkpointed and self._with_gradients):
+            self._ahead.discard(key)
             if key not in self._drawn:
                 self._drawn[key] = make(self.samples)
             return self._drawn[key]
+        if key in self._ahead:  # its graph began outside the checkpoint
+            self._ahead.remove(key)
+            del self._drawn[key]
         tensors = list(key.parameters()) if isinstance(key, nn.Module) else [] if like is None else [like]
         return self._redraw(key, make, tensors) if self._ended else self._draw(key, make, tensors)
 
@@ -117,7 +125,7 @@ class ForwardPass:
     def kl(self, posterior: nn.Module, value: Tensor) -> None:
         """Report the KL of a posterior that has it at hand; otherwise the root calls `Posterior.kl` after the pass."""
         # Inside a reentrant checkpoint the value has no gradient and is ignored.
-        if not self._ended and (value.requires_grad or not self._with_gradients):
+        if not self._ended and posterior not in self.found_kls and (value.requires_grad or not self._with_gradients):
             self.found_kls[posterior] = value
 
     def choose(self, log_prob: Tensor) -> None:
@@ -141,6 +149,27 @@ class ForwardPass:
         return self._training
 
     # For layers and roots
+
+    def begin(self) -> None:
+        """Draw weights before the network runs, in one call for the layers that can share it."""
+        if self._may_draw_ahead:
+            self.inside(self._draw_ahead)
+
+    def _draw_ahead(self) -> None:
+        groups: dict[object, list[BayesianLayer]] = {}
+        for layer in self._may_draw_ahead:
+            if (key := layer.posterior.draws_ahead(layer)) is not None:
+                groups.setdefault(key, []).append(layer)
+        for group in groups.values():
+            together = group[0].posterior.sample_together(group)
+            if together is None:
+                for layer in group:
+                    self.draw(layer)
+            else:
+                drawn, kl = together
+                self._drawn.update(zip(group, drawn, strict=True))
+                self.found_kls |= {layer.posterior: None for layer in group} | {group[0].posterior: kl}
+            self._ahead.update(group)
 
     @property
     def inside_layer(self) -> bool:

@@ -57,6 +57,7 @@ class Passes:
             before = [] if alone else states(args, kwargs)
             self.current = forward_pass
             try:
+                forward_pass.begin()
                 outputs = net(*args, **kwargs)
                 if self.select is not None:
                     outputs = self.select(outputs)

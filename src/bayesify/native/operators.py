@@ -12,7 +12,7 @@ from bayesify.native.gpu import hadamard as gpu_hadamard
 from bayesify.native.switch import LIBRARIES, load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
-__all__ = ["LEAST_SIZE", "is_exporting", "is_transformed", "kernels_for", "native_fwht", "transforms_natively"]
+__all__ = ["LEAST_SIZE", "has_kernels", "is_exporting", "is_transformed", "kernels_for", "native_fwht", "transforms_natively"]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
@@ -114,6 +114,12 @@ def kernels_for(*tensors: Tensor) -> str | None:
     if is_transformed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
         return None
     return library
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether there are kernels for a tensor of this device and dtype, whatever traces or transforms it."""
+    library = LIBRARIES.get(tensor.device.type)
+    return library is not None and tensor.dtype in _DTYPES[library]
 
 
 class _Transform(torch.autograd.Function):
