@@ -18,7 +18,7 @@ from bayesify.errors import PassError
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
 
-__all__ = ["ForwardPass", "NewLayerError", "RowsError"]
+__all__ = ["DrawnAheadError", "ForwardPass", "NewLayerError", "RowsError"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,10 @@ class RowsError(PassError):
 
 class NewLayerError(RowsError):
     """The network calls a random layer otherwise than when it was examined: it did not call it then, or only once."""
+
+
+class DrawnAheadError(RowsError):
+    """The weights of a layer must be drawn where the network calls it."""
 
 
 class ForwardPass:
@@ -107,9 +111,10 @@ class ForwardPass:
             if key not in self._drawn:
                 self._drawn[key] = make(self.samples)
             return self._drawn[key]
-        if key in self._ahead:  # its graph began outside the checkpoint
+        if key in self._ahead:
             self._ahead.remove(key)
-            del self._drawn[key]
+            if current_saved_tensors_hooks() is None:  # a reentrant checkpoint has a graph of its own
+                raise DrawnAheadError("a reentrant activation checkpoint calls a layer whose weights were drawn before the pass")
         tensors = list(key.parameters()) if isinstance(key, nn.Module) else [] if like is None else [like]
         return self._redraw(key, make, tensors) if self._ended else self._draw(key, make, tensors)
 
@@ -152,7 +157,8 @@ class ForwardPass:
 
     def begin(self) -> None:
         """Draw weights before the network runs, in one call for the layers that can share it."""
-        if self._may_draw_ahead:
+        self._notice_checkpoint()
+        if self._may_draw_ahead and not self.checkpointed:
             self.inside(self._draw_ahead)
 
     def _draw_ahead(self) -> None:

@@ -176,10 +176,11 @@ class GaussianPosterior(Posterior):
 
     def sample_together(self, layers: Sequence[BayesianLayer]) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor] | None:
         rows = [layer.posterior._tensors(layer) for layer in layers if isinstance(layer.posterior, GaussianPosterior)]
-        means, log_stds, centers = ([t for row in rows for t in row[i]] for i in range(3))
+        means, log_stds = ([t for row in rows for t in row[i]] for i in (0, 1))
         if not all(mean.is_contiguous() for mean in means) or not runs_in_one_pass(*means, *log_stds):
             return None
         noise = [standard_normal(*mean.shape, like=mean) for mean in means]
+        centers = [center for row in rows for center in row[2]]
         drawn, kl = draws_and_kl(means, log_stds, centers, self.method.prior_std, noise)
         found = iter(drawn)
         return [_pair([next(found) for _ in own]) for own, _, _ in rows], kl
