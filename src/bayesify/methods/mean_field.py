@@ -176,7 +176,7 @@ class GaussianPosterior(Posterior):
 
     def sample_together(self, layers: Sequence[BayesianLayer]) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor] | None:
         rows = [layer.posterior._tensors(layer) for layer in layers if isinstance(layer.posterior, GaussianPosterior)]
-        means, log_stds = ([t for row in rows for t in row[i]] for i in (0, 1))
+        means, log_stds = [mean for row in rows for mean in row[0]], [log_std for row in rows for log_std in row[1]]
         if not all(mean.is_contiguous() for mean in means) or not runs_in_one_pass(*means, *log_stds):
             return None
         noise = [standard_normal(*mean.shape, like=mean) for mean in means]
