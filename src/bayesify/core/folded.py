@@ -133,7 +133,8 @@ class Folded(Planning):
         if self._prefix is not None:
             return ReplayPass(self._prefix, samples, coherent, layers, separate=separate)
         pays_kl = first and self.pays_kl
-        draws_ahead = self._draws_ahead and pays_kl and samples == 1 and not shards_of(self.net)
+        trains = pays_kl and samples == 1 and torch.is_grad_enabled()  # elsewhere, draws should stay in cache
+        draws_ahead = self._draws_ahead and trains and not shards_of(self.net)
         return ForwardPass(
             samples,
             coherent=coherent,
