@@ -44,6 +44,13 @@ from bayesify.errors import ConfigurationError
             (3, 9, 5),
             2 * (27 + 1) + 3 * (18 + 1) + 6 * (24 + 1) + 5 * 7 + 10 * 6,
         ),
+        # five poolings leave a pixel; convolutions without biases, norms, classifier
+        (
+            {"kind": "vgg16", "width": 4},
+            (3, 32, 32),
+            9 * (3 * 4 + 4 * 4 + 4 * 8 + 8 * 8 + 8 * 16 + 2 * 16 * 16 + 16 * 32 + 5 * 32 * 32)
+            + 2 * (2 * 4 + 2 * 8 + 3 * 16 + 6 * 32) + 10 * 33,
+        ),
         (
             {"kind": "alexnet"},
             (3, 32, 32),
@@ -59,7 +66,7 @@ from bayesify.errors import ConfigurationError
     ],
     ids=[
         "mlp-400x2", "linear", "lenet-gray", "lenet-color", "preresnet-8", "preresnet-14", "strided", "convolutions",
-        "convolutions-linear", "convolutions-odd", "alexnet", "resnet18-64", "resnet18-2",
+        "convolutions-linear", "convolutions-odd", "vgg16", "alexnet", "resnet18-64", "resnet18-2",
     ],
 )  # fmt: skip
 def test_shapes_and_parameters(fields, shape, parameters):
@@ -111,6 +118,15 @@ def test_convolutions_are_their_formula():
     y = layer(layer(x, net.conv1), net.conv2).unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).amax((3, 5))
     y = (layer(y, net.conv3).flatten(1) @ net.fc1.weight.mT + net.fc1.bias).clamp_min(0)
     torch.testing.assert_close(net(x), y @ net.fc2.weight.mT + net.fc2.bias)
+
+
+def test_vgg16_pools_after_two_two_three_three_and_three_convolutions():
+    net = make_net({"kind": "vgg16", "width": 1}, (3, 64, 32), classes=5)
+    kinds = "".join({"Conv2d": "c", "MaxPool2d": "p"}.get(type(module).__name__, "") for module in net.children())
+    assert kinds == "ccpccpcccpcccpcccp"
+    assert net.fc.weight.shape == (5, 8 * 2 * 1)
+    with pytest.raises(ConfigurationError, match="vgg16 takes images of at least 32 x 32, got 28 x 28"):
+        make_net({"kind": "vgg16", "width": 1}, (1, 28, 28), classes=10)
 
 
 def test_convolutions_are_in_channels_last():
@@ -168,7 +184,7 @@ def test_every_net_can_be_made_random_by_layer_names(fields):
     [
         (
             {"kind": "vgg"},
-            "kind of a net must be one of mlp, lenet, preresnet, strided, convolutions, alexnet, resnet18, got 'vgg'",
+            "kind of a net must be one of mlp, lenet, preresnet, strided, convolutions, vgg16, alexnet, resnet18, got 'vgg'",
         ),
         ({"kind": "mlp"}, "a net of kind mlp has the settings kind, hidden, got kind"),
         ({"kind": "lenet", "width": 3}, "a net of kind lenet has the settings kind, got kind, width"),

@@ -31,8 +31,8 @@ def make_net(fields: Mapping[str, Any], shape: Shape, classes: int) -> nn.Module
     Args:
         fields: `kind`, one of `NETS`, and its arguments: "mlp" `hidden`, a list of widths; "lenet" none; "preresnet" `depth`,
             6 n + 2 for n blocks in each of three stages, and `width`, the channels of the first stage; "strided" `size`, a factor
-            of all widths; "convolutions" `channels`, a list in which "pool" stands for max pooling, and `hidden`; "alexnet" none;
-            "resnet18" `width`, the channels of the first stage.
+            of all widths; "convolutions" `channels`, a list in which "pool" stands for max pooling, and `hidden`; "vgg16" and
+            "resnet18" `width`, the channels of the first stage; "alexnet" none.
         shape: (C, H, W) of the images.
         classes: K.
 
@@ -134,6 +134,24 @@ def _convolutions(shape: Shape, classes: int, channels: list[int | str], hidden:
     return nn.Sequential(layers | top).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
+def _vgg16(shape: Shape, classes: int, width: int) -> nn.Module:
+    """VGG16 for small images (Rossi, Marmin & Filippone, 2020, table 8), with batch normalization and a single linear layer."""
+    channels, height, width_of_image = shape
+    if min(height, width_of_image) < 32:
+        raise ConfigurationError(f"vgg16 takes images of at least 32 x 32, got {height} x {width_of_image}")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    numbers = itertools.count(1)
+    for stage, (factor, convolutions) in enumerate(((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)), start=1):
+        for number in itertools.islice(numbers, convolutions):
+            layers[f"conv{number}"] = _conv3(channels, factor * width)
+            channels = factor * width
+            layers[f"norm{number}"], layers[f"relu{number}"] = nn.BatchNorm2d(channels), nn.ReLU()
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(channels * (height // 32) * (width_of_image // 32), classes)
+    return _fastest(nn.Sequential(layers), width)
+
+
 def _alexnet(shape: Shape, classes: int) -> nn.Module:
     """AlexNet for small images, with a stem of 11 x 11, stride 4, and a single linear layer."""
     _check_benchmark_images("alexnet", shape, classes)
@@ -203,6 +221,7 @@ NETS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "preresnet": (_preresnet, ("depth", "width")),
     "strided": (_strided, ("size",)),
     "convolutions": (_convolutions, ("channels", "hidden")),
+    "vgg16": (_vgg16, ("width",)),
     "alexnet": (_alexnet, ()),
     "resnet18": (_resnet18, ("width",)),
 }
