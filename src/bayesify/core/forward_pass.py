@@ -105,6 +105,9 @@ class ForwardPass:
             key: the module the value belongs to, `self` in a posterior; or the name of a value that several layers share.
             make: from the number of draws S to the value, tensors with a row for each draw.
             like: with a name, a tensor on the device on which `make` draws.
+
+        Raises:
+            RowsError: a layer that drew before the network ran is in a reentrant checkpoint; the root then repeats the pass.
         """
         if torch.compiler.is_compiling() or not (self.checkpointed and self._with_gradients):
             self._ahead.discard(key)

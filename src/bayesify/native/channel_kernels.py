@@ -7,10 +7,9 @@ import numpy as np
 from numba import njit
 
 from bayesify.native.compilation import Kernel
+from bayesify.native.elementary_kernels import SUMS
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
-
-_SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
@@ -29,7 +28,7 @@ def _scale_pixels(x, factors, shift, out, channels, positions, first, rows):
                 out[begin + c] = x[begin + c] * factors[row * channels + c] + shift[c]
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
+@njit(nogil=True, error_model="numpy", fastmath=SUMS)
 def _plane_gradient(zero, grad, x, factor, by_x, begin, end):
     products = total = zero
     for i in range(begin, end):

@@ -1,12 +1,13 @@
 """Elementary functions that kernels share."""
-# pyright: reportMissingImports=false, reportOperatorIssue=false
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportUntypedFunctionDecorator=false
 
 from __future__ import annotations
 
 import numpy as np
-from numba import types
+from numba import njit, types
 from numba.extending import overload
 
+SUMS = {"contract", "nsz", "reassoc"}  # flags of fast mathematics for sums of vectors in any order
 f32, i32 = np.float32, np.int32
 
 
@@ -32,3 +33,19 @@ def _(x):
         return (p * (r * r) + (r + f32(1))) * i32((i32(n) + i32(127)) << i32(23)).view(f32)
 
     return single if x == types.float32 else wide
+
+
+@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+def dot(a, s, b, t, n):
+    """The product of row s of a and row t of b, float64."""
+    total = 0.0
+    for k in range(n):
+        total += np.float64(a[s * n + k]) * b[t * n + k]
+    return total
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+def add_row(a, t, factor, b, s, n):
+    """Add row s of b, times a factor, to row t of a."""
+    for k in range(n):
+        a[t * n + k] += factor * b[s * n + k]

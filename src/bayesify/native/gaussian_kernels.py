@@ -12,15 +12,14 @@ import numpy as np
 from numba import njit
 
 from bayesify.native.compilation import Kernel
-from bayesify.native.elementary_kernels import exponential
+from bayesify.native.elementary_kernels import SUMS, exponential
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at, int64_at
 
-_SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
 f32 = np.float32
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
+@njit(nogil=True, error_model="numpy", fastmath=SUMS)
 def _draw(zero, mean, log_std, shift, eps, out, begin, end):
     squares = logs = zero
     for i in range(begin, end):
@@ -31,7 +30,7 @@ def _draw(zero, mean, log_std, shift, eps, out, begin, end):
     return squares, logs
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
+@njit(nogil=True, error_model="numpy", fastmath=SUMS)
 def _variance(zero, log_std, shift, out, begin, end):
     squares = logs = zero
     for i in range(begin, end):

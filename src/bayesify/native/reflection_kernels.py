@@ -1,4 +1,4 @@
-r"""Noise rotated by Householder reflections with the KL of variational structured dropout, and their gradients.
+r"""The compact form of Householder reflections with the KL of variational structured dropout, and their gradients.
 
 Small sums are in float64. Names as in `bayesify.functional.reflections`: W and R are (T, K), and C is
 $R\,\mathrm{diag}(\alpha)\,R^\top$. A connection maps a vector v to the next one, $W_2\,\mathrm{relu}(W_1 v + b_1) + b_2$.
@@ -11,26 +11,11 @@ import numpy as np
 from numba import njit
 
 from bayesify.native.compilation import Kernel
-from bayesify.native.elementary_kernels import exponential
+from bayesify.native.elementary_kernels import add_row, dot, exponential
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at, int64_at
 
-_SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
 f32 = np.float32
-
-
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
-def _dot(a, s, b, t, n):
-    total = 0.0
-    for k in range(n):
-        total += np.float64(a[s * n + k]) * b[t * n + k]
-    return total
-
-
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
-def _add(a, t, factor, b, s, n):
-    for k in range(n):
-        a[t * n + k] += factor * b[s * n + k]
 
 
 @njit(nogil=True, error_model="numpy")
@@ -69,7 +54,7 @@ def _spread(w, r, products, alpha, k, count, n):
 def _connect(w1, b1, w2, b2, vectors, t, hidden, n, rank):
     """Vector t from the one before."""
     for j in range(rank):
-        hidden[j] = max(b1[j] + _dot(w1, j, vectors, t - 1, n), 0.0)
+        hidden[j] = max(b1[j] + dot(w1, j, vectors, t - 1, n), 0.0)
     for k in range(n):
         total = np.float64(b2[k])
         for j in range(rank):
@@ -89,7 +74,7 @@ def _connect_gradient(w1, w2, by_w1, by_b1, by_w2, by_b2, vectors, t, hidden, by
         by_b1[j] = by_hidden
         for k in range(n):
             by_w1[j * n + k] = by_hidden * vectors[(t - 1) * n + k]
-        _add(by_vectors, t - 1, by_hidden, w1, j, n)
+        add_row(by_vectors, t - 1, by_hidden, w1, j, n)
     for k in range(n):
         by_b2[k] = by_vectors[t * n + k]
 
@@ -97,12 +82,12 @@ def _connect_gradient(w1, w2, by_w1, by_b1, by_w2, by_b2, vectors, t, hidden, by
 @njit(nogil=True, error_model="numpy")
 def _form(half, vectors, log_alpha, w, r, std, inverses, kl, count, n, columns, shortest):
     for t in range(count):
-        norm = np.sqrt(_dot(vectors, t, vectors, t, n))
+        norm = np.sqrt(dot(vectors, t, vectors, t, n))
         inverses[t] = 0.0 if norm < shortest else 1 / norm
         for k in range(n):
             w[t * n + k] = r[t * n + k] = vectors[t * n + k] * inverses[t]
         for s in range(t):
-            _add(r, t, -2 * _dot(w, t, w, s, n), r, s, n)
+            add_row(r, t, -2 * dot(w, t, w, s, n), r, s, n)
     for k in range(n):
         std[k] = exponential(half * log_alpha[k])
     alpha = _variances(std, n)
@@ -111,40 +96,6 @@ def _form(half, vectors, log_alpha, w, r, std, inverses, kl, count, n, columns, 
         spread = _spread(w, r, products, alpha[k], k, count, n)
         total += np.log1p(0.0 if spread < 0 else spread) - log_alpha[k]
     kl[0] = 0.5 * columns * total
-
-
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
-def _rotate(zero, one, eps, w, r, std, along, out, count, n, first, rows):
-    scaled = np.full(count * n, zero)  # R diag(std)
-    for t in range(count):
-        for k in range(n):
-            scaled[t * n + k] = r[t * n + k] * std[k]
-    for row in range(first, first + rows):
-        begin = row * n
-        for k in range(n):
-            out[begin + k] = one + std[k] * eps[begin + k]
-        for t in range(count):
-            total = zero
-            for k in range(n):
-                total += eps[begin + k] * scaled[t * n + k]
-            along[row * count + t] = total
-            _add(out, row, -(total + total), w, t, n)
-
-
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
-def _rotate_gradient(zero, by_noise, eps, w, along, sums, count, n, begin, end):
-    """Sums over rows of the gradients in W, in R diag(std), and in std without U: (2 T + 1, K)."""
-    for i in range((2 * count + 1) * n):
-        sums[i] = zero
-    for row in range(begin, end):
-        for t in range(count):
-            total, factor = zero, -(along[row * count + t] + along[row * count + t])
-            for k in range(n):
-                total += by_noise[row * n + k] * w[t * n + k]
-            _add(sums, t, factor, by_noise, row, n)
-            _add(sums, count + t, -(total + total), eps, row, n)
-        for k in range(n):
-            sums[2 * count * n + k] += by_noise[row * n + k] * eps[row * n + k]
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
@@ -182,13 +133,13 @@ def _normals_gradient(w, r, by_r, by_w, count, n):
     """Gradients of R, the solution of a triangular system with inner products of W, added to those in W."""
     for t in range(count - 1, -1, -1):
         for s in range(t + 1, count):
-            _add(by_r, t, -2 * _dot(w, s, w, t, n), by_r, s, n)
+            add_row(by_r, t, -2 * dot(w, s, w, t, n), by_r, s, n)
     for t in range(count):
-        _add(by_w, t, 1.0, by_r, t, n)
+        add_row(by_w, t, 1.0, by_r, t, n)
         for s in range(t):
-            by_overlap = -2 * _dot(by_r, t, r, s, n)
-            _add(by_w, t, by_overlap, w, s, n)
-            _add(by_w, s, by_overlap, w, t, n)
+            by_overlap = -2 * dot(by_r, t, r, s, n)
+            add_row(by_w, t, by_overlap, w, s, n)
+            add_row(by_w, s, by_overlap, w, t, n)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -212,7 +163,7 @@ def _form_gradient(w, r, std, inverses, sums, chunks, by_kl, by_vectors, by_log_
     for k in range(n):
         by_log_alpha[k] = by_logs[k] + 0.5 * std[k] * by_std[k]
     for t in range(count):
-        along = _dot(w, t, by_vectors, t, n)
+        along = dot(w, t, by_vectors, t, n)
         for k in range(n):
             by_vectors[t * n + k] = inverses[t] * (by_vectors[t * n + k] - along * w[t * n + k])
 
@@ -250,42 +201,6 @@ def form64(record):
         c, units = int64_at(table + 32 * (t - given)), p(hidden + 8 * rank * (t - given))
         _connect(p(c[0]), p(c[1]), p(c[2]), p(c[3]), p(vectors), t, units, n, rank)
     _form(0.5, p(vectors), p(log_alpha), p(w), p(r), p(std), p(inverses), p(kl), count, n, columns, shortest)
-
-
-@Kernel
-def rotate32(record):
-    """The noise 1 + U (std eps) of rows of eps, and R (std eps), (rows, T)."""
-    eps, w, r, std, along, out, count, n, first, rows = arguments(record, 8, 0)
-    p = float32_at
-    _rotate(f32(0), f32(1), p(eps), p(w), p(r), p(std), p(along), p(out), count, n, first, rows)
-
-
-@Kernel
-def rotate64(record):
-    """`rotate32` for float64."""
-    eps, w, r, std, along, out, count, n, first, rows = arguments(record, 8, 0)
-    p = float64_at
-    _rotate(0.0, 1.0, p(eps), p(w), p(r), p(std), p(along), p(out), count, n, first, rows)
-
-
-@Kernel
-def rotate_gradient32(record):
-    """For every chunk of rows the sums of `_rotate_gradient`, from the gradient of the noise."""
-    by_noise, eps, w, along, sums, count, n, total, chunk, first, chunks = arguments(record, 9, 0)
-    p = float32_at
-    for c in range(first, first + chunks):
-        own, end = p(sums + 4 * c * (2 * count + 1) * n), min((c + 1) * chunk, total)
-        _rotate_gradient(f32(0), p(by_noise), p(eps), p(w), p(along), own, count, n, c * chunk, end)
-
-
-@Kernel
-def rotate_gradient64(record):
-    """`rotate_gradient32` for float64."""
-    by_noise, eps, w, along, sums, count, n, total, chunk, first, chunks = arguments(record, 9, 0)
-    p = float64_at
-    for c in range(first, first + chunks):
-        own, end = p(sums + 8 * c * (2 * count + 1) * n), min((c + 1) * chunk, total)
-        _rotate_gradient(0.0, p(by_noise), p(eps), p(w), p(along), own, count, n, c * chunk, end)
 
 
 @Kernel

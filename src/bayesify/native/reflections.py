@@ -61,7 +61,8 @@ def noise_and_kl(
 
 
 def _run(name: str, like: Tensor, integers: Sequence[int], reals: tuple[float, ...] = (), rows: int = 1, least: int = 1) -> None:
-    kernel: Any = getattr(load_kernels("reflection_kernels"), f"{name}{'32' if like.dtype == torch.float32 else '64'}")
+    module = "rotation_kernels" if name.startswith("rotate") else "reflection_kernels"
+    kernel: Any = getattr(load_kernels(module), f"{name}{'32' if like.dtype == torch.float32 else '64'}")
     over_rows(kernel, integers, rows, least, reals)
 
 
