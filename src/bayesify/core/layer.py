@@ -213,7 +213,8 @@ class BayesianLayer(Channels):
 
     def sampled(self, x: Tensor) -> Tensor:
         """Random output for x (S*B, ...), before `then`."""
-        return self.posterior.outputs(self, x, *self.draw()) if self.draws_weights else self.posterior(self, x)
+        posterior: Any = self._modules["posterior"]  # found faster than as an attribute
+        return posterior.outputs(self, x, *self.draw()) if self.draws_weights else posterior(self, x)
 
     @property
     def draws_weights(self) -> bool:

@@ -20,6 +20,7 @@ _fwht: Any = torch.ops.bayesify.fwht.default
 
 LEAST_SIZE = 16  # of a row, a vector register
 _DTYPES = {"numba": (torch.float32, torch.float64), "triton": (torch.float32,)}
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _DENSE_SIZE, _DENSE_WORK = 128, 2**18  # where a product with the dense matrix takes less time than a call
 
 
@@ -107,7 +108,7 @@ def kernels_for(*tensors: Tensor) -> str | None:
     if library is None or torch.compiler.is_compiling() or dtype not in _DTYPES[library]:
         return None
     for t in tensors:  # a loop: the function is called for every layer
-        if t.dtype != dtype or t.is_cpu != on_cpu or type(t) not in (Tensor, torch.nn.Parameter):
+        if t.dtype != dtype or t.is_cpu != on_cpu or type(t) not in _PLAIN:
             return None
         if not on_cpu and t.device != first.device:
             return None
