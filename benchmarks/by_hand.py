@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.functional import gaussian_factors, log_uniform_kl, standard_normal, structured_noise_and_kl
+from bayesify.functional import gaussian_factors_and_kl, standard_normal, structured_noise_and_kl
 from bayesify.native.channels import scale_channels
 from bayesify.native.gaussians import draws_and_kl, local_draw, variances_and_kl, with_square
 from bayesify.native.local_linear import local_linear
@@ -27,6 +27,7 @@ from benchmarks.training_step import METHODS, bayesian_step, plain_step
 _NETS = ("MLP 784-400-400-10", "LeNet5", "AlexNet", "ResNet18")
 _ROWS = 50_000
 _FEW = 4  # channels
+_SMALL = 2**16  # weights
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -40,12 +41,17 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y, kl = self.outputs(x)
-        self.kls.append(kl)
+        if kl is not None:
+            self.kls.append(kl)
         return y
 
     @abstractmethod
-    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and KL."""
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Output and KL; None if it is already in the list."""
+
+    @staticmethod
+    def begin(layers: Sequence[_Layer]) -> None:
+        """What is done before the network runs."""
 
     def op(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if isinstance(self.layer, nn.Linear):
@@ -67,10 +73,31 @@ class _Gaussian(_Layer):
 
 
 class _SharedNoise(_Gaussian):
-    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        eps = [standard_normal(*mean.shape, like=mean) for mean in self.means]
-        drawn, kl = draws_and_kl(self.means, self.log_stds, self.centers, 1.0, eps)
+    """Small layers are drawn together."""
+
+    drawn: list[Tensor] | None = None
+
+    @staticmethod
+    def begin(layers: Sequence[_Layer]) -> None:
+        small = [each for each in layers if isinstance(each, _SharedNoise) and each.means[0].numel() <= _SMALL]
+        if small:
+            drawn, kl = _draw(small)
+            small[0].kls.append(kl)
+            found = iter(drawn)
+            for layer in small:
+                layer.drawn = [next(found) for _ in layer.means]
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        drawn, kl = (self.drawn, None) if self.drawn is not None else _draw([self])
+        self.drawn = None
         return self.op(x, *(w.squeeze(0) for w in drawn)), kl
+
+
+def _draw(layers: Sequence[_SharedNoise]) -> tuple[list[Tensor], Tensor]:
+    means = [mean for layer in layers for mean in layer.means]
+    log_stds = [log_std for layer in layers for log_std in layer.log_stds]
+    eps = [standard_normal(*mean.shape, like=mean) for mean in means]
+    return draws_and_kl(means, log_stds, [None] * len(means), 1.0, eps)
 
 
 class _LocalNoise(_Gaussian):
@@ -94,7 +121,7 @@ class _Dropout(_Layer):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         log_alpha, layer = self.own[0], self.layer
-        factors, kl = gaussian_factors(log_alpha, len(x), self.size, 0.0), log_uniform_kl(log_alpha.clamp(max=0.0)).sum()
+        factors, kl = gaussian_factors_and_kl(log_alpha, len(x), 0.0)
         if self.size <= _FEW and x.dim() == 4:
             outputs = [self.op(part, weight) for part, weight in zip(x.split(1, 1), layer.weight.split(1, 1), strict=True)]
             biases = [layer.bias, *[None] * (self.size - 1)]
@@ -112,12 +139,12 @@ class _StructuredDropout(_Layer):
         self.columns = layer.weight.numel() // size
         shapes = (size,), (1, size), (10, size), (10,), (size, 10), (size,)
         self.own.extend(nn.Parameter(torch.randn(shape)) for shape in shapes)
+        self.parts = list(self.own)
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        log_alpha, first, *connection = self.own
-        second = F.linear(F.linear(first, *connection[:2]).relu(), *connection[2:])
+        log_alpha, first, w1, b1, w2, b2 = self.parts
         eps = standard_normal(len(x), len(log_alpha), like=log_alpha)
-        noise, kl = structured_noise_and_kl(log_alpha, torch.cat([first, second]), eps, self.columns)
+        noise, kl = structured_noise_and_kl(log_alpha, first, eps, self.columns, [(w1, b1, w2, b2)])
         layer = self.layer
         if isinstance(layer, nn.Linear):
             return self.op(self.scaled(x, noise), layer.weight, layer.bias), kl
@@ -134,16 +161,18 @@ LAYERS: dict[str, type[_Layer]] = {
 
 def step_by_hand(workload: Workload, kind: type[_Layer], x: Tensor, y: Tensor) -> Callable[[], None]:
     """A training step of the network with all linear layers and convolutions random."""
-    net, kls = workload.net().train(), list[Tensor]()
+    net, kls, layers = workload.net().train(), list[Tensor](), list[_Layer]()
     for name, module in list(net.named_modules()):
         if isinstance(module, nn.Linear | nn.Conv2d):
             parent, _, own = name.rpartition(".")
-            setattr(net.get_submodule(parent), own, kind(module, kls))
+            layers.append(kind(module, kls))
+            setattr(net.get_submodule(parent), own, layers[-1])
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()
         kls.clear()
+        kind.begin(layers)
         outputs = net(x)
         (F.cross_entropy(outputs, y) + torch.stack(kls).sum() / _ROWS).backward()
         optimizer.step()

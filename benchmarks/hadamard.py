@@ -4,9 +4,10 @@
 
 Per size: `fwht` against the product with the dense Hadamard matrix and against a copy of its input, a lower bound; the native
 kernel against a copy, both into memory that is ready, which leaves out the cost of a call and of new memory; forward and backward
-against two forward transforms; a WHVI layer D -> D, forward and backward with all gradients, against nn.Linear and against the
-paper's form with four transforms. "native" rows use the operators of `bayesify[fast]`, the others do not. Short calls are
-repeated. Ratios are medians over interleaved rounds, of processor time with one thread. Writes results/hadamard.json.
+against two forward transforms; a WHVI layer D -> D, forward and backward with all gradients, against nn.Linear, against the
+paper's form with four transforms, and "by hand": its draws and its node of the graph, without the dispatch of a layer. "native"
+rows use the operators of `bayesify[fast]`, the others do not. Short calls are repeated. Ratios are medians over interleaved rounds,
+of processor time with one thread. Writes results/hadamard.json.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 
 from bayesify import WHVI, bayesify
 from bayesify.functional import fwht, hadamard_matrix
-from bayesify.native import native_is_used, use_native
+from bayesify.native import hadamard_layer, native_is_used, use_native
+from bayesify.native.draws import fill_normal
 from bayesify.native.operators import LEAST_SIZE
 from bayesify.native.switch import load_kernels
 from bayesify.native.threads import THREAD, over_rows
@@ -78,7 +80,8 @@ def layers(n: int, batch: int) -> dict[str, Callable[[], object]]:
     upstream = torch.randn(batch, n)
     linear = nn.Linear(n, n)
     site = bayesify(nn.Linear(n, n), WHVI()).net
-    s1, s2, mean, log_std = (torch.randn(n, requires_grad=True) for _ in range(4))
+    s1, s2, mean, log_std = (torch.randn(1, n, requires_grad=True) for _ in range(4))
+    bias = [torch.randn(n, requires_grad=True) for _ in range(2)]
 
     def four(x: Tensor) -> Tensor:
         def through(g: Tensor) -> Tensor:
@@ -86,10 +89,17 @@ def layers(n: int, batch: int) -> dict[str, Callable[[], object]]:
 
         return through(mean) + through(log_std.exp() * torch.randn_like(x))
 
+    def by_hand(x: Tensor) -> Tensor:
+        eps = fill_normal(torch.empty(batch, 1, n))
+        return hadamard_layer(x, s1, s2, mean, log_std, eps, (*bias, torch.randn(1, n)), 0.003)
+
+    vectors = [s1, s2, mean, log_std]
+    hand = {"WHVI, native, by hand": forward_backward(by_hand, [*vectors, *bias], x, upstream)}
     return {
         "nn.Linear": forward_backward(linear, list(linear.parameters()), x, upstream),
         **_both("WHVI", forward_backward(site, list(site.parameters()), x, upstream)),
-        "four transforms": forward_backward(four, [s1, s2, mean, log_std], x, upstream),
+        **(hand if _NATIVE and n >= LEAST_SIZE else {}),
+        "four transforms": forward_backward(four, vectors, x, upstream),
     }
 
 

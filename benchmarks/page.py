@@ -149,6 +149,9 @@ def _time_and_memory(row: Mapping[str, Any] | None) -> str:
     return "" if row is None else f"{row['ratio']:.2f} ({row['extra_megabytes']:+d} MB)"
 
 
+_HAND = "WHVI, native, by hand"
+
+
 def _hadamard() -> str:
     results = read("hadamard")
     parts = results["results"]
@@ -165,11 +168,13 @@ def _hadamard() -> str:
             f"{transform[name]['milliseconds'] / transform[copy]['milliseconds']:.1f}" if name in transform else ""
             for name, copy in compared
         ]
-        of_layer = [f"{layer[name]['ratio']:.2f}" if layer else "" for name in (*(n.replace("fwht", "WHVI") for n in names), FOUR)]
+        layers = [name for name in (*(n.replace("fwht", "WHVI") for n in names), _HAND, FOUR) if layer is None or name in layer]
+        of_layer = [f"{layer[name]['ratio']:.2f}" if layer else "" for name in layers]
         rows.append([size, *dense, *copies, *of_layer])
     forms = ["", ", native"][: (len(rows[0]) - 3) // 3]
     head = ["D", *(f"`fwht`{form} / {other}" for other in ("dense product", "copy") for form in forms), "kernel / copy, in place"]
-    head += [*(f"WHVI layer{form} / `nn.Linear`" for form in forms), "the paper's form / `nn.Linear`"]
+    own = [*(f"WHVI layer{form}" for form in (*forms, *([", native, by hand"] if len(forms) > 1 else []))), "the paper's form"]
+    head += [f"{name} / `nn.Linear`" for name in own]
     return f"{_table(head, rows)}\n\n{results['settings']['batch']} rows. {_environment(results)}"
 
 

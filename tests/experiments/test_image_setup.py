@@ -56,7 +56,8 @@ def test_fingerprints_contain_what_differs_from_defaults():
     def reduced(**changes):
         return without_defaults({"setup": Setup(**BASE | changes).to_dict()}, {"setup": Setup})["setup"]
 
-    assert reduced(beta=1.0, ood=[], choice_epochs=None) == BASE
+    assert reduced(beta=1.0, ood=[], choice_epochs=None, precision="32-true") == BASE
+    assert reduced(precision="bf16-mixed") == BASE | {"precision": "bf16-mixed"}
     assert reduced(beta=0.5) == BASE | {"beta": 0.5}
     assert reduced(posterior={"method": "meanfield", "prior_std": 1.0, "prior_mean": "zero"}) == reduced()
     open_, given = ({"method": "MCDropout"}, {"method": "MCDropout", "p": 0.1})  # 0.1 is the default
@@ -87,6 +88,9 @@ def test_fingerprints_contain_what_differs_from_defaults():
         ({"choice_epochs": 0}, "choice_epochs must be a whole number"),
         ({"decay": 0.0}, "decay must be"),
         ({"augment": "yes"}, "augment must be"),
+        ({"precision": "16-mixed"}, "precision must be one of '32-true', 'bf16-mixed', got '16-mixed'"),
+        ({"precision": 16}, "precision must be one of '32-true', 'bf16-mixed', got 16"),
+        ({"net": {"kind": "convolutions", "channels": ["pol"], "hidden": []}}, "channels must be a list of whole numbers and"),
         ({"calibrate": 1.5}, "calibrate must be"),
         ({"likelihood": "gaussian"}, "likelihood must be one of 'categorical', 'evidential'"),
         ({"likelihood": "evidential", "calibrate": True}, "calibrate scales logits"),

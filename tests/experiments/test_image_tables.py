@@ -1,13 +1,17 @@
 """The report of an image table against numbers worked out with NumPy, from results that are made up."""
 
+import itertools
 import re
 
 import numpy as np
 import pytest
+import torch
 from experiments.harness.config import read_table
 from experiments.harness.experiment import Experiment
 from experiments.protocols.images.figure import draw_scores
+from experiments.protocols.images.networks import make_net
 from experiments.protocols.images.results import published_of, rows_of
+from experiments.protocols.images.settings import Setup
 from experiments.protocols.images.tables import write_tables
 
 OOD = ("fashion-mnist", "kmnist")
@@ -208,6 +212,43 @@ def test_the_table_is_that_of_the_paper():
     assert all(
         job.settings["setup"]["epochs"] <= 2 and job.cost < 10 for job in Experiment(read_table("vsd/mnist", quick=True)).jobs
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "nets", "epochs", "batch_size", "samples", "seeds"),
+    [
+        ("vsd/cifar10-gpu", {"32x64x128"}, 100, 100, 100, 5),
+        ("vsd/alexnet-gpu", {"alexnet"}, 300, 200, 10, 5),
+        ("vsd/resnet18-gpu", {"resnet18"}, 300, 200, 10, 5),
+        ("whvi/cnn-gpu", {"vgg16", "alexnet", "resnet18"}, 711, 256, 64, 3),
+    ],
+)
+def test_profiles_for_a_gpu_have_the_papers_settings(name, nets, epochs, batch_size, samples, seeds):
+    table = read_table(name)
+    jobs = Experiment(table).jobs
+    assert {job.settings["net"] for job in jobs} == nets
+    for job in jobs:
+        setup = Setup.from_dict(job.settings["setup"])
+        assert (setup.epochs, setup.trial().epochs, setup.batch_size) == (epochs, epochs, batch_size)
+        assert setup.decay == 1.0 or not setup.milestones()
+        assert setup.samples == (1 if job.settings["method"] == "MAP" else samples)
+        assert sum(unit.isdigit() for unit in job.units) == seeds
+    rows = {(job.settings["dataset"], job.settings["net"], job.settings["method"]) for job in jobs}
+    assert set(published_of(table.published)) <= rows
+    for job in Experiment(read_table(name, quick=True)).jobs:
+        assert job.settings["setup"]["train_rows"] <= 300
+        assert job.cost <= 6
+
+
+def test_the_nets_of_whvi_have_the_papers_sizes():
+    nets = read_table("whvi/cnn-gpu").settings["nets"]
+    counts = {}
+    for name, fields in nets.items():
+        with torch.device("meta"):
+            counts[name] = sum(p.numel() for p in make_net(fields, (3, 32, 32), 10).parameters())
+    widths = [3, 32, 32, 64, 64, 128, 128, 128, 256, 256, 256, 256, 256, 256]
+    vgg16 = sum(o * (9 * i + 2) for i, o in itertools.pairwise(widths)) + 10 * 257
+    assert counts == {"vgg16": vgg16, "alexnet": 23_272_266, "resnet18": 11_173_962}  # 23.3 M in section 3.3
 
 
 def test_what_only_some_rows_know_is_shown_of_those():

@@ -121,6 +121,26 @@ def test_the_weight_of_the_per_example_kl_is_the_methods_own_unless_set():
     assert own != other
 
 
+@pytest.mark.parametrize("method", ["Deterministic", "VariationalDropout"])
+def test_bfloat16_is_of_training_only(method):
+    net = {"kind": "convolutions", "channels": [4, "pool"], "hidden": [8]}
+    x, _ = data_of()
+    full, mixed = (
+        train(setup_of(net=net, posterior={"method": method}, precision=precision), data_of(), 10, 0, lambda share: None)
+        for precision in ("32-true", "bf16-mixed")
+    )
+    assert full.history.loss != mixed.history.loss  # rounded
+    np.testing.assert_allclose(full.history.loss, mixed.history.loss, rtol=0.01)
+    assert {p.dtype for p in mixed.bnn.parameters()} == {torch.float32}
+    found = predict_log_probs(mixed, x, 1, 0)
+    assert found.dtype == torch.float32
+    if method == "Deterministic":
+        with torch.no_grad():
+            outputs = mixed.bnn(x).outputs[0]
+        assert outputs.dtype == torch.float32
+        torch.testing.assert_close(found, outputs.log_softmax(1), rtol=1e-5, atol=1e-6)  # bfloat16 has three digits
+
+
 def test_images_are_moved_about_by_the_seed(monkeypatch):
     x, y = data_of()
     data = Augmented(x, y)

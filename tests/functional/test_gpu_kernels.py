@@ -120,29 +120,38 @@ def test_kernels_compile_for_gpus_and_fit_into_registers(tmp_path):
 
 
 @pytest.mark.parametrize(("rows", "blocks", "n"), [(1, 1, 16), (7, 1, 32), (3, 2, 16), (130, 3, 16)])
-@pytest.mark.parametrize("has_shift", [True, False])
-def test_layers_against_composed_operators(rows, blocks, n, has_shift, monkeypatch):
+@pytest.mark.parametrize("draws", [0, 1, "rows"])
+@pytest.mark.parametrize("cut", [0, 5])
+def test_layers_against_composed_operators(rows, blocks, n, draws, cut, monkeypatch):
     monkeypatch.setattr(hadamard, "_PROGRAMS", 6)  # several tiles for a program, also of few rows
     monkeypatch.setattr(hadamard, "_TILE", 64)
-    scales = [normal(blocks, n, grad=True) for _ in range(4 + has_shift)]
-    arguments = [normal(rows, n, grad=True), *scales[:4], normal(rows, blocks, n), *scales[4:]]
-    x, s1, s2, mean, log_std, eps, *shift = wide(arguments)
+    outputs, draws = blocks * n - cut, rows if draws == "rows" else draws
+    scales = [normal(blocks, n, grad=True) for _ in range(4)]
+    of_bias = [normal(outputs, grad=True), normal(outputs, grad=True), normal(draws, outputs)] if draws else []
+    arguments = [normal(rows, n - cut, grad=True), *scales, normal(rows, blocks, n), *of_bias]
+    x, s1, s2, mean, log_std, eps, *bias = wide(arguments)
     h = torch.from_numpy(linalg.hadamard(n)).double()
     weights = s1.unsqueeze(-1) * h * (mean + log_std.exp() * eps).unsqueeze(-2) @ h * s2.unsqueeze(-2)  # (R, K, n, n)
-    expected = 0.7 * torch.einsum("rkij,rj->rki", weights, x) + (shift[0] if shift else 0)
+    expected = 0.7 * torch.einsum("roj,rj->ro", weights.flatten(1, 2)[:, :outputs, : n - cut], x)
+    if draws:
+        expected = expected + bias[0] + bias[1].exp() * bias[2]
     assert runs_fused(*arguments)
-    y = hadamard_layer(*arguments[:6], arguments[6] if has_shift else None, 0.7)
-    upstream = normal(rows, blocks, n)
+    y = hadamard_layer(*arguments[:6], of_bias, 0.7, outputs)
+    upstream = normal(rows, outputs)
     leaves = [t for t in arguments if t.requires_grad]
-    by = torch.autograd.grad(expected, (x, s1, s2, mean, log_std, *shift), wide([upstream])[0])
+    by = torch.autograd.grad(expected, (x, s1, s2, mean, log_std, *bias[:2]), wide([upstream])[0])
     agree([y, *torch.autograd.grad(y, leaves, upstream)], [expected, *by], size=n * rows)
 
 
 def test_large_layers_are_left_to_the_transform():
-    assert not runs_fused(torch.empty(1, 2 * hadamard.LARGEST_LAYER, device=DEVICE))
-    assert not runs_fused(torch.empty(1, 16, dtype=F64, device=DEVICE))
+    def fuses(n, dtype=torch.float32):
+        return runs_fused(*torch.empty(2, 1, n, dtype=dtype, device=DEVICE))
+
+    assert fuses(hadamard.LARGEST_LAYER)
+    assert not fuses(2 * hadamard.LARGEST_LAYER)
+    assert not fuses(16, F64)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        assert not runs_fused(torch.empty(1, 16, device=DEVICE))
+        assert not fuses(16)
 
 
 # --- normal weights

@@ -105,14 +105,14 @@ def test_frozen_parameters():
 
 
 def test_the_exponential():
-    from bayesify.native import gaussian_kernels
+    from bayesify.native import elementary_kernels
     from bayesify.native.vectors import float32_at
 
     @numba.njit
     def run(source, target, n):
         x, y = float32_at(source), float32_at(target)
         for i in range(n):
-            y[i] = gaussian_kernels._exp(x[i])
+            y[i] = elementary_kernels.exponential(x[i])
 
     def exp(x):
         y = torch.empty_like(x)

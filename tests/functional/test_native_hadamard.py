@@ -11,7 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayesify import WHVI, bayesify, errors
 from bayesify.functional import fwht
-from bayesify.native import hadamard_layer, layers, native_fwht, native_is_used, operators, runs_fused, switch, use_native
+from bayesify.methods import whvi
+from bayesify.native import hadamard_calls, hadamard_layer, native_fwht, native_is_used, operators, runs_fused, switch, use_native
 
 F64 = torch.float64
 numba = pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
@@ -214,27 +215,49 @@ def test_numba_is_imported_at_the_first_large_transform():
 # --- the fused layer
 
 
-def _arguments(rows, blocks, n, dtype=F64):
+def _arguments(rows, blocks, n, dtype=F64, inputs=None, outputs=None, draws=0):
+    """The tensors of a layer, and those of its bias if there are draws of it."""
+    outputs = blocks * n if outputs is None else outputs
     scales = [torch.randn(blocks, n, dtype=dtype, requires_grad=True) for _ in range(4)]
-    return [torch.randn(rows, n, dtype=dtype, requires_grad=True), *scales, torch.randn(rows, blocks, n, dtype=dtype)]
+    bias = [torch.randn(outputs, dtype=dtype, requires_grad=True) for _ in range(2)] + [torch.randn(draws, outputs, dtype=dtype)]
+    x = torch.randn(rows, n if inputs is None else inputs, dtype=dtype, requires_grad=True)
+    return [x, *scales, torch.randn(rows, blocks, n, dtype=dtype)], bias if draws else []
 
 
-def _dense(x, s1, s2, mean, log_std, eps, shift=0.0, unit=1.0):
-    """Weights of every row and block as dense matrices."""
-    h = torch.from_numpy(linalg.hadamard(x.shape[-1])).to(x.dtype)
+def _dense(tensors, bias, unit, outputs):
+    """Weights and biases of every row as dense matrices."""
+    x, s1, s2, mean, log_std, eps = tensors
+    h = torch.from_numpy(linalg.hadamard(s1.shape[1])).to(x.dtype)
     weights = s1[..., None] * (h @ torch.diag_embed(mean + log_std.exp() * eps) @ h) * s2[..., None, :]  # (R, K, n, n)
-    return unit * torch.einsum("rkij,rj->rki", weights, x) + shift
+    weights = weights.flatten(1, 2)[:, :outputs, : x.shape[1]]
+    y = [unit * weights[r] @ x[r] for r in range(len(x))]
+    if bias:
+        center, log_std, noise = bias
+        y = [y[r] + center + log_std.exp() * noise[r // (len(x) // len(noise))] for r in range(len(x))]
+    return torch.stack(y)
 
 
-@pytest.mark.default("70-1-64-dtype1-*", "33-3-32-dtype0-*")
+LAYERS = [  # rows, blocks, n, inputs, outputs, draws of the bias; rows of 1, 2, 4, 8, 16 and more vectors of both dtypes
+    (1, 1, 16, 16, 16, 1),
+    (70, 1, 64, 64, 64, 2),
+    (33, 3, 32, 20, 70, 3),
+    (5, 2, 512, 512, 1024, 1),
+    (40, 1, 128, 100, 10, 0),
+    (9, 2, 256, 256, 300, 9),
+]
+
+
+@pytest.mark.default("layer1-dtype1-*", "layer2-dtype0-*", "layer4-dtype1-*")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize(("rows", "blocks", "n"), [(1, 1, 16), (70, 1, 64), (33, 3, 32), (5, 2, 512)])
-def test_the_layer_and_its_gradients_against_dense_weights(rows, blocks, n, dtype, tolerance):
-    arguments = [*_arguments(rows, blocks, n), torch.randn(blocks, n, dtype=F64, requires_grad=True)]
-    narrow = [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in arguments]
-    leaves, narrow_leaves = ([t for t in tensors if t.requires_grad] for tensors in (arguments, narrow))
-    assert runs_fused(*narrow)
-    y, dense = hadamard_layer(*narrow, 0.7), _dense(*arguments, 0.7)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_layer_and_its_gradients_against_dense_weights(layer, dtype, tolerance):
+    rows, blocks, n, inputs, outputs, draws = layer
+    tensors, bias = _arguments(rows, blocks, n, inputs=inputs, outputs=outputs, draws=draws)
+    narrow, narrow_bias = ([t.detach().to(dtype).requires_grad_(t.requires_grad) for t in ts] for ts in (tensors, bias))
+    leaves, narrow_leaves = ([t for t in ts if t.requires_grad] for ts in (tensors + bias, narrow + narrow_bias))
+    assert len(leaves) == (7 if draws else 5)
+    assert runs_fused(*narrow, *narrow_bias)
+    y, dense = hadamard_layer(*narrow, narrow_bias, 0.7, outputs), _dense(tensors, bias, 0.7, outputs)
     upstream = torch.randn_like(dense)
     pairs = zip(
         (y, *torch.autograd.grad(y, narrow_leaves, upstream.to(dtype))),
@@ -243,46 +266,83 @@ def test_the_layer_and_its_gradients_against_dense_weights(rows, blocks, n, dtyp
     )
     for native, expected in pairs:
         assert native.dtype == dtype
+        assert native.shape == expected.shape
         assert (native.double() - expected).abs().max() < tolerance * expected.abs().max()
 
 
-def test_second_derivatives_of_the_layer():
-    *leaves, eps = _arguments(3, 2, 16)
-    shift = torch.randn(2, 16, dtype=F64, requires_grad=True)
-    shifted = [*leaves, shift]
-    assert torch.autograd.gradcheck(lambda *a: hadamard_layer(*a[:5], eps, a[5], 0.7), shifted, fast_mode=True)
-    assert torch.autograd.gradgradcheck(lambda *a: hadamard_layer(*a[:5], eps, a[5], 0.7).square(), shifted, fast_mode=True)
-    assert torch.autograd.gradcheck(lambda *a: hadamard_layer(*a, eps), leaves, fast_mode=True)
-    assert torch.autograd.gradgradcheck(lambda *a: hadamard_layer(*a, eps).square(), leaves, fast_mode=True)
-    frozen = [leaf.detach().requires_grad_(i == 3) for i, leaf in enumerate(leaves)]
-    assert torch.autograd.gradgradcheck(lambda mean: hadamard_layer(*frozen[:3], mean, frozen[4], eps).square(), frozen[3])
-
-
-def test_gradients_of_the_layer_are_the_same_on_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(layers, "_THREAD", 1)
-    arguments = _arguments(200, 1, 64, torch.float32)
-    upstream = torch.randn(200, 1, 64)
-    one = torch.autograd.grad(hadamard_layer(*arguments), arguments[:5], upstream)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    for a, b in zip(one, torch.autograd.grad(hadamard_layer(*arguments), arguments[:5], upstream), strict=True):
+def test_layouts_do_not_matter_to_the_layer():
+    (x, s1, *others), bias = _arguments(6, 2, 16, draws=2)
+    expected = hadamard_layer(x, s1, *others, bias)
+    strided = hadamard_layer(x.T.contiguous().T, s1.T.contiguous().T, *others, [t.repeat_interleave(2, -1)[..., ::2] for t in bias])
+    assert torch.equal(strided, expected)
+    upstream = torch.randn(32, 6, dtype=F64).T
+    for a, b in zip(torch.autograd.grad(strided, (x, s1), upstream), torch.autograd.grad(expected, (x, s1), upstream), strict=True):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 64), (50, 30), (30, 150)])
-def test_whvi_computes_the_same_with_and_without_the_fused_layer(inputs, outputs):
-    bnn, x = bayesify(torch.nn.Linear(inputs, outputs), WHVI()).double(), torch.randn(6, inputs, dtype=F64)
-    results = []
+@pytest.mark.parametrize(("outputs", "draws"), [(32, 0), (32, 1), (20, 3)])
+def test_second_derivatives_of_the_layer(outputs, draws):
+    (*leaves, eps), bias = _arguments(3, 2, 16, inputs=12, outputs=outputs, draws=draws)
+    leaves, noise = [*leaves, *bias[:2]], bias[2:]
+
+    def layer(*tensors):
+        return hadamard_layer(*tensors[:5], eps, [*tensors[5:], *noise], 0.7, outputs)
+
+    assert torch.autograd.gradcheck(layer, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *tensors: layer(*tensors).square(), leaves, fast_mode=True)
+    frozen = [leaf.detach() for leaf in leaves]
+    mean = leaves[3]
+    assert torch.autograd.gradgradcheck(lambda mean: layer(*frozen[:3], mean, *frozen[4:]).square(), mean)
+
+
+def test_the_layer_and_its_gradients_are_the_same_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(hadamard_calls, "_THREAD", 1)
+    tensors, bias = _arguments(200, 1, 64, torch.float32, draws=2)
+    leaves = [*tensors[:5], *bias[:2]]
+    upstream = torch.randn(200, 64)
+    one = hadamard_layer(*tensors, bias)
+    gradients = torch.autograd.grad(one, leaves, upstream)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    three = hadamard_layer(*tensors, bias)
+    for a, b in zip((one, *gradients), (three, *torch.autograd.grad(three, leaves, upstream)), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "bias"), [(64, 64, True), (50, 30, True), (30, 150, True), (64, 64, False)])
+def test_whvi_computes_the_same_with_and_without_the_fused_layer(inputs, outputs, bias, monkeypatch):
+    fused = []
+    monkeypatch.setattr(whvi, "hadamard_layer", lambda *arguments: fused.append(1) or hadamard_layer(*arguments))
+    bnn = bayesify(torch.nn.Linear(inputs, outputs, bias), WHVI()).double()
+    x, results = torch.randn(6, inputs, dtype=F64), []
     for native in (True, False):
         use_native(native)
         torch.manual_seed(1)
         y = bnn(x, samples=2).outputs
         results.append((y, *torch.autograd.grad(y.square().sum(), list(bnn.parameters())), torch.rand(3)))
+    assert fused == [1]
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+def test_an_input_of_the_wrong_width_is_refused():
+    for inputs in (50, 64):
+        bnn = bayesify(torch.nn.Linear(inputs, 64), WHVI())
+        for width in (inputs - 1, inputs + 1):
+            with pytest.raises(RuntimeError, match="size of tensor"):
+                bnn.net(torch.randn(4, width))
+
+
+def test_a_parametrized_posterior_is_not_fused():
+    site = bayesify(torch.nn.Linear(64, 64), WHVI()).double().net
+    x, state = torch.randn(4, 64, dtype=F64), torch.random.get_rng_state()
+    expected = site(x)
+    torch.nn.utils.parametrize.register_parametrization(site.posterior, "s1", torch.nn.Identity())
+    torch.random.set_rng_state(state)
+    torch.testing.assert_close(site(x), expected)
+
+
 def test_the_layer_is_not_fused_where_something_traces_or_transforms():
-    arguments = [t.detach() for t in _arguments(2, 1, 16)]
+    arguments = [t.detach() for t in _arguments(2, 1, 16)[0]]
     assert runs_fused(*arguments)
     assert not runs_fused(arguments[0].float(), *arguments[1:])
     assert not runs_fused(*(t.half() for t in arguments))

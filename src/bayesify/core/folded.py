@@ -16,7 +16,7 @@ from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import FirstBatchError
-from bayesify.core.forward_pass import ForwardPass, NewLayerError, RowsError
+from bayesify.core.forward_pass import DrawnAheadError, ForwardPass, NewLayerError, RowsError
 from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
@@ -50,6 +50,7 @@ class Folded(Planning):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self._prefix: Prefix | None = None
+        self._draws_ahead = True
         self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
@@ -87,6 +88,9 @@ class Folded(Planning):
 
     def _plan_after(self, error: PassError, call: Inputs, samples: int, coherent: bool, plan: Plan) -> Plan:
         """A plan for a pass that failed by another one; raise the error if there is none."""
+        if isinstance(error, DrawnAheadError):
+            self._draws_ahead = False
+            return plan
         if isinstance(error, RowsError) and not isinstance(error, NewLayerError):
             if not plan.folds or self.fold:
                 raise error
@@ -129,6 +133,8 @@ class Folded(Planning):
         if self._prefix is not None:
             return ReplayPass(self._prefix, samples, coherent, layers, separate=separate)
         pays_kl = first and self.pays_kl
+        trains = pays_kl and samples == 1 and torch.is_grad_enabled()  # elsewhere, draws should stay in cache
+        draws_ahead = self._draws_ahead and trains and not shards_of(self.net)
         return ForwardPass(
             samples,
             coherent=coherent,
@@ -138,12 +144,13 @@ class Folded(Planning):
             unused=unused,
             notes_repeats=True,
             training=self.training,
+            ahead=[layer for layer in self._layers() if layer not in unused] if draws_ahead else [],
             records=self.is_observed,
             separate=separate,
         )
 
     def _layers_at(self, positions: Collection[int]) -> list[BayesianLayer]:
-        return [layer for i, (_, layer) in enumerate(self.random_layers()) if i in positions] if positions else []
+        return [layer for i, layer in enumerate(self._layers()) if i in positions] if positions else []
 
     def _draw_first(self, forward_pass: ForwardPass, plan: Plan) -> None:
         """Draw all weights before the pass if the network's transforms cannot draw, or its values decide which layers draw.
@@ -152,7 +159,7 @@ class Folded(Planning):
         """
         needed = plan.draws_weights or (plan.varies and not torch.is_grad_enabled())
         if needed and forward_pass.coherent and not torch.compiler.is_compiling():
-            self.passes.draw_in(forward_pass, [layer for _, layer in self.random_layers()])
+            self.passes.draw_in(forward_pass, self._layers())
 
     def _run_as_examined(self, forward_pass: ForwardPass, call: Inputs, samples: int, plan: Plan) -> Any:
         """`_run`, which must take decisions that an examined pass took: other code may let rows affect each other.
@@ -291,7 +298,7 @@ class Folded(Planning):
         check_integer("seed", seed, least=0)
         with torch.no_grad(), own_noise(self.parameters()) as reseed:
             reseed(seed)
-            return self.passes.draw([layer for _, layer in self.random_layers()])
+            return self.passes.draw(self._layers())
 
 
 def _on_devices_in_use(net: nn.Module, call: Inputs) -> list[Tensor]:

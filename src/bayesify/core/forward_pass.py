@@ -18,7 +18,7 @@ from bayesify.errors import PassError
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
 
-__all__ = ["ForwardPass", "NewLayerError", "RowsError"]
+__all__ = ["DrawnAheadError", "ForwardPass", "NewLayerError", "RowsError"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,10 @@ class RowsError(PassError):
 
 class NewLayerError(RowsError):
     """The network calls a random layer otherwise than when it was examined: it did not call it then, or only once."""
+
+
+class DrawnAheadError(RowsError):
+    """The weights of a layer must be drawn where the network calls it."""
 
 
 class ForwardPass:
@@ -47,6 +51,7 @@ class ForwardPass:
         unused: layers that the network did not call when it was examined; calling one raises a `NewLayerError`.
         notes_repeats: whether a second call of a layer raises a `NewLayerError`, unless it draws weights.
         training: whether the root is in training mode.
+        ahead: layers that may draw their weights before the network calls them (`Posterior.draws_ahead`).
         records: whether to keep inputs and outputs of the layers whose posteriors observe single examples.
         separate: from a name and a function of the number of draws to the row of this pass, if the draws take a pass each.
 
@@ -67,19 +72,22 @@ class ForwardPass:
         unused: Iterable[Any] = (),
         notes_repeats: bool = False,
         training: bool = False,
+        ahead: Sequence[BayesianLayer] = (),
         records: bool = False,
         separate: Callable[[str, Callable[[int], Tensor]], Tensor] | None = None,
     ) -> None:
         self._without_rows, self._unused = dict.fromkeys(without_rows), dict.fromkeys(unused)
         self.samples, self.coherent, self.rows = samples, coherent, rows
         self.score: Tensor | None = None
-        self.found_kls: dict[nn.Module, Tensor] = {}
+        self.found_kls: dict[nn.Module, Tensor | None] = {}  # None: in the value of another posterior
         self.checkpointed = False
         self.calls: list[tuple[BayesianLayer, Tensor, Tensor]] = []
         self._records, self._separate = records, separate
         self._pays_kl, self._training = pays_kl, training
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
         self._predrawn = frozenset(self._drawn)
+        self._may_draw_ahead = ahead
+        self._ahead: set[Any] = set()  # layers whose weights are drawn, and that were not called yet
         self._states: dict[Any, tuple[Any, Any]] = {}  # random states before and after a draw inside a checkpoint
         self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
         self._noise: dict[BayesianLayer, Any] = {}  # random states before layers that ran without gradients in a pass with some
@@ -97,11 +105,19 @@ class ForwardPass:
             key: the module the value belongs to, `self` in a posterior; or the name of a value that several layers share.
             make: from the number of draws S to the value, tensors with a row for each draw.
             like: with a name, a tensor on the device on which `make` draws.
+
+        Raises:
+            RowsError: a layer that drew before the network ran is in a reentrant checkpoint; the root then repeats the pass.
         """
         if torch.compiler.is_compiling() or not (self.checkpointed and self._with_gradients):
+            self._ahead.discard(key)
             if key not in self._drawn:
                 self._drawn[key] = make(self.samples)
             return self._drawn[key]
+        if key in self._ahead:
+            self._ahead.remove(key)
+            if current_saved_tensors_hooks() is None:  # a reentrant checkpoint has a graph of its own
+                raise DrawnAheadError("a reentrant activation checkpoint calls a layer whose weights were drawn before the pass")
         tensors = list(key.parameters()) if isinstance(key, nn.Module) else [] if like is None else [like]
         return self._redraw(key, make, tensors) if self._ended else self._draw(key, make, tensors)
 
@@ -117,7 +133,7 @@ class ForwardPass:
     def kl(self, posterior: nn.Module, value: Tensor) -> None:
         """Report the KL of a posterior that has it at hand; otherwise the root calls `Posterior.kl` after the pass."""
         # Inside a reentrant checkpoint the value has no gradient and is ignored.
-        if not self._ended and (value.requires_grad or not self._with_gradients):
+        if not self._ended and posterior not in self.found_kls and (value.requires_grad or not self._with_gradients):
             self.found_kls[posterior] = value
 
     def choose(self, log_prob: Tensor) -> None:
@@ -141,6 +157,28 @@ class ForwardPass:
         return self._training
 
     # For layers and roots
+
+    def begin(self) -> None:
+        """Draw weights before the network runs, in one call for the layers that can share it."""
+        self._notice_checkpoint()
+        if self._may_draw_ahead and not self.checkpointed:
+            self.inside(self._draw_ahead)
+
+    def _draw_ahead(self) -> None:
+        groups: dict[object, list[BayesianLayer]] = {}
+        for layer in self._may_draw_ahead:
+            if (key := layer.posterior.draws_ahead(layer)) is not None:
+                groups.setdefault(key, []).append(layer)
+        for group in groups.values():
+            together = group[0].posterior.sample_together(group)
+            if together is None:
+                for layer in group:
+                    self.draw(layer)
+            else:
+                drawn, kl = together
+                self._drawn.update(zip(group, drawn, strict=True))
+                self.found_kls |= {layer.posterior: None for layer in group} | {group[0].posterior: kl}
+            self._ahead.update(group)
 
     @property
     def inside_layer(self) -> bool:

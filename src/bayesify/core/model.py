@@ -247,12 +247,26 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         """Names (within `net`) and modules of all layers with a posterior."""
         return ((name, module) for name, module in self.net.named_modules() if isinstance(module, BayesianLayer))
 
+    def _layers(self) -> list[BayesianLayer]:
+        """The modules of `random_layers`, in less time: passes ask for them."""
+        found: list[BayesianLayer] = []
+        seen: set[nn.Module] = set()
+        stack = [self.net]
+        while stack:
+            module = stack.pop()
+            if module not in seen:
+                seen.add(module)
+                if isinstance(module, BayesianLayer):
+                    found.append(module)
+                stack += [child for child in reversed(module._modules.values()) if child is not None]
+        return found
+
     def kl(self) -> Tensor:
         """KL(q || prior) of all random layers in nats, summed: a scalar of at least float32."""
         return self.kl_of_pass({})
 
-    def kl_of_pass(self, reported: Mapping[nn.Module, Tensor]) -> Tensor:
-        """`kl()`, using the values that posteriors reported in a pass; zero while predicting."""
+    def kl_of_pass(self, reported: Mapping[nn.Module, Tensor | None]) -> Tensor:
+        """`kl()`, using the values that posteriors reported in a pass, None if in another's; zero while predicting."""
         device = torch.device("cpu")
         for parameter in self.net.parameters():  # Dynamo of PyTorch 2.8 cannot trace `next` with a default
             device = parameter.device
@@ -260,7 +274,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         if not self.pays_kl:
             return torch.zeros((), device=device)
         with without_autocast(device):
-            terms = [_kl(layer, reported.get(layer.posterior)) for _, layer in self.random_layers()]
+            found = [reported.get(layer.posterior, layer) for layer in self._layers()]
+            terms = [_kl(each) if isinstance(each, BayesianLayer) else each for each in found if each is not None]
             terms = [term if term.device == device else term.to(device) for term in terms]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
 
@@ -285,8 +300,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
             warn(finding)
 
 
-def _kl(layer: BayesianLayer, reported: Tensor | None) -> Tensor:
+def _kl(layer: BayesianLayer) -> Tensor:
     """KL of one layer. Parameters that FSDP shards are gathered here and again in the backward pass, which saves memory."""
     if not shards_of(layer):
-        return layer.posterior.kl(layer) if reported is None else reported
+        return layer.posterior.kl(layer)
     return checkpoint(lambda: with_whole_parameters(layer, lambda: layer.posterior.kl(layer)), use_reentrant=False)

@@ -57,6 +57,7 @@ class Passes:
             before = [] if alone else states(args, kwargs)
             self.current = forward_pass
             try:
+                forward_pass.begin()
                 outputs = net(*args, **kwargs)
                 if self.select is not None:
                     outputs = self.select(outputs)
@@ -139,7 +140,7 @@ class Passes:
 
     def _turn(self, x: Tensor) -> AbstractContextManager[None]:
         """`turn`, except in a backward pass on an accelerator, whose thread is not the caller's, which may have the turn."""
-        return nullcontext() if x.device.type != "cpu" and _in_backward() else turn()
+        return nullcontext() if not x.is_cpu and _in_backward() else turn()
 
     def _recomputed(self) -> ForwardPass | None:
         """The pass of which a backward pass recomputes a part."""

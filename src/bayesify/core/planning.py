@@ -59,7 +59,7 @@ class Planning(Bayesian):
 
     def _has_noise_per_row(self) -> bool:
         """Whether a layer may draw noise for each row instead of weights."""
-        posteriors = [layer.posterior for _, layer in self.random_layers()]
+        posteriors = [layer.posterior for layer in self._layers()]
         return any(p.is_random and (p.has_moments or type(p).forward is not Posterior.forward) for p in posteriors)
 
     def _agrees_at_size(self, call: Inputs, samples: int) -> bool:
@@ -82,7 +82,7 @@ class Planning(Bayesian):
             return True
         key = self._size(call, samples)
         if self._sizes.recall(key) is None:
-            sizes = BatchSizes(self.net, [layer for _, layer in self.random_layers()], self.passes, call, verdict)
+            sizes = BatchSizes(self.net, self._layers(), self.passes, call, verdict)
             if samples == 1:
                 self._sizes[key] = sizes.act_as_few_rows()
             else:
@@ -112,7 +112,7 @@ class Planning(Bayesian):
             return Plan(False, False)
         if verdict.without_rows:
             call.without(verdict.without_rows)
-        if self.fold and not any(layer.is_read for _, layer in self.random_layers()):
+        if self.fold and not any(layer.is_read for layer in self._layers()):
             plan = Plan(not verdict.draws_weights, True, verdict.layers_without_rows, verdict.unused_layers)
             return plan._replace(draws_weights=verdict.draws_weights)
         per_row = verdict.independent_rows and not verdict.draws_weights
@@ -137,7 +137,7 @@ class Planning(Bayesian):
     def explain(self, error: Exception, call: Inputs) -> None:
         """Raise a `PassError` if an error in a pass shows that the network misses a weight that its layer no longer has."""
         if not torch.compiler.is_compiling() and can_compare(self.net):
-            examination = Examination(self.net, [layer for _, layer in self.random_layers()], self.passes)
+            examination = Examination(self.net, self._layers(), self.passes)
             if finding := missed_weights(self.net, examination, call):
                 raise PassError(finding) from error
 
@@ -255,7 +255,7 @@ class Planning(Bayesian):
     _agrees_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
-        verdict = examine(self.net, [layer for _, layer in self.random_layers()], self.passes, call, whole)
+        verdict = examine(self.net, self._layers(), self.passes, call, whole)
         if verdict is not None:
             self._report(verdict)
         return verdict
@@ -279,7 +279,7 @@ class Planning(Bayesian):
             return not pools_batches(self.net)
         key = call.kind, tuple(module.training for module in self.net.modules())
         if self._training_verdicts.recall(key) is None:
-            layers = [layer for _, layer in self.random_layers()]
+            layers = self._layers()
             folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call, verdict)
             if not folds:
                 self.tell(

@@ -37,6 +37,7 @@ from bayesify.functional.noise import (
     bernoulli_mask,
     concrete_mask,
     gaussian_factors,
+    gaussian_factors_and_kl,
     local_reparameterization,
     normal_like,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "effective_sample_size",
     "fwht",
     "gaussian_factors",
+    "gaussian_factors_and_kl",
     "gaussian_kl",
     "gaussian_kl_and_spread",
     "gaussian_kl_sum",

@@ -88,7 +88,8 @@ def bernoulli(*size: int, p: float, like: Tensor) -> Tensor:
 
 def _randn(size: Sequence[int], dtype: torch.dtype, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
     if dtype != torch.float64 and _is_native(size, device):
-        return fill_normal(torch.empty(size, dtype=torch.float32, device=device), generator).to(dtype)
+        drawn = fill_normal(torch.empty(size, dtype=torch.float32, device=device), generator)
+        return drawn if dtype == torch.float32 else drawn.to(dtype)
     return torch.randn(size, dtype=dtype, device=device, **_given(generator))
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bayesify.functional.kl import at_least_float32
 from bayesify.functional.nodes import signed
-from bayesify.native.channels import evaluates_natively, log_uniform_kl_and_slope
+from bayesify.native.dropout import evaluates_natively, log_uniform_kl_and_slope
 
-__all__ = ["log_uniform_kl", "log_uniform_kl_cubic", "log_uniform_kl_sigmoid"]
+__all__ = ["LOG_UNIFORM_TABLE", "log_uniform_kl", "log_uniform_kl_cubic", "log_uniform_kl_sigmoid"]
 
 
 def log_uniform_kl(log_alpha: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ _Q = (
     1713101.6088518774, 11136027.55142961, 59816727.713470948, 253800045.31354545, 589593827.97645767, 632501539.80349707,
     -728105932.95467614, 130276722.00926748,
 )  # fmt: skip
-_TABLE = torch.tensor([_P, _Q], dtype=torch.float64, device="cpu")
+LOG_UNIFORM_TABLE = torch.tensor([_P, _Q], dtype=torch.float64, device="cpu")
 _DP = (*(k * c for k, c in enumerate(_P) if k), 0.0)
 _DQ = (*(k * c for k, c in enumerate(_Q) if k), 0.0)
 _FEW = 2**14
@@ -96,7 +96,7 @@ class _LogUniformKL(torch.autograd.Function):
     @signed
     def forward(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
         if evaluates_natively(log_alpha):
-            return log_uniform_kl_and_slope(log_alpha, _TABLE)
+            return log_uniform_kl_and_slope(log_alpha, LOG_UNIFORM_TABLE)
         return _value_and_slope(log_alpha)
 
     @staticmethod

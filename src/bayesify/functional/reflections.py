@@ -10,14 +10,16 @@ $U = I - 2 W^\top R$, $R = (I + 2\,\mathrm{tril}(W W^\top, -1))^{-1} W$: two thi
 of length zero, $H_t = I$.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.errors import ConfigurationError
 from bayesify.functional.kl import at_least_float32
-from bayesify.native.reflections import noise_and_kl, rotates_natively
+from bayesify.native.reflections import Connection, noise_and_kl, rotates_natively
 
 __all__ = [
     "CompactForm",
@@ -129,12 +131,16 @@ def structured_noise(log_alpha: Tensor, vectors: Tensor | CompactForm, eps: Tens
     return torch.addmm(torch.addcmul(std.new_ones(()), std, eps), eps @ (r * std).mT, w, alpha=-2)
 
 
-def structured_noise_and_kl(log_alpha: Tensor, vectors: Tensor, eps: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """`structured_noise` and `vsd_kl` of the same reflections, with fewer operators if native ones are used.
+def structured_noise_and_kl(
+    log_alpha: Tensor, vectors: Tensor, eps: Tensor, columns: int, connections: Sequence[Connection] = ()
+) -> tuple[Tensor, Tensor]:
+    r"""`structured_noise` and `vsd_kl` of the same reflections, with fewer operators if native ones are used.
 
     Args:
         log_alpha, vectors, eps: as in `structured_noise`.
         columns: as in `vsd_kl`.
+        connections: $W_1$ (H, K), $b_1$ (H,), $W_2$ (K, H) and $b_2$ (K,) of each further vector,
+            $v' = W_2\,\mathrm{relu}(W_1 v + b_1) + b_2$ of the last vector v.
 
     Returns:
         (B, K), one draw per row, and nats, a scalar, of at least float32.
@@ -142,19 +148,26 @@ def structured_noise_and_kl(log_alpha: Tensor, vectors: Tensor, eps: Tensor, col
     Raises:
         ConfigurationError: the shapes do not match, or `columns` is below 1.
 
+    Source: Nguyen et al. (2021), sections 3.1 and 3.4; the connections are the low-rank ones of appendix D.
+
     Example:
         >>> noise, kl = structured_noise_and_kl(torch.zeros(2), torch.ones(1, 2), torch.zeros(5, 2), columns=2)
         >>> noise.shape, kl
         (torch.Size([5, 2]), tensor(1.3863))
     """
     matches = eps.dim() == 2 and vectors.shape == (len(vectors), *log_alpha.shape) and log_alpha.shape == eps.shape[1:]
-    if matches and columns >= 1 and rotates_natively(log_alpha, vectors, eps):
-        return noise_and_kl(log_alpha, vectors, eps, columns, _shortest(vectors.dtype), _noise_and_kl)
-    return _noise_and_kl(log_alpha, vectors, eps, columns)
+    if matches and columns >= 1 and rotates_natively(log_alpha, vectors, eps, connections):
+        return noise_and_kl(log_alpha, vectors, eps, columns, connections, _shortest(vectors.dtype), _noise_and_kl)
+    return _noise_and_kl(log_alpha, vectors, eps, columns, connections)
 
 
-def _noise_and_kl(log_alpha: Tensor, vectors: Tensor, eps: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    form = compact_form(vectors)
+def _noise_and_kl(
+    log_alpha: Tensor, vectors: Tensor, eps: Tensor, columns: int, connections: Sequence[Connection]
+) -> tuple[Tensor, Tensor]:
+    rows = [vectors]
+    for w1, b1, w2, b2 in connections:
+        rows.append(F.linear(F.linear(rows[-1][-1:], w1, b1).relu(), w2, b2))
+    form = compact_form(torch.cat(rows) if connections else vectors)
     return structured_noise(log_alpha, form, eps), vsd_kl(log_alpha, form, columns)
 
 

@@ -58,7 +58,7 @@ class Linearized(Folded):
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
         self.plan(call, 1)  # reports unused layers, and refuses networks that keep results of layers
-        drawn = self.passes.draw([layer for _, layer in self.random_layers()], samples)
+        drawn = self.passes.draw(self._layers(), samples)
         outputs: list[Any] = []
         for s in range(samples):
             args, keywords = call.map(torch.clone)  # the network may change them in place

@@ -89,7 +89,7 @@ class RandomOutputs(Bayesian):
         self.output_dim = -1
         self.local_beta, self.auxiliary_beta = method.eta, method.eta_aux
         self.second: nn.Module | None = None
-        layers = [layer for _, layer in self.random_layers()]
+        layers = self._layers()
         if len(layers) != 1:
             raise ConfigurationError(
                 f"VIFO must be the only method of a network and makes its last layer random, got {len(layers)} random layers"
@@ -177,7 +177,7 @@ class RandomOutputs(Bayesian):
         if self.head_is_last or not can_compare(self.net):
             return
         self.passes.check_free()
-        count = next(layer for _, layer in self.random_layers()).output_channels
+        count = next(layer for layer in self._layers()).output_channels
         unit = torch.ones(1, device=next(self.net.parameters()).device)
         each = 1 + torch.arange(count, device=unit.device) / count
         net = self.net

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -50,8 +51,11 @@ from bayesify.functional import (
 )
 from bayesify.native.gaussians import draws_and_kl, runs_in_one_pass, variances_and_kl, with_square
 from bayesify.native.local_linear import local_linear, runs_as_one_node
+from bayesify.native.operators import has_kernels
 
 __all__ = ["MeanField"]
+
+_SMALL = 2**16  # weights of a layer, for which calls take longer than draws
 
 # priors with learned parameters, and the papers' a and b
 _COLLAPSED = {"mean": (), "mean-variance": (0.5, 0.01), "empirical-bayes": (4.4798, 10.0)}
@@ -153,16 +157,33 @@ class GaussianPosterior(Posterior):
             self.register_buffer(f"{name}_prior_log_std", spread)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
-        means, log_stds, centers = self._tensors(layer)
-        if samples == 1 and self._joins_kl(layer) and all(m.is_contiguous() for m in means) and runs_in_one_pass(*means, *log_stds):
-            noise = [standard_normal(*mean.shape, like=mean) for mean in means]
-            drawn, kl = draws_and_kl(means, log_stds, centers, self.method.prior_std, noise)
+        together = self.sample_together([layer]) if samples == 1 and self._joins_kl(layer) else None
+        if together is not None:
+            (drawn,), kl = together
             layer.forward_pass.kl(self, kl)
-            return _pair(drawn)
+            return drawn
         weight, bias = self.mean(layer)
         weight_std, bias_std = self._spread(layer, power=1)
         drawn = _draw(weight, weight_std, samples)
         return drawn, None if bias is None or bias_std is None else _draw(bias, bias_std, samples)
+
+    def draws_ahead(self, layer: BayesianLayer) -> Hashable:
+        noise, like = self.method.noise, self.weight_log_std
+        draws_weights = noise == "shared" or (noise == "flipout" and not layer.contracts) or layer.draws_weights
+        if not draws_weights or self.method.prior != "normal" or like.numel() > _SMALL or not has_kernels(like):
+            return None
+        return GaussianPosterior, self.method.prior_std, like.device, like.dtype
+
+    def sample_together(self, layers: Sequence[BayesianLayer]) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor] | None:
+        rows = [layer.posterior._tensors(layer) for layer in layers if isinstance(layer.posterior, GaussianPosterior)]
+        means, log_stds = [mean for row in rows for mean in row[0]], [log_std for row in rows for log_std in row[1]]
+        if not all(mean.is_contiguous() for mean in means) or not runs_in_one_pass(*means, *log_stds):
+            return None
+        noise = [standard_normal(*mean.shape, like=mean) for mean in means]
+        centers = [center for row in rows for center in row[2]]
+        drawn, kl = draws_and_kl(means, log_stds, centers, self.method.prior_std, noise)
+        found = iter(drawn)
+        return [_pair([next(found) for _ in own]) for own, _, _ in rows], kl
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         if self.method.noise == "local" and layer.original is nn.Linear and self._joins_kl(layer):

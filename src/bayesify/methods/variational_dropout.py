@@ -42,7 +42,15 @@ from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, at_most, dropout_kl, gaussian_factors, log_uniform_kl, standard_normal
+from bayesify.functional import (
+    at_least_float32,
+    at_most,
+    dropout_kl,
+    gaussian_factors,
+    gaussian_factors_and_kl,
+    log_uniform_kl,
+    standard_normal,
+)
 
 __all__ = ["VariationalDropout"]
 
@@ -135,7 +143,10 @@ class _GaussianDropoutPosterior(Posterior):
         log_alpha = at_least_float32(log_alpha)
         each = log_uniform_kl(log_alpha) if self.prior == "log-uniform" else 0.5 * F.softplus(-log_alpha)
         repeats = self.terms(layer) // each.numel()
-        kl = each.sum() if repeats == 1 else each.sum() * repeats
+        return self.with_prior(layer, each.sum() if repeats == 1 else each.sum() * repeats)
+
+    def with_prior(self, layer: BayesianLayer, kl: Tensor) -> Tensor:
+        """The KL of the noise, and that of the prior on theta and b if there is one."""
         return kl if self.prior_std is None else kl + dropout_kl(*self.mean(layer), 0.0, self.prior_std)
 
 
@@ -146,8 +157,12 @@ class InputNoisePosterior(_GaussianDropoutPosterior):
         return layer.input_channels
 
     def noise(self, rows: int, layer: BayesianLayer) -> Tensor:
-        """xi (rows, K)."""
-        return gaussian_factors(self.log_alpha, rows, layer.input_channels, self.log_bound)
+        """xi (rows, K). Reports the KL to passes that want it, which shares its operators."""
+        if self.prior != "log-uniform" or self.alpha_per != "unit" or not layer.forward_pass.wants_kl():
+            return gaussian_factors(self.log_alpha, rows, layer.input_channels, self.log_bound)
+        noise, kl = gaussian_factors_and_kl(self.log_alpha, rows, self.log_bound)
+        layer.forward_pass.kl(self, self.with_prior(layer, kl))
+        return noise
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)

@@ -54,6 +54,7 @@ from bayesify.functional import (
     vsd_hierarchical_kl,
     vsd_kl,
 )
+from bayesify.native.reflections import Connection
 
 __all__ = ["VSD"]
 
@@ -157,6 +158,13 @@ class StructuredDropoutPosterior(Posterior):
             vectors.append(connection(vectors[-1]))
         return torch.cat(vectors) if self.connections else self.first_vector
 
+    def _connected_vectors(self) -> tuple[Tensor, list[Connection]]:
+        """The first Householder vectors and the low-rank connections to the others."""
+        if self.first_vector is None or self.method.rank is None:
+            return self.vectors(), []
+        pairs = ((inner, outer) for inner, _, outer in self.connections)  # pyright: ignore[reportGeneralTypeIssues]
+        return self.first_vector, [(inner.weight, inner.bias, outer.weight, outer.bias) for inner, outer in pairs]
+
     def noise(self, layer: BayesianLayer, rows: int) -> Tensor:
         """xi (rows, K), in the parameters' dtype also under autocast, so that U is that of the KL.
 
@@ -164,11 +172,12 @@ class StructuredDropoutPosterior(Posterior):
         """
         eps = standard_normal(rows, len(self.log_alpha), like=self.log_alpha)
         with without_autocast(self.log_alpha.device):
-            vectors, wants_kl, kl = self.vectors(), layer.forward_pass.wants_kl(), None
+            wants_kl, kl = layer.forward_pass.wants_kl(), None
             if wants_kl and not self.method.hierarchical:
-                noise, kl = structured_noise_and_kl(self.log_alpha, vectors, eps, self.columns)
+                vectors, connections = self._connected_vectors()
+                noise, kl = structured_noise_and_kl(self.log_alpha, vectors, eps, self.columns, connections)
             else:
-                form = compact_form(vectors)
+                form = compact_form(self.vectors())
                 noise = structured_noise(self.log_alpha, form, eps)
                 kl = self._kl_of_noise(form) if wants_kl else None
             if kl is not None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +150,9 @@ class HadamardPosterior(Posterior):
         bias_log_std = None if layer.bias is None else nn.Parameter(torch.full_like(layer.bias.detach(), log_std))
         self.register_parameter("bias_log_std", bias_log_std)
         layer.weight = None  # replaced by this posterior
+        has_default_options = method.structure == "S1HGHS2" and method.scales == "optimized" and method.covariance == "diagonal"
+        is_stacked = not self.blocks.reshaped and len(g) == self.blocks.count
+        self.is_fusible = has_default_options and not method.flows and is_stacked  # for the native operator
 
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
         if self.method.structure != "S1HGHS2" or self.method.flows:
@@ -186,28 +189,26 @@ class HadamardPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         (s1, s2), (g, _) = self._scales(samples), self.g.draw(samples)
-        return self.weight(s1, g, s2, layer), self._draw_bias(layer, samples)
-
-    def _draw_bias(self, layer: BayesianLayer, samples: int) -> Tensor | None:
-        return None if layer.bias is None else _draw(layer.bias, self.bias_log_std, samples)
+        bias = None if layer.bias is None else _draw(layer.bias, self.bias_log_std, samples)
+        return self.weight(s1, g, s2, layer), bias
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         if self.method.noise == "shared" or not isinstance(layer, nn.Linear):
             return super().forward(layer, x)
-        if self._can_be_fused(x):
-            return self._fused(layer, x)
+        y = self._fused(layer, x)
+        if y is not None:
+            return y
         (s1, s2), (g, _) = self._scales(x.shape[0]), self.g.draw(x.shape[0])
         y = self._reshaped(x, s1, g, s2, layer) if self.blocks.reshaped else self._stacked(x, s1, g, s2)
-        return self._with_bias(y, self._bias_of_pass(layer))
+        bias = layer.bias
+        return y if bias is None else self._with_bias(y, _drawn(bias, self.bias_log_std, self._noise_of_bias(layer, bias)))
 
-    def _bias_of_pass(self, layer: BayesianLayer) -> Tensor | None:
-        """The bias (S, O) of this pass."""
-        return None if layer.bias is None else layer.forward_pass.once(self, lambda samples: self._draw_bias(layer, samples))
+    def _noise_of_bias(self, layer: BayesianLayer, bias: Tensor) -> Tensor:
+        """The standard normal noise (S, O) of the bias of this pass."""
+        return layer.forward_pass.once(self, lambda samples: standard_normal(samples, *bias.shape, like=bias))
 
-    def _with_bias(self, y: Tensor, bias: Tensor | None) -> Tensor:
+    def _with_bias(self, y: Tensor, bias: Tensor) -> Tensor:
         """Add a bias (S, O) to y (S*B, ..., O)."""
-        if bias is None:
-            return y
         bias = bias.to(y.dtype)
         if len(bias) == 1:
             return y + bias[0]
@@ -227,26 +228,25 @@ class HadamardPosterior(Posterior):
         x = self.blocks.pad_inputs(x).unsqueeze(-2)
         return self.blocks.join_outputs(hadamard_product(x, _over(g, positions), s1, s2, self.method.structure))
 
-    def _can_be_fused(self, x: Tensor) -> bool:
-        """Whether the native operator computes W x: with the default options."""
-        method = self.method
-        if method.structure != "S1HGHS2" or method.scales != "optimized" or method.covariance == "full" or method.flows:
-            return False
-        if self.blocks.reshaped or x.dim() != 2 or len(self.g.mean) != self.blocks.count or self.s1 is None or self.s2 is None:
-            return False
-        return runs_fused(self.g.mean, x, self.s1, self.s2, self.g.log_std)
-
-    def _fused(self, layer: BayesianLayer, x: Tensor) -> Tensor:
-        """W x + b (R, O) by the native operator, with the noise that `_stacked` draws."""
-        assert self.s1 is not None
-        assert self.s2 is not None
-        mean = self.g.mean
-        eps, bias = standard_normal(x.shape[0], *mean.shape, like=mean), self._bias_of_pass(layer)
-        joins = bias is not None and len(bias) == 1 and bias.numel() == mean.numel() and bias.dtype == x.dtype
-        shift = bias.view_as(mean) if bias is not None and joins else None
-        x = self.blocks.pad_inputs(x)
-        y = self.blocks.join_outputs(hadamard_layer(x, self.s1, self.s2, mean, self.g.log_std, eps, shift, self.method.prior_std))
-        return y if joins else self._with_bias(y, bias)
+    def _fused(self, layer: BayesianLayer, x: Tensor) -> Tensor | None:
+        """W x + b (R, O) by the native operator, with the noise that `_stacked` draws; None where it cannot be used."""
+        if not self.is_fusible or x.dim() != 2 or x.shape[1] != self.blocks.columns:
+            return None
+        own: dict[str, Any] = self._parameters  # the attributes of a module take eight times as long to find
+        modules: dict[str, Any] = self._modules
+        bias = layer.bias
+        try:
+            g = modules["g"]._parameters
+            parameters = own["s1"], own["s2"], g["mean"], g["log_std"]
+            of_bias = () if bias is None else (bias, own["bias_log_std"])
+        except KeyError:  # computed from others, as by `torch.nn.utils.parametrize`
+            return None
+        if not runs_fused(x, *parameters, *of_bias):
+            return None
+        eps = standard_normal(x.shape[0], *g["mean"].shape, like=x)
+        if bias is not None:
+            of_bias = *of_bias, self._noise_of_bias(layer, bias)
+        return hadamard_layer(x, *parameters, eps, of_bias, self.method.prior_std, self.blocks.rows)
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         total = self.g.kl()
@@ -282,8 +282,11 @@ class HadamardPosterior(Posterior):
 
 
 def _draw(mean: Tensor, log_std: Tensor | None, samples: int) -> Tensor:
+    return _drawn(mean, log_std, standard_normal(samples, *mean.shape, like=mean))
+
+
+def _drawn(mean: Tensor, log_std: Tensor | None, eps: Tensor) -> Tensor:
     assert log_std is not None
-    eps = standard_normal(samples, *mean.shape, like=mean)
     return torch.addcmul(mean, log_std.exp(), eps)
 
 

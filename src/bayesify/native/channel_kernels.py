@@ -1,4 +1,4 @@
-"""Factors of channels, and the KL of Gaussian dropout, each in one pass over memory."""
+"""Factors of channels in one pass over memory."""
 # pyright: reportMissingImports=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportIndexIssue=false
 
 from __future__ import annotations
@@ -7,10 +7,9 @@ import numpy as np
 from numba import njit
 
 from bayesify.native.compilation import Kernel
+from bayesify.native.elementary_kernels import SUMS
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
-
-_SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
@@ -29,7 +28,7 @@ def _scale_pixels(x, factors, shift, out, channels, positions, first, rows):
                 out[begin + c] = x[begin + c] * factors[row * channels + c] + shift[c]
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
+@njit(nogil=True, error_model="numpy", fastmath=SUMS)
 def _plane_gradient(zero, grad, x, factor, by_x, begin, end):
     products = total = zero
     for i in range(begin, end):
@@ -102,33 +101,3 @@ def scale_gradient64(record):
         _pixels_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
     else:
         _planes_gradient(zero, p(grad), p(x), p(factors), p(by_x), p(sums), p(totals), channels, positions, first, rows)
-
-
-@njit(nogil=True, error_model="numpy")
-def _log_uniform(log_alphas, values, slopes, table, terms, begin, end):
-    p, q = float64_at(table), float64_at(table + 8 * terms)
-    for i in range(begin, end):
-        log_alpha = np.float64(log_alphas[i])
-        inverse = np.exp(-log_alpha)
-        s, rest = 1 / (1 + inverse / 2), 1 / (1 + 2 / inverse)
-        top = bottom = by_top = by_bottom = 0.0
-        for k in range(terms - 1, -1, -1):  # Horner's rule, of the polynomials and their derivatives
-            by_top, top = by_top * s + top, top * s + p[k]
-            by_bottom, bottom = by_bottom * s + bottom, bottom * s + q[k]
-        ratio, square = top / bottom, rest * rest
-        values[i] = (np.log1p(inverse) if log_alpha > -30 else -log_alpha) / 2 + square * ratio
-        slopes[i] = s * square * (rest * (by_top - ratio * by_bottom) / bottom - 2 * ratio) - 1 / (1 + 1 / inverse) / 2
-
-
-@Kernel
-def log_uniform32(record):
-    """The KL of Gaussian dropout from the log-uniform prior and its derivative, for the coefficients of P and Q, in float64."""
-    log_alphas, values, slopes, table, terms, begin, size = arguments(record, 5, 0)
-    _log_uniform(float32_at(log_alphas), float32_at(values), float32_at(slopes), table, terms, begin, begin + size)
-
-
-@Kernel
-def log_uniform64(record):
-    """`log_uniform32` for float64."""
-    log_alphas, values, slopes, table, terms, begin, size = arguments(record, 5, 0)
-    _log_uniform(float64_at(log_alphas), float64_at(values), float64_at(slopes), table, terms, begin, begin + size)

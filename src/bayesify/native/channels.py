@@ -1,4 +1,4 @@
-"""Factors of channels in one pass forward and one backward, and the KL of Gaussian dropout in one call."""
+"""Factors of channels in one pass forward and one backward."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from bayesify.native.operators import kernels_for
 from bayesify.native.switch import load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
-__all__ = ["evaluates_natively", "log_uniform_kl_and_slope", "scale_channels", "scales_in_one_pass"]
+__all__ = ["scale_channels", "scales_in_one_pass"]
 
 _LEAST = 2**13  # elements, below which the operators take less time than a call
-_ELEMENTS = 2**10  # elements of a KL per thread
 
 
 def scales_in_one_pass(x: Tensor, factors: Tensor, shift: Tensor | None) -> bool:
@@ -41,25 +40,6 @@ def scale_channels(x: Tensor, factors: Tensor, shift: Tensor | None) -> Tensor:
         (R, C, ...), differentiable any number of times.
     """
     return _Scale.apply(x, factors, shift)
-
-
-def evaluates_natively(log_alpha: Tensor) -> bool:
-    """Whether `log_uniform_kl_and_slope` can be used."""
-    library = kernels_for(log_alpha)
-    if library is None or not log_alpha.is_contiguous() or not log_alpha.numel():
-        return False
-    return load_kernels("channel_kernels", library) is not None
-
-
-def log_uniform_kl_and_slope(log_alpha: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """The KL of `bayesify.functional.log_uniform_kl` and its derivative, without a graph; the table is (2, terms), float64."""
-    if runs_triton(log_alpha):
-        return gpu_channels.log_uniform(log_alpha, table)
-    value, slope = torch.empty_like(log_alpha), torch.empty_like(log_alpha)
-    kernel = _kernel("log_uniform", log_alpha.dtype)
-    addresses = (t.data_ptr() for t in (log_alpha, value, slope, table))
-    over_rows(kernel, (*addresses, table.shape[1]), log_alpha.numel(), _ELEMENTS)
-    return value, slope
 
 
 def _kernel(name: str, dtype: torch.dtype) -> Any:

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from bayesify.native.compilation import Kernel
 from bayesify.native.records import arguments
-from bayesify.native.vectors import FLOAT, INT, LANES, WIDE, Vector, float32_at, load, splat, store
+from bayesify.native.vectors import FLOAT, INT, LANES, WIDE, Vector, at, float32_at, load, splat, store
 
 BLOCK = 4 * LANES  # elements: the four words of a counter per lane
 _LOWER = 0xFFFFFFFF
@@ -126,14 +126,6 @@ def _local_block(typingctx: Any) -> Any:
     return _POINTER(), emit
 
 
-@intrinsic
-def _at(typingctx: Any, pointer: Any, offset: Any) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.gep(arguments[0], [arguments[1]])
-
-    return _POINTER(_POINTER, types.int64), emit
-
-
 @Kernel
 def draw32(record):
     """Fill blocks of n float32 values at an address.
@@ -147,7 +139,7 @@ def draw32(record):
     target, last = float32_at(target), _local_block()
     for block in range(first, first + blocks):
         is_whole = (block + 1) * BLOCK <= n
-        where = _at(target, block * BLOCK) if is_whole else last
+        where = at(target, block * BLOCK) if is_whole else last
         words(where, block, upper, key)
         if kind == 0:
             normals(where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import cast
 
@@ -13,19 +14,26 @@ from bayesify.native.gpu import gaussians as gpu_gaussians
 from bayesify.native.switch import load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
-__all__ = ["KLSum", "composed_kl", "parts_of_gradient", "run_kernel", "variances_with_kl"]
+__all__ = ["KLSum", "composed_kl", "parts_of_gradient", "run_kernel", "shifted", "variances_with_kl"]
 
 _CHUNK = 2**13  # elements whose KL is summed in the precision of the weights
 
 
-def run_kernel(name: str, n: int, tensors: Sequence[Tensor | int], *scalars: float | Tensor, dtype: torch.dtype) -> None:
-    """Call a kernel with tensors of n elements, or their addresses."""
-    if runs_triton(cast(Tensor, tensors[0])):
-        return gpu_gaussians.run_kernel(name, n, cast(Sequence[Tensor], tensors), scalars)
+def run_kernel(name: str, rows: Sequence[Sequence[Tensor | int]], *scalars: float | Tensor, dtype: torch.dtype) -> None:
+    """Call a kernel for several sets of tensors of one size, or their addresses; the first is a tensor."""
+    if runs_triton(cast(Tensor, rows[0][0])):
+        for row in cast(Sequence[Sequence[Tensor]], rows):
+            gpu_gaussians.run_kernel(name, row[0].numel(), row, scalars)
+        return
+    table, chunks = array("q"), 0
+    for row in rows:
+        n = cast(Tensor, row[0]).numel()
+        chunks -= -n // _CHUNK
+        table.append(n)
+        table.extend([t if isinstance(t, int) else t.data_ptr() for t in row])
     kernel = getattr(load_kernels("gaussian_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
-    addresses = [t if isinstance(t, int) else t.data_ptr() for t in tensors]
-    over_rows(kernel, (*addresses, n, _CHUNK), -(-n // _CHUNK), THREAD // _CHUNK, cast(Sequence[float], scalars))
-    return None
+    integers = table.buffer_info()[0], len(rows), _CHUNK
+    over_rows(kernel, integers, chunks, THREAD // _CHUNK, cast(Sequence[float], scalars))
 
 
 class KLSum:
@@ -51,12 +59,18 @@ class KLSum:
 
 def variances_with_kl(rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], prior_std: float) -> tuple[list[Tensor], Tensor]:
     """Variances of weights and their KL, without a graph, for rows of mean, log standard deviation and the prior's mean."""
-    kl, variances = KLSum([mean for mean, _, _ in rows], prior_std), list[Tensor]()
-    for mean, log_std, center in rows:
-        variances.append(torch.empty_like(mean))
-        n, shift = mean.numel(), mean if center is None else mean - center
-        run_kernel("variance", n, (log_std, shift, variances[-1], kl.place(n)), *kl.constants, dtype=mean.dtype)
+    kl, variances = KLSum([mean for mean, _, _ in rows], prior_std), [torch.empty_like(mean) for mean, _, _ in rows]
+    arguments = [
+        (log_std, shifted(mean, center), variance, kl.place(mean.numel()))
+        for (mean, log_std, center), variance in zip(rows, variances, strict=True)
+    ]
+    run_kernel("variance", arguments, *kl.constants, dtype=variances[0].dtype)
     return variances, kl.total(variances[0].dtype)
+
+
+def shifted(mean: Tensor, center: Tensor | None) -> Tensor:
+    """The mean minus that of the prior."""
+    return mean if center is None else mean - center
 
 
 def parts_of_gradient(by_kl: Tensor | None, prior_std: float, like: Tensor) -> tuple[float, float] | tuple[Tensor, Tensor]:
@@ -72,7 +86,7 @@ def composed_kl(rows: Sequence[Sequence[Tensor]], centers: Sequence[Tensor | Non
     """The KL of rows of mean and log standard deviation as composed operators, for gradients of gradients."""
     total = rows[0][0].new_zeros(())
     for (mean, log_std, *_), center in zip(rows, centers, strict=True):
-        shift = mean if center is None else mean - center
+        shift = shifted(mean, center)
         squares = torch.exp(2 * log_std).sum() + shift.square().sum()
         total = total + squares / (2 * prior_std**2) - log_std.sum() + mean.numel() * (math.log(prior_std) - 0.5)
     return total

@@ -1,61 +1,40 @@
-"""Draws, variances and KL divergences of normal weights, and local reparameterization, each in one pass over memory."""
+"""Draws, variances and KL divergences of normal weights, and local reparameterization, each in one pass over memory.
+
+A kernel computes on several tensors in one call: its record has the address of a table with a row for each, of their number of
+elements and addresses, and the number of rows. Chunks are numbered through all tensors.
+"""
 # pyright: reportMissingImports=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportIndexIssue=false
 # pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
 from bayesify.native.compilation import Kernel
+from bayesify.native.elementary_kernels import SUMS, exponential
 from bayesify.native.records import arguments
-from bayesify.native.vectors import float32_at, float64_at
+from bayesify.native.vectors import float32_at, float64_at, int64_at
 
-_SUMS = {"contract", "nsz", "reassoc"}  # sums of vectors in any order
-f32, i32 = np.float32, np.int32
-
-
-def _exp(x):
-    """The exponential, in vector instructions for float32: the polynomial of the Cephes library, 0 below 1e-38."""
+f32 = np.float32
 
 
-@overload(_exp, jit_options={"fastmath": {"contract"}, "error_model": "numpy"})
-def _(x):
-    def wide(x):
-        return np.exp(x)
-
-    def single(x):
-        x = f32(-88) if x < f32(-88) else f32(89) if x > f32(89) else x  # NaN stays
-        n = np.rint(x * f32(1.44269504))
-        r = (x - n * f32(0.693359375)) + n * f32(2.12194440e-4)
-        p = f32(1.9875691500e-4)
-        p = p * r + f32(1.3981999507e-3)
-        p = p * r + f32(8.3334519073e-3)
-        p = p * r + f32(4.1665795894e-2)
-        p = p * r + f32(1.6666665459e-1)
-        p = p * r + f32(5.0000001201e-1)
-        return (p * (r * r) + (r + f32(1))) * i32((i32(n) + i32(127)) << i32(23)).view(f32)
-
-    return single if x == types.float32 else wide
-
-
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
+@njit(nogil=True, error_model="numpy", fastmath=SUMS)
 def _draw(zero, mean, log_std, shift, eps, out, begin, end):
     squares = logs = zero
     for i in range(begin, end):
-        std = _exp(log_std[i])
+        std = exponential(log_std[i])
         out[i] = mean[i] + std * eps[i]
         squares += std * std + shift[i] * shift[i]
         logs += log_std[i]
     return squares, logs
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_SUMS)
+@njit(nogil=True, error_model="numpy", fastmath=SUMS)
 def _variance(zero, log_std, shift, out, begin, end):
     squares = logs = zero
     for i in range(begin, end):
-        std = _exp(log_std[i])
+        std = exponential(log_std[i])
         out[i] = std * std
         squares += std * std + shift[i] * shift[i]
         logs += log_std[i]
@@ -65,7 +44,7 @@ def _variance(zero, log_std, shift, out, begin, end):
 @njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _draw_gradient(by_out, log_std, shift, eps, by_mean, by_log, share, by_kl, begin, end):
     for i in range(begin, end):
-        std = _exp(log_std[i])
+        std = exponential(log_std[i])
         by_mean[i] = by_out[i] + share * shift[i]
         by_log[i] = std * (by_out[i] * eps[i] + share * std) - by_kl
 
@@ -129,109 +108,172 @@ def _reparameterize_chunks(mean, variance, eps, out, n, chunk, least, half, firs
     _reparameterize(mean, variance, eps, out, least, half, first * chunk, min((first + chunks) * chunk, n))
 
 
+@njit(nogil=True, error_model="numpy")
+def _own(n, chunk, start, first, chunks):
+    """The chunks of a tensor, of which the first has this number, that are in a range: the first of them and how many."""
+    begin, end = max(first, start), min(first + chunks, start - (-n // chunk))
+    return begin - start, max(end - begin, 0)
+
+
 @Kernel
 def draw32(record):
-    """out = mean + exp(log_std) eps for n weights at addresses, and for every chunk the KL in nats, float64.
+    """out = mean + exp(log_std) eps, and for every chunk the KL in nats, float64.
 
     Args:
-        shift: the mean minus that of the prior.
+        t: n, mean, log_std, the mean minus that of the prior, eps, out, KLs.
         half, constant: 1 / (2 s^2) and log(s) - 1/2 for the prior's standard deviation s.
-        first, chunks: the range of chunks.
     """
-    mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks = arguments(record, 8, 2)
-    p = float32_at
-    _draw_chunks(f32(0), p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
+    table, count, chunk, half, constant, first, chunks = arguments(record, 3, 2)
+    p, start = float32_at, 0
+    for i in range(count):
+        t = int64_at(table + 56 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _draw_chunks(f32(0), p(t[1]), p(t[2]), p(t[3]), p(t[4]), p(t[5]), float64_at(t[6]), t[0], chunk, half, constant, begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def draw64(record):
     """`draw32` for float64."""
-    mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks = arguments(record, 8, 2)
-    p = float64_at
-    _draw_chunks(0.0, p(mean), p(log_std), p(shift), p(eps), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
+    table, count, chunk, half, constant, first, chunks = arguments(record, 3, 2)
+    p, start = float64_at, 0
+    for i in range(count):
+        t = int64_at(table + 56 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _draw_chunks(0.0, p(t[1]), p(t[2]), p(t[3]), p(t[4]), p(t[5]), float64_at(t[6]), t[0], chunk, half, constant, begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def variance32(record):
-    """out = exp(2 log_std), and KLs as in `draw32`."""
-    log_std, shift, out, kls, n, chunk, half, constant, first, chunks = arguments(record, 6, 2)
-    p = float32_at
-    _variance_chunks(f32(0), p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
+    """out = exp(2 log_std), and KLs as in `draw32`; t: n, log_std, the mean minus that of the prior, out, KLs."""
+    table, count, chunk, half, constant, first, chunks = arguments(record, 3, 2)
+    p, start = float32_at, 0
+    for i in range(count):
+        t = int64_at(table + 40 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _variance_chunks(f32(0), p(t[1]), p(t[2]), p(t[3]), float64_at(t[4]), t[0], chunk, half, constant, begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def variance64(record):
     """`variance32` for float64."""
-    log_std, shift, out, kls, n, chunk, half, constant, first, chunks = arguments(record, 6, 2)
-    p = float64_at
-    _variance_chunks(0.0, p(log_std), p(shift), p(out), float64_at(kls), n, chunk, half, constant, first, chunks)
+    table, count, chunk, half, constant, first, chunks = arguments(record, 3, 2)
+    p, start = float64_at, 0
+    for i in range(count):
+        t = int64_at(table + 40 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _variance_chunks(0.0, p(t[1]), p(t[2]), p(t[3]), float64_at(t[4]), t[0], chunk, half, constant, begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def draw_gradient32(record):
-    """Gradients of `draw32` in mean and log_std, given those in out and in the KL; share is the latter over s^2."""
-    by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks = arguments(record, 8, 2)
-    p = float32_at
-    _draw_gradient_chunks(
-        p(by_out), p(log_std), p(shift), p(eps), p(by_mean), p(by_log), n, chunk, f32(share), f32(by_kl), first, chunks
-    )
+    """Gradients of `draw32` in mean and log_std, given those in out and in the KL; share is the latter over s^2.
+
+    Args:
+        t: n, the gradient in out, log_std, the mean minus that of the prior, eps, the gradients in mean and log_std.
+    """
+    table, count, chunk, share, by_kl, first, chunks = arguments(record, 3, 2)
+    p, start = float32_at, 0
+    for i in range(count):
+        t = int64_at(table + 56 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _draw_gradient_chunks(p(t[1]), p(t[2]), p(t[3]), p(t[4]), p(t[5]), p(t[6]), t[0], chunk, f32(share), f32(by_kl), begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def draw_gradient64(record):
     """`draw_gradient32` for float64."""
-    by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks = arguments(record, 8, 2)
-    p = float64_at
-    _draw_gradient_chunks(p(by_out), p(log_std), p(shift), p(eps), p(by_mean), p(by_log), n, chunk, share, by_kl, first, chunks)
+    table, count, chunk, share, by_kl, first, chunks = arguments(record, 3, 2)
+    p, start = float64_at, 0
+    for i in range(count):
+        t = int64_at(table + 56 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _draw_gradient_chunks(p(t[1]), p(t[2]), p(t[3]), p(t[4]), p(t[5]), p(t[6]), t[0], chunk, share, by_kl, begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def variance_gradient32(record):
-    """Gradients of `variance32`, as in `draw32`; by_out is the gradient that the mean has otherwise."""
-    by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks = arguments(record, 8, 2)
-    p = float32_at
-    _variance_gradient_chunks(
-        p(by_out), p(by_variance), p(variance), p(shift), p(by_mean), p(by_log), n, chunk, f32(share), f32(by_kl), first, chunks
-    )
+    """Gradients of `variance32`, as in `draw32`.
+
+    Args:
+        t: n, the gradient that the mean has otherwise, that in out, out, the mean minus that of the prior, the gradients in mean
+            and log_std.
+    """
+    table, count, chunk, share, by_kl, first, chunks = arguments(record, 3, 2)
+    p, start = float32_at, 0
+    for i in range(count):
+        t = int64_at(table + 56 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _variance_gradient_chunks(
+            p(t[1]), p(t[2]), p(t[3]), p(t[4]), p(t[5]), p(t[6]), t[0], chunk, f32(share), f32(by_kl), begin, own
+        )
+        start -= -t[0] // chunk
 
 
 @Kernel
 def variance_gradient64(record):
     """`variance_gradient32` for float64."""
-    by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks = arguments(record, 8, 2)
-    p = float64_at
-    _variance_gradient_chunks(
-        p(by_out), p(by_variance), p(variance), p(shift), p(by_mean), p(by_log), n, chunk, share, by_kl, first, chunks
-    )
+    table, count, chunk, share, by_kl, first, chunks = arguments(record, 3, 2)
+    p, start = float64_at, 0
+    for i in range(count):
+        t = int64_at(table + 56 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _variance_gradient_chunks(p(t[1]), p(t[2]), p(t[3]), p(t[4]), p(t[5]), p(t[6]), t[0], chunk, share, by_kl, begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def add_kl_gradient32(record):
-    """`variance_gradient32` in place: by_mean and by_log are first the gradients in out and in the variance."""
-    by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks = arguments(record, 6, 2)
-    p = float32_at
-    _add_kl_gradient_chunks(p(by_mean), p(by_log), p(variance), p(shift), n, chunk, f32(share), f32(by_kl), first, chunks)
+    """`variance_gradient32` in place; t: n, the gradients in out and in the variance, the variance, the mean minus the prior's."""
+    table, count, chunk, share, by_kl, first, chunks = arguments(record, 3, 2)
+    p, start = float32_at, 0
+    for i in range(count):
+        t = int64_at(table + 40 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _add_kl_gradient_chunks(p(t[1]), p(t[2]), p(t[3]), p(t[4]), t[0], chunk, f32(share), f32(by_kl), begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def add_kl_gradient64(record):
     """`add_kl_gradient32` for float64."""
-    by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks = arguments(record, 6, 2)
-    p = float64_at
-    _add_kl_gradient_chunks(p(by_mean), p(by_log), p(variance), p(shift), n, chunk, share, by_kl, first, chunks)
+    table, count, chunk, share, by_kl, first, chunks = arguments(record, 3, 2)
+    p, start = float64_at, 0
+    for i in range(count):
+        t = int64_at(table + 40 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _add_kl_gradient_chunks(p(t[1]), p(t[2]), p(t[3]), p(t[4]), t[0], chunk, share, by_kl, begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def reparameterize32(record):
-    """out = mean + std eps, and half eps / std in place of eps, for the root of the variance, which is at least `least`."""
-    mean, variance, eps, out, n, chunk, least, half, first, chunks = arguments(record, 6, 2)
-    p = float32_at
-    _reparameterize_chunks(p(mean), p(variance), p(eps), p(out), n, chunk, f32(least), f32(half), first, chunks)
+    """out = mean + std eps, and half eps / std in place of eps, for the root of the variance, which is at least `least`.
+
+    Args:
+        t: n, mean, variance, eps, out.
+    """
+    table, count, chunk, least, half, first, chunks = arguments(record, 3, 2)
+    p, start = float32_at, 0
+    for i in range(count):
+        t = int64_at(table + 40 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _reparameterize_chunks(p(t[1]), p(t[2]), p(t[3]), p(t[4]), t[0], chunk, f32(least), f32(half), begin, own)
+        start -= -t[0] // chunk
 
 
 @Kernel
 def reparameterize64(record):
     """`reparameterize32` for float64."""
-    mean, variance, eps, out, n, chunk, least, half, first, chunks = arguments(record, 6, 2)
-    p = float64_at
-    _reparameterize_chunks(p(mean), p(variance), p(eps), p(out), n, chunk, least, half, first, chunks)
+    table, count, chunk, least, half, first, chunks = arguments(record, 3, 2)
+    p, start = float64_at, 0
+    for i in range(count):
+        t = int64_at(table + 40 * i)
+        begin, own = _own(t[0], chunk, start, first, chunks)
+        _reparameterize_chunks(p(t[1]), p(t[2]), p(t[3]), p(t[4]), t[0], chunk, least, half, begin, own)
+        start -= -t[0] // chunk

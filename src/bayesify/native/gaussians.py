@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.native.gaussian_calls import KLSum, composed_kl, parts_of_gradient, run_kernel, variances_with_kl
+from bayesify.native.gaussian_calls import KLSum, composed_kl, parts_of_gradient, run_kernel, shifted, variances_with_kl
 from bayesify.native.operators import kernels_for
 from bayesify.native.switch import load_kernels
 
@@ -83,15 +83,15 @@ class _Draws(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prior_std: float, *tensors: Any) -> tuple[Tensor, ...]:
         rows = _rows(tensors, 4)
-        kl, drawn = KLSum([row[0] for row in rows], prior_std), list[Tensor]()
+        kl, drawn = KLSum([row[0] for row in rows], prior_std), [torch.empty_like(row[0]).unsqueeze_(0) for row in rows]
         ctx.prior_std, ctx.centers = prior_std, tensors[2::4]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(t for row in rows for t in (row[0], row[1], row[3])))
-        for mean, log_std, center, eps in rows:
-            drawn.append(torch.empty_like(mean).unsqueeze_(0))
-            n, shift = mean.numel(), mean if center is None else mean - center
-            arguments = mean, log_std, shift, eps, drawn[-1], kl.place(n)
-            run_kernel("draw", n, arguments, *kl.constants, dtype=mean.dtype)
+        arguments = [
+            (mean, log_std, shifted(mean, center), eps, out, kl.place(mean.numel()))
+            for (mean, log_std, center, eps), out in zip(rows, drawn, strict=True)
+        ]
+        run_kernel("draw", arguments, *kl.constants, dtype=drawn[0].dtype)
         return *drawn, kl.total(drawn[0].dtype)
 
     @staticmethod
@@ -101,13 +101,13 @@ class _Draws(torch.autograd.Function):
             by = iter(_gradients(_composed_draws, ctx, rows, grads))
             return None, *(g for _ in rows for g in (next(by), next(by), None, None))
         share, by_kl = parts_of_gradient(grads[-1], ctx.prior_std, rows[0][0])
-        found = list[Tensor | None]()
+        found, arguments = list[Tensor | None](), list[tuple[Tensor, ...]]()
         for (mean, log_std, eps), center, by_out in zip(rows, ctx.centers, grads[:-1], strict=True):
             by_mean, by_log = torch.empty_like(mean), torch.empty_like(mean)
-            shift = mean if center is None else mean - center
-            arguments = _like(mean, None if by_out is None else by_out.squeeze(0)), log_std, shift, eps, by_mean, by_log
-            run_kernel("draw_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
+            by_drawn = _like(mean, None if by_out is None else by_out.squeeze(0))
+            arguments.append((by_drawn, log_std, shifted(mean, center), eps, by_mean, by_log))
             found += [by_mean, by_log, None, None]
+        run_kernel("draw_gradient", arguments, share, by_kl, dtype=rows[0][0].dtype)
         return None, *found
 
 
@@ -128,14 +128,13 @@ class _Variances(torch.autograd.Function):
             by = iter(_gradients(_composed_variances, ctx, rows, grads))
             return None, *(g for _ in rows for g in (next(by), next(by), None))
         share, by_kl = parts_of_gradient(grads[-1], ctx.prior_std, rows[0][0])
-        found = list[Tensor | None]()
+        found, arguments = list[Tensor | None](), list[tuple[Tensor, ...]]()
         for (mean, _, variance), center, by in zip(rows, ctx.centers, _rows(grads[:-1], 2), strict=True):
             by_out, by_variance = (_like(mean, g) for g in by)
             by_mean, by_log = torch.empty_like(mean), torch.empty_like(mean)
-            shift = mean if center is None else mean - center
-            arguments = by_out, by_variance, variance, shift, by_mean, by_log
-            run_kernel("variance_gradient", mean.numel(), arguments, share, by_kl, dtype=mean.dtype)
+            arguments.append((by_out, by_variance, variance, shifted(mean, center), by_mean, by_log))
             found += [by_mean, by_log, None]
+        run_kernel("variance_gradient", arguments, share, by_kl, dtype=rows[0][0].dtype)
         return None, *found
 
 
@@ -193,7 +192,7 @@ class _LocalDraw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor, eps: Tensor, least: float) -> Tensor:
         out = torch.empty_like(mean)
-        run_kernel("reparameterize", mean.numel(), (mean, variance, eps, out), least, 0.5, dtype=mean.dtype)
+        run_kernel("reparameterize", [(mean, variance, eps, out)], least, 0.5, dtype=mean.dtype)
         ctx.least = least
         ctx.save_for_backward(variance, eps)  # now the slope, eps / (2 std)
         return out

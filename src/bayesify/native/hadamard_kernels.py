@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
 
 from llvmlite import ir
 from numba import njit, types
@@ -11,14 +13,16 @@ from numba.extending import intrinsic
 
 from bayesify.native.compilation import Kernel
 from bayesify.native.records import arguments
-from bayesify.native.vectors import float32_at, float64_at
+from bayesify.native.vectors import Vector, float32_at, float64_at, load, store
 
 _LANES = {types.float32: 16, types.float64: 8}  # 64 bytes; LLVM splits vectors that are wider than the machine's
 _LINE = 4096  # elements of a row that are transformed completely before the next; they fit into the first cache
 
 
 @intrinsic
-def _lanes(typingctx: Any, pointer: Any) -> Any:
+def lanes_of(typingctx: Any, pointer: Any) -> Any:
+    """The elements of a vector."""
+
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return ir.Constant(ir.IntType(64), _LANES[pointer.dtype])
 
@@ -44,14 +48,7 @@ def _pass(typingctx: Any, source: Any, target: Any, start: Any, stride: Any, rad
         values = [builder.load(at(first, offset), align=size) for offset in offsets]
         if within.literal_value:
             values = [_across(builder, value, vector, lanes) for value in values]
-        h = 1
-        while h < len(values):
-            for i in range(len(values)):
-                if not i & h:
-                    a, b = values[i], values[i + h]
-                    values[i], values[i + h] = builder.fadd(a, b), builder.fsub(a, b)
-            h *= 2
-        for value, offset in zip(values, offsets, strict=True):
+        for value, offset in zip(_between(builder, values), offsets, strict=True):
             builder.store(value, at(second, offset), align=size)
 
     return types.void(source, target, types.int64, types.int64, radix, within), emit
@@ -64,15 +61,27 @@ def _across(builder: Any, value: Any, vector: Any, lanes: int) -> Any:
     while h < lanes:
         partner = builder.shuffle_vector(value, value, ir.Constant(integers, [i ^ h for i in range(lanes)]))
         signs = ir.Constant(vector, [-1.0 if i & h else 1.0 for i in range(lanes)])
-        value = builder.fadd(builder.fmul(value, signs), partner)
+        value = builder.fadd(builder.fmul(value, signs, flags=("contract",)), partner, flags=("contract",))  # exact in any case
         h *= 2
     return value
+
+
+def _between(builder: Any, values: list[Any]) -> list[Any]:
+    """The transform between vectors."""
+    values, h = values.copy(), 1
+    while h < len(values):
+        for i in range(len(values)):
+            if not i & h:
+                a, b = values[i], values[i + h]
+                values[i], values[i + h] = builder.fadd(a, b), builder.fsub(a, b)
+        h *= 2
+    return values
 
 
 @njit(nogil=True, error_model="numpy")
 def _stage(source, target, begin, end, h, bits):
     """A pass with radix 2**bits at distance h over elements begin to end."""
-    lanes = _lanes(source)
+    lanes = lanes_of(source)
     for base in range(begin, end, h << bits):
         for j in range(base, base + h, lanes):
             if bits == 4:
@@ -88,7 +97,7 @@ def _stage(source, target, begin, end, h, bits):
 @njit(nogil=True, error_model="numpy")
 def _first(source, target, begin, end, bits):
     """All lanes and 2**bits neighboring vectors."""
-    lanes = _lanes(source)
+    lanes = lanes_of(source)
     for j in range(begin, end, lanes << bits):
         if bits == 4:
             _pass(source, target, j, lanes, 16, 1)
@@ -112,8 +121,9 @@ def _next_bits(h, n):
 
 
 @njit(nogil=True, error_model="numpy")
-def _rows(source, target, n, first, end_row):
-    lanes = _lanes(source)
+def transform_rows(source, target, n, first, end_row):
+    """Transform rows of n elements."""
+    lanes = lanes_of(source)
     line = min(n, _LINE)
     for row in range(first, end_row):
         for begin in range(row * n, (row + 1) * n, line):
@@ -145,114 +155,74 @@ def _log2(n):
 def fwht32(record):
     """Transform rows of n float32 values from one address to another; n is at least 16."""
     source, target, n, first, rows = arguments(record, 3, 0)
-    _rows(float32_at(source), float32_at(target), n, first, first + rows)
+    transform_rows(float32_at(source), float32_at(target), n, first, first + rows)
 
 
 @Kernel
 def fwht64(record):
     """Transform rows of n float64 values from one address to another; n is at least 8."""
     source, target, n, first, rows = arguments(record, 3, 0)
-    _rows(float64_at(source), float64_at(target), n, first, first + rows)
+    transform_rows(float64_at(source), float64_at(target), n, first, first + rows)
 
 
-@njit(nogil=True, error_model="numpy")
-def _layer(x, s1, s2, mean, std, eps, shift, y, n, blocks, first, rows):
-    for row in range(first, first + rows):
-        for k in range(blocks):
-            out = (row * blocks + k) * n
-            for i in range(n):
-                y[out + i] = s2[k * n + i] * x[row * n + i]
-            _rows(y, y, n, row * blocks + k, row * blocks + k + 1)
-            for i in range(n):
-                y[out + i] *= mean[k * n + i] + std[k * n + i] * eps[out + i]
-            _rows(y, y, n, row * blocks + k, row * blocks + k + 1)
-            for i in range(n):
-                y[out + i] = y[out + i] * s1[k * n + i] + shift[k * n + i]
+def step(compute: Callable[..., tuple[Vector, ...]]) -> Any:
+    """A function of kernels, of n and pointers to rows of n elements, that computes with their vectors.
+
+    The results replace the first of the rows.
+    """
+    vectors = _vectors(compute, 0, transforms=False)
+
+    @njit(nogil=True, error_model="numpy")
+    def run(n, *rows):
+        for i in range(0, n, lanes_of(rows[0])):
+            vectors(i, *rows)
+
+    return run
 
 
-@njit(nogil=True, error_model="numpy")
-def _multiply(target, t, a, i, b, j, n):
-    for o in range(n):
-        target[t + o] = a[i + o] * b[j + o]
+def step_and_transform(compute: Callable[..., tuple[Vector, ...]]) -> Any:
+    """`step`, and the transform of the first row, in registers if it is short."""
+    each, four, eight, sixteen = step(compute), *(_vectors(compute, bits, transforms=True) for bits in (2, 3, 4))
+
+    @njit(nogil=True, error_model="numpy")
+    def run(n, *rows):
+        vectors = n // lanes_of(rows[0])
+        if vectors == 4:
+            four(0, *rows)
+        elif vectors == 8:
+            eight(0, *rows)
+        elif vectors == 16:
+            sixteen(0, *rows)
+        else:
+            each(n, *rows)
+            transform_rows(rows[0], rows[0], n, 0, 1)
+
+    return run
 
 
-@njit(nogil=True, error_model="numpy")
-def _add_product(target, t, a, i, b, j, n):
-    for o in range(n):
-        target[t + o] += a[i + o] * b[j + o]
+def _vectors(compute: Callable[..., tuple[Vector, ...]], bits: int, *, transforms: bool) -> Any:
+    """`step` for 2**bits vectors from an offset."""
 
+    def typed(typingctx: Any, offset: Any, *rows: Any) -> Any:
+        lanes = _LANES[rows[0].dtype]
 
-@njit(nogil=True, error_model="numpy")
-def _add(target, t, a, i, n):
-    for o in range(n):
-        target[t + o] += a[i + o]
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+            kind = ir.VectorType(context.get_value_type(rows[0].dtype), lanes)
+            places = [builder.gep(row, [arguments[0]]) for row in arguments[1:]]
+            values = []
+            for i in range(0, lanes << bits, lanes):
+                first, *others = compute(*(load(builder, place, i, kind) for place in places))
+                values.append(first.value)
+                for place, other in zip(places[1:], others, strict=False):
+                    store(builder, place, i, other)
+            if transforms:
+                values = _between(builder, [_across(builder, value, kind, lanes) for value in values])
+            for i, value in enumerate(values):
+                store(builder, places[0], i * lanes, Vector(builder, value))
 
+        return types.void(types.int64, *rows), emit
 
-@njit(nogil=True, error_model="numpy")
-def _layer_gradient(grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks):
-    """Gradients of chunks of rows. Sums over the rows of a chunk are kept apart, so that threads do not change their order."""
-    for c in range(first, first + chunks):
-        ds1 = c * 5 * blocks * n  # five sums per chunk: s1, s2, mean, std, shift
-        for i in range(ds1, ds1 + 5 * blocks * n):
-            sums[i] = 0
-        u, v, g = 3 * c * n, (3 * c + 1) * n, (3 * c + 2) * n  # of `work`
-        for row in range(c * chunk, min((c + 1) * chunk, total)):
-            for i in range(n):
-                grad_x[row * n + i] = 0
-            for k in range(blocks):
-                out, own, at, ds = (row * blocks + k) * n, k * n, row * n, ds1 + k * n
-                _multiply(work, u, s2, own, x, at, n)
-                _rows(work, work, n, 3 * c, 3 * c + 1)
-                for i in range(n):
-                    work[g + i] = mean[own + i] + std[own + i] * eps[out + i]
-                _multiply(work, v, work, g, work, u, n)
-                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
-                _add_product(sums, ds, grad, out, work, v, n)
-                _add(sums, ds + 4 * blocks * n, grad, out, n)
-                _multiply(work, v, grad, out, s1, own, n)
-                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
-                _multiply(work, u, work, u, work, v, n)  # the gradient of g
-                _add(sums, ds + 2 * blocks * n, work, u, n)
-                _add_product(sums, ds + 3 * blocks * n, work, u, eps, out, n)
-                _multiply(work, v, work, v, work, g, n)
-                _rows(work, work, n, 3 * c + 1, 3 * c + 2)
-                _add_product(sums, ds + blocks * n, work, v, x, at, n)
-                _add_product(grad_x, at, work, v, s2, own, n)
-
-
-@Kernel
-def layer32(record):
-    """Rows of y = s1 H((mean + std eps) H(s2 x)) + shift, float32: x (R, n), eps and y (R, K, n), all others (K, n)."""
-    x, s1, s2, mean, std, eps, shift, y, n, blocks, first, rows = arguments(record, 10, 0)
-    p = float32_at
-    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(shift), p(y), n, blocks, first, rows)
-
-
-@Kernel
-def layer64(record):
-    """`layer32` for float64."""
-    x, s1, s2, mean, std, eps, shift, y, n, blocks, first, rows = arguments(record, 10, 0)
-    p = float64_at
-    _layer(p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(shift), p(y), n, blocks, first, rows)
-
-
-@Kernel
-def layer_gradient32(record):
-    """Gradients of `layer32` by chunks of rows: grad_x (R, n), sums (C, 5, K, n) of the others; work (C, 3, n)."""
-    grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks = arguments(record, 14, 0)
-    p = float32_at
-    _layer_gradient(
-        *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
-        *(n, blocks, total, chunk, first, chunks),
-    )
-
-
-@Kernel
-def layer_gradient64(record):
-    """`layer_gradient32` for float64."""
-    grad, x, s1, s2, mean, std, eps, grad_x, sums, work, n, blocks, total, chunk, first, chunks = arguments(record, 14, 0)
-    p = float64_at
-    _layer_gradient(
-        *(p(grad), p(x), p(s1), p(s2), p(mean), p(std), p(eps), p(grad_x), p(sums), p(work)),
-        *(n, blocks, total, chunk, first, chunks),
-    )
+    names = "typingctx", "offset", *inspect.signature(compute).parameters
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    cast(Any, typed).__signature__ = inspect.Signature(parameters)
+    return intrinsic(typed)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.native.gaussian_calls import composed_kl, parts_of_gradient, run_kernel, variances_with_kl
+from bayesify.native.gaussian_calls import composed_kl, parts_of_gradient, run_kernel, shifted, variances_with_kl
 from bayesify.native.gaussians import runs_in_one_pass
 
 __all__ = ["local_linear", "runs_as_one_node"]
@@ -58,7 +58,7 @@ class _LocalLinear(torch.autograd.Function):
         variances, kl = variances_with_kl(list(zip(means, log_stds, centers, strict=True)), prior_std)
         mean, variance = F.linear(x, *means), F.linear(x * x, *variances)
         y = torch.empty_like(mean)
-        run_kernel("reparameterize", y.numel(), (mean, variance, eps, y), torch.finfo(y.dtype).tiny, 0.5, dtype=y.dtype)
+        run_kernel("reparameterize", [(mean, variance, eps, y)], torch.finfo(y.dtype).tiny, 0.5, dtype=y.dtype)
         ctx.prior_std, ctx.centers = prior_std, centers
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, eps, *parameters, *variances)  # eps is now the slope, eps / (2 std)
@@ -81,10 +81,8 @@ class _LocalLinear(torch.autograd.Function):
         by_means = [by_mean.mT @ inputs, by_mean.sum(0)][:count]
         by_log_stds = [by_variance.mT @ (inputs * inputs), by_variance.sum(0)][:count]
         numbers = parts_of_gradient(by_kl, ctx.prior_std, x)
-        for row in zip(by_means, by_log_stds, variances, means, ctx.centers, strict=True):
-            *arguments, mean, center = row
-            arguments.append(mean if center is None else mean - center)
-            run_kernel("add_kl_gradient", mean.numel(), arguments, *numbers, dtype=mean.dtype)
+        shifts = map(shifted, means, ctx.centers)
+        run_kernel("add_kl_gradient", list(zip(by_means, by_log_stds, variances, shifts, strict=True)), *numbers, dtype=x.dtype)
         return by_x, None, None, None, *by_means, *by_log_stds
 
 

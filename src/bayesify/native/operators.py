@@ -12,7 +12,7 @@ from bayesify.native.gpu import hadamard as gpu_hadamard
 from bayesify.native.switch import LIBRARIES, load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
-__all__ = ["LEAST_SIZE", "is_exporting", "is_transformed", "kernels_for", "native_fwht", "transforms_natively"]
+__all__ = ["LEAST_SIZE", "has_kernels", "is_exporting", "is_transformed", "kernels_for", "native_fwht", "transforms_natively"]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
@@ -20,6 +20,7 @@ _fwht: Any = torch.ops.bayesify.fwht.default
 
 LEAST_SIZE = 16  # of a row, a vector register
 _DTYPES = {"numba": (torch.float32, torch.float64), "triton": (torch.float32,)}
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _DENSE_SIZE, _DENSE_WORK = 128, 2**18  # where a product with the dense matrix takes less time than a call
 
 
@@ -107,13 +108,19 @@ def kernels_for(*tensors: Tensor) -> str | None:
     if library is None or torch.compiler.is_compiling() or dtype not in _DTYPES[library]:
         return None
     for t in tensors:  # a loop: the function is called for every layer
-        if t.dtype != dtype or t.is_cpu != on_cpu or type(t) not in (Tensor, torch.nn.Parameter):
+        if t.dtype != dtype or t.is_cpu != on_cpu or type(t) not in _PLAIN:
             return None
         if not on_cpu and t.device != first.device:
             return None
     if is_transformed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
         return None
     return library
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether there are kernels for a tensor of this device and dtype, whatever traces or transforms it."""
+    library = LIBRARIES.get(tensor.device.type)
+    return library is not None and tensor.dtype in _DTYPES[library]
 
 
 class _Transform(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Arguments of kernels: a record of 64-bit words, of which every call takes one part of the rows.
 
-A record has the number of parts that have been taken, the rows per part, the rows, integers, and reals:
-`bayesify.native.threads` writes it.
+A record has the number of parts that have been taken, the rows per part, the rows, reals, and integers, of which a kernel may read
+the first alone: `bayesify.native.threads` writes it.
 """
 # pyright: reportMissingImports=false
 
@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 __all__ = ["arguments"]
 
 _WORD = ir.IntType(64)
-_HEAD = 3  # words before the integers
+_HEAD = 3  # words before the reals
 
 
 @intrinsic(prefer_literal=True)
@@ -31,12 +31,12 @@ def arguments(typingctx: Any, record: Any, integers: Any, reals: Any) -> Any:
         def word(index: int) -> Any:
             return builder.load(builder.gep(words, [ir.Constant(_WORD, index)]))
 
-        values = [word(_HEAD + i) for i in range(sum(counts))]
-        values[counts[0] :] = [builder.bitcast(value, ir.DoubleType()) for value in values[counts[0] :]]
+        reals = [builder.bitcast(word(_HEAD + i), ir.DoubleType()) for i in range(counts[1])]
+        integers = [word(_HEAD + counts[1] + i) for i in range(counts[0])]
         part = builder.atomic_rmw("add", words, ir.Constant(_WORD, 1), "seq_cst")
         first = builder.mul(part, word(1))
         left = builder.sub(word(2), first)
         rows = builder.select(builder.icmp_signed("<", left, word(1)), left, word(1))
-        return context.make_tuple(builder, signature.return_type, [*values, first, rows])
+        return context.make_tuple(builder, signature.return_type, [*integers, *reals, first, rows])
 
     return kinds(record, integers, reals), emit

@@ -40,7 +40,7 @@ LIBRARIES: dict[str, str | None] = {
 
 def runs_triton(tensor: Tensor) -> bool:
     """Whether kernels for this tensor are those of Triton."""
-    return LIBRARIES.get(tensor.device.type) == "triton"
+    return LIBRARIES.get("cpu" if tensor.is_cpu else tensor.device.type) == "triton"
 
 
 def native_is_used(device: Literal["cpu", "cuda"] = "cpu") -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -46,7 +46,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def over_rows(kernel: Any, integers: Iterable[int], rows: int = 1, least: int = 1, reals: Iterable[float] = ()) -> None:
+def over_rows(
+    kernel: Any,
+    integers: Iterable[int],
+    rows: int = 1,
+    least: int = 1,
+    reals: Sequence[float] = (),
+    before: Any = None,
+    after: Any = None,
+) -> None:
     """Call a kernel until it has taken all rows, on up to `torch.get_num_threads()` threads.
 
     Args:
@@ -55,12 +63,18 @@ def over_rows(kernel: Any, integers: Iterable[int], rows: int = 1, least: int = 
         rows: the number of rows.
         least: the fewest rows that are worth a thread.
         reals: its reals.
+        before, after: kernels that get the same record, and are called once.
     """
     least = max(least, 1) * (_POOLED if _team is None else 1)
     parts = 1 if _is_forked else max(1, min(torch.get_num_threads(), rows // least))
-    record = array("q", (0, -(-rows // parts), rows, *integers))
-    record.frombytes(array("d", reals).tobytes())
+    record = array("q", (0, -(-rows // parts), rows))
+    if reals:
+        record.frombytes(array("d", reals).tobytes())
+    record.extend(integers)
     address = record.buffer_info()[0]
+    if before is not None:
+        before.call(address)
+        record[0] = 0
     if parts > 1 and _team is not None:
         _team(kernel.address, address, parts, _PLAIN)
     elif parts > 1:
@@ -72,3 +86,5 @@ def over_rows(kernel: Any, integers: Iterable[int], rows: int = 1, least: int = 
             other.result()
     while record[0] < parts:  # one part without other threads, or fewer threads than asked for
         kernel.call(address)
+    if after is not None:
+        after.call(address)

@@ -1,4 +1,4 @@
-"""Vectors of a machine in numba kernels: 16 numbers of 32 bits, with the operators of Python, from which intrinsics are written."""
+"""Vectors of a machine in numba kernels: 64 bytes, with the operators of Python, from which intrinsics are written."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["LANES", "Vector", "float32_at", "float64_at", "load", "splat", "store"]
+__all__ = ["LANES", "Vector", "at", "float32_at", "float64_at", "int64_at", "load", "splat", "store"]
 
 LANES = 16  # 64 bytes; LLVM splits vectors that are wider than the machine's
 INT = ir.VectorType(ir.IntType(32), LANES)
@@ -30,6 +30,12 @@ def float64_at(typingctx: Any, address: Any) -> Any:
     return types.CPointer(types.float64)(types.int64), _cast
 
 
+@intrinsic
+def int64_at(typingctx: Any, address: Any) -> Any:
+    """The address as a pointer to integers, such as addresses."""
+    return types.CPointer(types.int64)(types.int64), _cast
+
+
 def _cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
@@ -41,7 +47,7 @@ class Vector:
         self.builder, self.value = builder, value
 
     def _with(self, name: str, other: Any) -> Vector:
-        b, floating = self.builder, isinstance(self.value.type.element, ir.FloatType)
+        b, floating = self.builder, isinstance(self.value.type.element, (ir.FloatType, ir.DoubleType))
         other = other.value if isinstance(other, Vector) else ir.Constant(self.value.type, [other] * self.value.type.count)
         value = getattr(b, f"f{name}")(self.value, other, flags=("contract",)) if floating else getattr(b, name)(self.value, other)
         return Vector(b, value)
@@ -122,10 +128,21 @@ def _address(builder: Any, pointer: Any, offset: int, kind: Any) -> Any:
 
 
 def load(builder: Any, pointer: Any, offset: int, kind: Any = FLOAT) -> Vector:
-    """The vector at a pointer to 32 bits and a number of elements."""
-    return Vector(builder, builder.load(_address(builder, pointer, offset, kind), align=4))
+    """The vector at a pointer to elements and a number of them."""
+    return Vector(builder, builder.load(_address(builder, pointer, offset, kind), align=64 // kind.count))
 
 
 def store(builder: Any, pointer: Any, offset: int, vector: Vector) -> None:
     """Store a vector where `load` finds it."""
-    builder.store(vector.value, _address(builder, pointer, offset, vector.value.type), align=4)
+    kind = vector.value.type
+    builder.store(vector.value, _address(builder, pointer, offset, kind), align=64 // kind.count)
+
+
+@intrinsic
+def at(typingctx: Any, pointer: Any, offset: Any) -> Any:
+    """The pointer to a later element."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return pointer(pointer, types.int64), emit

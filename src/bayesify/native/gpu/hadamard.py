@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.native.switch import load_kernels
@@ -39,22 +40,38 @@ def transform(x: Tensor) -> Tensor:
     return y
 
 
-def layer(tensors: Sequence[Tensor]) -> None:
-    """Run the forward kernel: x, s1, s2, mean, std, eps, shift and the output, as in `bayesify.native.hadamard_layer`."""
-    rows, blocks, n = tensors[5].shape
-    tile = tile_rows(rows, n)
-    _launch("layer", (-(-rows // tile), blocks), (*tensors, rows, blocks), tile, n)
+def layer(tensors: Sequence[Tensor], unit: float, outputs: int) -> Tensor:
+    """Outputs (R, O) for x, s1, s2, mean, log_std, eps, and with a bias its mean, log_std and noise (`native.hadamard_layer`)."""
+    x, s1, s2, mean, log_std, eps, *bias = tensors
+    rows, blocks, n = eps.shape
+    drawn = torch.addcmul(bias[0], bias[1].exp(), bias[2]) if bias else None
+    joins = drawn is not None and len(drawn) == 1
+    shift = _padded(drawn, blocks * n) if drawn is not None and joins else torch.zeros_like(mean)
+    y, tile = torch.empty_like(eps), tile_rows(rows, n)
+    inputs = _padded(x, n), s1 * unit, s2, mean, log_std.exp(), eps, shift
+    _launch("layer", (-(-rows // tile), blocks), (*inputs, y, rows, blocks), tile, n)
+    y = y.flatten(1)[:, :outputs]
+    return y if drawn is None or joins else y + drawn.repeat_interleave(rows // len(drawn), 0)
 
 
-def layer_gradient(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Gradients for grad, x, s1, s2, mean, std and eps: of x (R, n), and of s1, s2, mean, std and the shift (5, K, n)."""
-    rows, blocks, n = tensors[6].shape
+def layer_gradient(grad: Tensor, tensors: Sequence[Tensor], unit: float) -> list[Tensor]:
+    """Gradients of x, s1, s2, mean, log_std, and with a bias of its mean and log_std, for that of the outputs (R, O)."""
+    x, s1, s2, mean, log_std, eps, *bias = tensors
+    rows, blocks, n = eps.shape
     tile = tile_rows(rows, n)
     tiles = -(-rows // (tile * max(1, _PROGRAMS // blocks)))  # per program
     chunks = -(-rows // (tile * tiles))
-    by_x, sums = tensors[1].new_empty(blocks, rows, n), tensors[1].new_empty(chunks, 5, blocks, n)
-    _launch("layer_gradient", (chunks, blocks), (*tensors, by_x, sums, rows, blocks, tiles), tile, n)
-    return by_x[0] if blocks == 1 else by_x.sum(0), sums[0] if chunks == 1 else sums.sum(0)
+    by_x, sums, std = x.new_empty(blocks, rows, n), x.new_empty(chunks, 5, blocks, n), log_std.exp()
+    inputs = _padded(grad, blocks * n), _padded(x, n), s1 * unit, s2, mean, std, eps
+    _launch("layer_gradient", (chunks, blocks), (*inputs, by_x, sums, rows, blocks, tiles), tile, n)
+    by_x = by_x[0] if blocks == 1 else by_x.sum(0)
+    by_s1, by_s2, by_mean, by_std, by_shift = sums[0] if chunks == 1 else sums.sum(0)
+    gradients = [by_x[:, : x.shape[1]], by_s1 * unit, by_s2, by_mean, by_std * std]
+    if not bias:
+        return gradients
+    _, bias_log_std, noise = bias
+    by_drawn = by_shift.view(1, -1)[:, : grad.shape[1]] if len(noise) == 1 else grad.unflatten(0, (len(noise), -1)).sum(1)
+    return [*gradients, by_drawn.sum(0), (by_drawn * noise).sum(0) * bias_log_std.exp()]
 
 
 def tile_rows(rows: int, n: int) -> int:
@@ -67,6 +84,11 @@ def sizes(tile: int, n: int) -> tuple[dict[str, int], int]:
     elements = tile * n
     constants = {"ROWS": tile, "N": n, "BITS": n.bit_length() - 1, "RANK": elements.bit_length() - 1}
     return constants, max(1, min(16, elements // _PER_WARP))
+
+
+def _padded(x: Tensor, n: int) -> Tensor:
+    """Rows of n elements, with zeros at their ends."""
+    return F.pad(x, (0, n - x.shape[1])) if x.shape[1] < n else x
 
 
 def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], tile: int, n: int) -> None:
