@@ -1,4 +1,4 @@
-"""Factors of Gaussian dropout with their KL in one call: against quadrature, differences and composed operators."""
+"""Factors of Gaussian dropout with their KL in one call, by quadrature and differences; networks of `VSD`, too, by operators."""
 # pyright: basic, reportArgumentType=false, reportCallIssue=false
 
 import math
@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from bayesify import VariationalDropout, bayesify
+from bayesify import VSD, VariationalDropout, bayesify
 from bayesify.functional import gaussian_factors, gaussian_factors_and_kl
 from bayesify.native import switch
 from bayesify.native.dropout import draws_factors_natively
@@ -16,6 +16,10 @@ from bayesify.native.dropout import draws_factors_natively
 pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
 
 F32, F64 = torch.float32, torch.float64
+METHODS = [
+    *(VariationalDropout(), VariationalDropout(max_alpha=None, prior_std=0.5)),
+    *(VSD(), VSD(transforms=3, rank=None), VSD(transforms=1, prior_std=0.5), VSD(conv_noise="input")),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +101,7 @@ def test_nan_stays():
     assert kl.isnan()
 
 
-@pytest.mark.parametrize("method", [VariationalDropout(), VariationalDropout(max_alpha=None, prior_std=0.5)])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_network_has_the_same_pass_and_gradients(method, monkeypatch):
     bnn = bayesify(torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 3)).double(), method)
     x, runs = torch.randn(6, 2, 4, 4, dtype=F64), []

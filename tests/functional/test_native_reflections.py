@@ -4,7 +4,6 @@
 import pytest
 import torch
 
-from bayesify import VSD, bayesify
 from bayesify.functional import compact_form, structured_noise, structured_noise_and_kl, vsd_kl
 from bayesify.native import switch
 from bayesify.native.reflections import rotates_natively
@@ -128,17 +127,3 @@ def test_vectors_of_extreme_lengths(vectors):
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert all(g.isfinite().all() for g in torch.autograd.grad(results[0][0].sum() + results[0][1], (log_alpha, vectors)))
-
-
-@pytest.mark.parametrize("method", [VSD(), VSD(transforms=3, rank=None), VSD(transforms=1, prior_std=0.5), VSD(conv_noise="input")])
-def test_a_network_has_the_same_pass_and_gradients(method, monkeypatch):
-    bnn = bayesify(torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 3)).double(), method)
-    x, runs = torch.randn(6, 2, 4, 4, dtype=F64), []
-    for use in (True, False):
-        monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba" if use else None)
-        torch.manual_seed(1)
-        draws = bnn(x, samples=2)
-        loss = draws.outputs.square().mean() + 1e-2 * draws.kl
-        runs.append([draws.outputs, draws.kl, *torch.autograd.grad(loss, list(bnn.parameters()))])
-    for a, b in zip(*runs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
