@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from bayesify import WHVI, bayesify
 from bayesify.functional import fwht, hadamard_matrix
 from bayesify.native import hadamard_layer, native_is_used, use_native
-from bayesify.native.draws import fill_normal
 from bayesify.native.operators import LEAST_SIZE
 from bayesify.native.switch import load_kernels
 from bayesify.native.threads import THREAD, over_rows
@@ -90,8 +89,7 @@ def layers(n: int, batch: int) -> dict[str, Callable[[], object]]:
         return through(mean) + through(log_std.exp() * torch.randn_like(x))
 
     def by_hand(x: Tensor) -> Tensor:
-        eps = fill_normal(torch.empty(batch, 1, n))
-        return hadamard_layer(x, s1, s2, mean, log_std, eps, (*bias, torch.randn(1, n)), 0.003)
+        return hadamard_layer(x, s1, s2, mean, log_std, None, (*bias, torch.randn(1, n)), 0.003)[0]
 
     vectors = [s1, s2, mean, log_std]
     hand = {"WHVI, native, by hand": forward_backward(by_hand, [*vectors, *bias], x, upstream)}

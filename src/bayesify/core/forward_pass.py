@@ -109,7 +109,7 @@ class ForwardPass:
         Raises:
             RowsError: a layer that drew before the network ran is in a reentrant checkpoint; the root then repeats the pass.
         """
-        if torch.compiler.is_compiling() or not (self.checkpointed and self._with_gradients):
+        if not (self.checkpointed and self._with_gradients) or torch.compiler.is_compiling():
             self._ahead.discard(key)
             if key not in self._drawn:
                 self._drawn[key] = make(self.samples)
@@ -202,7 +202,8 @@ class ForwardPass:
         has_rows = self.has_rows(layer)
         if self._unused and layer in self._unused:
             raise NewLayerError("the network calls a random layer that it did not call before")
-        if not torch.compiler.is_compiling():
+        recomputable = False
+        if not torch.compiler.is_compiling():  # which takes a tenth of the time of a call
             self._check_thread()
             if (
                 has_rows
@@ -213,9 +214,13 @@ class ForwardPass:
                 raise RowsError(f"a random layer got an input of shape {tuple(x.shape)} in a pass over {self.rows} rows")
             self._notice_checkpoint()
             self.check_repeats(layer)
-        recomputable = self.checkpointed and not torch.compiler.is_compiling()
-        with self._noise_of_first_run(layer) if recomputable else nullcontext():
-            y = self.inside(layer.sampled, x) if has_rows else self.inside(self.sampled_without_rows, layer, x)
+            recomputable = self.checkpointed
+        sampled, arguments = (layer.sampled, (x,)) if has_rows else (self.sampled_without_rows, (layer, x))
+        if recomputable:
+            with self._noise_of_first_run(layer):
+                y = self.inside(sampled, *arguments)
+        else:
+            y = self.inside(sampled, *arguments)
         if self._records and layer.posterior.observes and not self._ended:
             self.calls.append((layer, x, y))
         return y
