@@ -33,13 +33,16 @@ _DENSE_LIMIT = 8192  # a larger matrix takes more than a gigabyte
 
 def _both(name: str, run: Callable[[], object]) -> dict[str, Callable[[], object]]:
     """A candidate without the native operators and, if they are installed, with them."""
+    return {name: run, f"{name}, native": _natively(run)} if _NATIVE else {name: run}
 
+
+def _natively(run: Callable[[], object]) -> Callable[[], object]:
     def natively() -> None:
         use_native()
         run()
         use_native(False)
 
-    return {name: run, f"{name}, native": natively} if _NATIVE else {name: run}
+    return natively
 
 
 def transforms(n: int, batch: int) -> dict[str, Callable[[], object]]:
@@ -92,7 +95,7 @@ def layers(n: int, batch: int) -> dict[str, Callable[[], object]]:
         return hadamard_layer(x, s1, s2, mean, log_std, None, (*bias, torch.randn(1, n)), 0.003)[0]
 
     vectors = [s1, s2, mean, log_std]
-    hand = {"WHVI, native, by hand": forward_backward(by_hand, [*vectors, *bias], x, upstream)}
+    hand = {"WHVI, native, by hand": _natively(forward_backward(by_hand, [*vectors, *bias], x, upstream))}
     return {
         "nn.Linear": forward_backward(linear, list(linear.parameters()), x, upstream),
         **_both("WHVI", forward_backward(site, list(site.parameters()), x, upstream)),
