@@ -81,7 +81,7 @@ class WHVI(Method):
     family: ClassVar[str] = "Weights"
     paper: ClassVar[str] = "Rossi, Marmin & Filippone 2020, arXiv 1905.11248"
     advice: ClassVar[str] = "Very wide linear layers and little memory: a few vectors instead of a weight."
-    cost: ClassVar[str] = "1.6, 1.6; S passes"
+    cost: ClassVar[str] = "1.3, 1.4; S passes"
 
     prior_std: float = math.sqrt(1e-5)
     covariance: Literal["diagonal", "full"] = "diagonal"
