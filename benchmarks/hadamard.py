@@ -6,8 +6,8 @@ Per size: `fwht` against the product with the dense Hadamard matrix and against 
 kernel against a copy, both into memory that is ready, which leaves out the cost of a call and of new memory; forward and backward
 against two forward transforms; a WHVI layer D -> D, forward and backward with all gradients, against nn.Linear, against the
 paper's form with four transforms, and "by hand": its draws and its node of the graph, without the dispatch of a layer; networks of
-eight layers and ReLUs with and without WHVI. "native" rows use the operators of `bayesify[fast]`, the others do not. Short calls are
-repeated. Ratios are medians over interleaved rounds, of processor time with one thread. Writes results/hadamard.json.
+eight layers and ReLUs with and without WHVI. "native" rows use the operators of `bayesify[fast]`, the others do not. Short calls
+are repeated. Ratios are medians over interleaved rounds, of processor time with one thread. Writes results/hadamard.json.
 """
 
 from __future__ import annotations

@@ -280,7 +280,8 @@ class ForwardPass:
             self._drawn = {}
 
     def _notice_checkpoint(self) -> None:
-        if self._repeats is None and self._with_gradients and not torch.compiler.is_compiling():
-            # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
-            if not torch.is_grad_enabled() or current_saved_tensors_hooks() is not None:
-                self._repeats = RepeatedDraws(self._drawn, self._predrawn, self.samples)
+        if self._repeats is not None or not self._with_gradients or torch.compiler.is_compiling():
+            return
+        # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
+        if not torch.is_grad_enabled() or current_saved_tensors_hooks() is not None:
+            self._repeats = RepeatedDraws(self._drawn, self._predrawn, self.samples)

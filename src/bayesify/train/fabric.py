@@ -65,7 +65,9 @@ def make_fabric(bnn: Bayesian, options: SingleModelOptions) -> Fabric:
 @contextmanager
 def _without_messages() -> Iterator[None]:
     """Let Lightning log warnings only."""
-    logger = logging.getLogger("lightning.fabric.utilities.rank_zero")
+    from lightning_utilities.core import rank_zero  # its logger is another one after `import lightning.pytorch`
+
+    logger: logging.Logger = rank_zero.log
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
