@@ -170,11 +170,13 @@ def _hadamard() -> str:
         ]
         layers = [name for name in (*(n.replace("fwht", "WHVI") for n in names), _HAND, FOUR) if layer is None or name in layer]
         of_layer = [f"{layer[name]['ratio']:.2f}" if layer else "" for name in layers]
-        rows.append([size, *dense, *copies, *of_layer])
-    forms = ["", ", native"][: (len(rows[0]) - 3) // 3]
+        network = parts.get(f"network {size}", {})
+        of_network = [f"{network[name]['ratio']:.2f}" if name in network else "" for name in ("WHVI", "WHVI, native")[: len(names)]]
+        rows.append([size, *dense, *copies, *of_layer, *of_network])
+    forms = ["", ", native"][: (len(rows[0]) - 3) // 4]
     head = ["D", *(f"`fwht`{form} / {other}" for other in ("dense product", "copy") for form in forms), "kernel / copy, in place"]
     own = [*(f"WHVI layer{form}" for form in (*forms, *([", native, by hand"] if len(forms) > 1 else []))), "the paper's form"]
-    head += [f"{name} / `nn.Linear`" for name in own]
+    head += [f"{name} / `nn.Linear`" for name in own] + [f"network of eight WHVI layers{form} / plain" for form in forms]
     return f"{_table(head, rows)}\n\n{results['settings']['batch']} rows. {_environment(results)}"
 
 

@@ -136,7 +136,8 @@ def test_layers_against_composed_operators(rows, blocks, n, draws, cut, monkeypa
     if draws:
         expected = expected + bias[0] + bias[1].exp() * bias[2]
     assert runs_fused(*arguments)
-    y = hadamard_layer(*arguments[:6], of_bias, 0.7, outputs)
+    y, kl = hadamard_layer(*arguments[:6], of_bias, 0.7, outputs)
+    assert kl is None
     upstream = normal(rows, outputs)
     leaves = [t for t in arguments if t.requires_grad]
     by = torch.autograd.grad(expected, (x, s1, s2, mean, log_std, *bias[:2]), wide([upstream])[0])

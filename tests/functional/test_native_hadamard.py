@@ -10,7 +10,7 @@ from scipy import linalg
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayesify import WHVI, bayesify, errors
-from bayesify.functional import fwht
+from bayesify.functional import fwht, standard_normal
 from bayesify.methods import whvi
 from bayesify.native import hadamard_calls, hadamard_layer, native_fwht, native_is_used, operators, runs_fused, switch, use_native
 
@@ -224,17 +224,23 @@ def _arguments(rows, blocks, n, dtype=F64, inputs=None, outputs=None, draws=0):
     return [x, *scales, torch.randn(rows, blocks, n, dtype=dtype)], bias if draws else []
 
 
-def _dense(tensors, bias, unit, outputs):
-    """Weights and biases of every row as dense matrices."""
+def _dense(tensors, bias, unit, outputs, bias_prior_std):
+    """Weights and biases of every row as dense matrices, and the KL by `torch.distributions`."""
     x, s1, s2, mean, log_std, eps = tensors
     h = torch.from_numpy(linalg.hadamard(s1.shape[1])).to(x.dtype)
     weights = s1[..., None] * (h @ torch.diag_embed(mean + log_std.exp() * eps) @ h) * s2[..., None, :]  # (R, K, n, n)
     weights = weights.flatten(1, 2)[:, :outputs, : x.shape[1]]
-    y = [unit * weights[r] @ x[r] for r in range(len(x))]
+    y, kl = [unit * weights[r] @ x[r] for r in range(len(x))], _kl(mean, log_std, 1.0)
     if bias:
         center, log_std, noise = bias
         y = [y[r] + center + log_std.exp() * noise[r // (len(x) // len(noise))] for r in range(len(x))]
-    return torch.stack(y)
+        kl = kl + _kl(center, log_std, bias_prior_std)
+    return torch.stack(y), kl
+
+
+def _kl(mean, log_std, prior_std):
+    normal = torch.distributions.Normal
+    return torch.distributions.kl_divergence(normal(mean, log_std.exp()), normal(torch.zeros_like(mean), prior_std)).sum()
 
 
 LAYERS = [  # rows, blocks, n, inputs, outputs, draws of the bias; rows of 1, 2, 4, 8, 16 and more vectors of both dtypes
@@ -257,11 +263,11 @@ def test_the_layer_and_its_gradients_against_dense_weights(layer, dtype, toleran
     leaves, narrow_leaves = ([t for t in ts if t.requires_grad] for ts in (tensors + bias, narrow + narrow_bias))
     assert len(leaves) == (7 if draws else 5)
     assert runs_fused(*narrow, *narrow_bias)
-    y, dense = hadamard_layer(*narrow, narrow_bias, 0.7, outputs), _dense(tensors, bias, 0.7, outputs)
-    upstream = torch.randn_like(dense)
+    found, expected = hadamard_layer(*narrow, narrow_bias, 0.7, outputs, 1.6), _dense(tensors, bias, 0.7, outputs, 1.6)
+    upstream = torch.randn_like(expected[0]), torch.tensor(0.4, dtype=F64)
     pairs = zip(
-        (y, *torch.autograd.grad(y, narrow_leaves, upstream.to(dtype))),
-        (dense, *torch.autograd.grad(dense, leaves, upstream)),
+        (*found, *torch.autograd.grad(found, narrow_leaves, [g.to(dtype) for g in upstream])),
+        (*expected, *torch.autograd.grad(expected, leaves, upstream)),
         strict=True,
     )
     for native, expected in pairs:
@@ -272,8 +278,9 @@ def test_the_layer_and_its_gradients_against_dense_weights(layer, dtype, toleran
 
 def test_layouts_do_not_matter_to_the_layer():
     (x, s1, *others), bias = _arguments(6, 2, 16, draws=2)
-    expected = hadamard_layer(x, s1, *others, bias)
-    strided = hadamard_layer(x.T.contiguous().T, s1.T.contiguous().T, *others, [t.repeat_interleave(2, -1)[..., ::2] for t in bias])
+    expected, _ = hadamard_layer(x, s1, *others, bias)
+    spread = [t.repeat_interleave(2, -1)[..., ::2] for t in bias]
+    strided, _ = hadamard_layer(x.T.contiguous().T, s1.T.contiguous().T, *others, spread)
     assert torch.equal(strided, expected)
     upstream = torch.randn(32, 6, dtype=F64).T
     for a, b in zip(torch.autograd.grad(strided, (x, s1), upstream), torch.autograd.grad(expected, (x, s1), upstream), strict=True):
@@ -286,13 +293,47 @@ def test_second_derivatives_of_the_layer(outputs, draws):
     leaves, noise = [*leaves, *bias[:2]], bias[2:]
 
     def layer(*tensors):
-        return hadamard_layer(*tensors[:5], eps, [*tensors[5:], *noise], 0.7, outputs)
+        return hadamard_layer(*tensors[:5], eps, [*tensors[5:], *noise], 0.7, outputs, 1.6)
+
+    def squares(*tensors):
+        return [t.square() for t in layer(*tensors)]
 
     assert torch.autograd.gradcheck(layer, leaves, fast_mode=True)
-    assert torch.autograd.gradgradcheck(lambda *tensors: layer(*tensors).square(), leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(squares, leaves, fast_mode=True)
     frozen = [leaf.detach() for leaf in leaves]
     mean = leaves[3]
-    assert torch.autograd.gradgradcheck(lambda mean: layer(*frozen[:3], mean, *frozen[4:]).square(), mean)
+    assert torch.autograd.gradgradcheck(lambda mean: squares(*frozen[:3], mean, *frozen[4:]), mean)
+
+
+def test_the_outputs_or_the_kl_of_the_layer_alone():
+    tensors, bias = _arguments(3, 2, 16, inputs=12, outputs=20, draws=1)
+    leaves = [*tensors[:5], *bias[:2]]
+    for end, used in ((0, leaves), (1, [*leaves[3:5], *bias[:2]])):
+        for graph in (False, True):
+            of_layer = hadamard_layer(*tensors, bias, 0.7, 20, 1.6)[end].sum()
+            of_dense = _dense(tensors, bias, 0.7, 20, 1.6)[end].sum()
+            pairs = zip(torch.autograd.grad(of_layer, used, create_graph=graph), torch.autograd.grad(of_dense, used), strict=True)
+            for found, expected in pairs:
+                torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("rows", "blocks", "n"), [(65, 1, 64), (40, 2, 128), (33, 5, 32), (3, 1, 2048), (2, 1, 64)])
+def test_the_layer_draws_the_noise_of_eager_code(rows, blocks, n, monkeypatch):
+    tensors, bias = _arguments(rows, blocks, n, torch.float32, draws=1)
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        torch.manual_seed(3)
+        drawn, _ = hadamard_layer(*tensors[:5], None, bias)
+        after = torch.rand(2)
+        torch.manual_seed(3)
+        eps = standard_normal(rows, blocks, n, like=tensors[0])
+        given, _ = hadamard_layer(*tensors[:5], eps, bias)
+        assert torch.equal(drawn, given)
+        assert torch.equal(after, torch.rand(2))
+        upstream = torch.randn_like(given)
+        pairs = (torch.autograd.grad(y, tensors[:5], upstream) for y in (drawn, given))
+        for a, b in zip(*pairs, strict=True):
+            assert torch.equal(a, b)
 
 
 def test_the_layer_and_its_gradients_are_the_same_on_any_number_of_threads(monkeypatch):
@@ -300,25 +341,28 @@ def test_the_layer_and_its_gradients_are_the_same_on_any_number_of_threads(monke
     tensors, bias = _arguments(200, 1, 64, torch.float32, draws=2)
     leaves = [*tensors[:5], *bias[:2]]
     upstream = torch.randn(200, 64)
-    one = hadamard_layer(*tensors, bias)
+    one, _ = hadamard_layer(*tensors, bias)
     gradients = torch.autograd.grad(one, leaves, upstream)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    three = hadamard_layer(*tensors, bias)
+    three, _ = hadamard_layer(*tensors, bias)
     for a, b in zip((one, *gradients), (three, *torch.autograd.grad(three, leaves, upstream)), strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "bias"), [(64, 64, True), (50, 30, True), (30, 150, True), (64, 64, False)])
 def test_whvi_computes_the_same_with_and_without_the_fused_layer(inputs, outputs, bias, monkeypatch):
-    fused = []
+    fused, composed, kl = [], [], whvi.HadamardPosterior.kl
     monkeypatch.setattr(whvi, "hadamard_layer", lambda *arguments: fused.append(1) or hadamard_layer(*arguments))
+    monkeypatch.setattr(whvi.HadamardPosterior, "kl", lambda *arguments: composed.append(1) or kl(*arguments))
     bnn = bayesify(torch.nn.Linear(inputs, outputs, bias), WHVI()).double()
     x, results = torch.randn(6, inputs, dtype=F64), []
     for native in (True, False):
         use_native(native)
         torch.manual_seed(1)
-        y = bnn(x, samples=2).outputs
-        results.append((y, *torch.autograd.grad(y.square().sum(), list(bnn.parameters())), torch.rand(3)))
+        y, kl_of_pass, *_ = bnn(x, samples=2)
+        gradients = torch.autograd.grad(y.square().sum() + 3 * kl_of_pass, list(bnn.parameters()))
+        results.append((y, kl_of_pass, *gradients, torch.rand(3)))
+        assert composed == ([] if native else [1])
     assert fused == [1]
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

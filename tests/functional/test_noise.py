@@ -209,7 +209,7 @@ def test_gaussian_factors_are_drawn_alike_for_many_models():
     log_alpha, eps = torch.randn(3, 4, dtype=F64), torch.randn(3, 5, 4, dtype=F64)
 
     def loss(log_alpha, eps):
-        return _Factors.apply(log_alpha, eps, 0.5)[0].sin().sum()
+        return _Factors.call(log_alpha, eps, 0.5)[0].sin().sum()
 
     found = torch.vmap(torch.func.grad(loss))(log_alpha, eps)
     for a, row, e in zip(found, log_alpha, eps, strict=True):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from bayesify.core.generators import generator_states, noise_from, set_generator_states
-from bayesify.core.modes import current_saved_tensors_hooks, keeping_saved_tensors
+from bayesify.core.modes import current_saved_tensors_hooks
+from bayesify.core.repeated_draws import RepeatedDraws
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -80,7 +78,6 @@ class ForwardPass:
         self.samples, self.coherent, self.rows = samples, coherent, rows
         self.score: Tensor | None = None
         self.found_kls: dict[nn.Module, Tensor | None] = {}  # None: in the value of another posterior
-        self.checkpointed = False
         self.calls: list[tuple[BayesianLayer, Tensor, Tensor]] = []
         self._records, self._separate = records, separate
         self._pays_kl, self._training = pays_kl, training
@@ -88,10 +85,8 @@ class ForwardPass:
         self._predrawn = frozenset(self._drawn)
         self._may_draw_ahead = ahead
         self._ahead: set[Any] = set()  # layers whose weights are drawn, and that were not called yet
-        self._states: dict[Any, tuple[Any, Any]] = {}  # random states before and after a draw inside a checkpoint
+        self._repeats: RepeatedDraws | None = None  # as soon as the pass is known to be inside an activation checkpoint
         self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
-        self._noise: dict[BayesianLayer, Any] = {}  # random states before layers that ran without gradients in a pass with some
-        self._without_graph: set[Any] = set()  # keys drawn without gradients, inside a reentrant checkpoint
         self._depth, self._ended = 0, False
         self._with_gradients = torch.is_grad_enabled()
         self.thread = None if torch.compiler.is_compiling() else threading.get_ident()
@@ -109,7 +104,8 @@ class ForwardPass:
         Raises:
             RowsError: a layer that drew before the network ran is in a reentrant checkpoint; the root then repeats the pass.
         """
-        if torch.compiler.is_compiling() or not (self.checkpointed and self._with_gradients):
+        repeats = self._repeats
+        if repeats is None or torch.compiler.is_compiling():
             self._ahead.discard(key)
             if key not in self._drawn:
                 self._drawn[key] = make(self.samples)
@@ -119,7 +115,7 @@ class ForwardPass:
             if current_saved_tensors_hooks() is None:  # a reentrant checkpoint has a graph of its own
                 raise DrawnAheadError("a reentrant activation checkpoint calls a layer whose weights were drawn before the pass")
         tensors = list(key.parameters()) if isinstance(key, nn.Module) else [] if like is None else [like]
-        return self._redraw(key, make, tensors) if self._ended else self._draw(key, make, tensors)
+        return repeats.redraw(key, make, tensors) if self._ended else repeats.draw(key, make, tensors)
 
     def jointly(self, name: str, make: Callable[[int], Tensor], like: Tensor | None = None) -> Tensor:
         """As `once`, for draws that depend on each other, also if each takes a separate pass; `make` gets the number of all."""
@@ -161,7 +157,7 @@ class ForwardPass:
     def begin(self) -> None:
         """Draw weights before the network runs, in one call for the layers that can share it."""
         self._notice_checkpoint()
-        if self._may_draw_ahead and not self.checkpointed:
+        if self._may_draw_ahead and self._repeats is None:
             self.inside(self._draw_ahead)
 
     def _draw_ahead(self) -> None:
@@ -202,7 +198,8 @@ class ForwardPass:
         has_rows = self.has_rows(layer)
         if self._unused and layer in self._unused:
             raise NewLayerError("the network calls a random layer that it did not call before")
-        if not torch.compiler.is_compiling():
+        repeats = None
+        if not torch.compiler.is_compiling():  # which takes a tenth of the time of a call
             self._check_thread()
             if (
                 has_rows
@@ -213,9 +210,13 @@ class ForwardPass:
                 raise RowsError(f"a random layer got an input of shape {tuple(x.shape)} in a pass over {self.rows} rows")
             self._notice_checkpoint()
             self.check_repeats(layer)
-        recomputable = self.checkpointed and not torch.compiler.is_compiling()
-        with self._noise_of_first_run(layer) if recomputable else nullcontext():
-            y = self.inside(layer.sampled, x) if has_rows else self.inside(self.sampled_without_rows, layer, x)
+            repeats = self._repeats
+        sampled, arguments = (layer.sampled, (x,)) if has_rows else (self.sampled_without_rows, (layer, x))
+        if repeats is None:
+            y = self.inside(sampled, *arguments)
+        else:
+            with repeats.noise_of_first_run(layer, self._ended):
+                y = self.inside(sampled, *arguments)
         if self._records and layer.posterior.observes and not self._ended:
             self.calls.append((layer, x, y))
         return y
@@ -267,71 +268,20 @@ class ForwardPass:
         value = self.draw(layer)[name == "bias"]
         return None if value is None else value.squeeze(0)
 
+    @property
+    def checkpointed(self) -> bool:
+        """Whether a backward pass may run layers of this pass again."""
+        return self._repeats is not None
+
     def end(self) -> None:
         """Mark the end of the forward pass; later calls come from a backward pass."""
         self._ended = True
-        if not self.checkpointed:
+        if self._repeats is None:
             self._drawn = {}
 
-    # Draws inside activation checkpoints
-
     def _notice_checkpoint(self) -> None:
-        if not self.checkpointed and self._with_gradients and not torch.compiler.is_compiling():
-            # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
-            self.checkpointed = not torch.is_grad_enabled() or current_saved_tensors_hooks() is not None
-
-    def _noise_of_first_run(self, layer: BayesianLayer) -> AbstractContextManager[None]:
-        """Repeat the noise of a layer in a backward pass that recomputes it: not all such code restores random states."""
-        tensors = list(layer.parameters())
-        if not self._ended and not torch.is_grad_enabled():
-            self._noise[layer] = generator_states(tensors)
-        return noise_from(self._noise[layer], tensors) if self._ended and layer in self._noise else nullcontext()
-
-    def _draw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
-        """Draw, and store the random state, because the backward pass may have to repeat the draw."""
-        if key not in self._drawn:
-            before = generator_states(tensors)
-            with keeping_saved_tensors():
-                self._drawn[key] = make(self.samples)
-            self._states[key] = before, generator_states(tensors)
-            if not torch.is_grad_enabled():
-                self._without_graph.add(key)
-        elif key in self._without_graph and torch.is_grad_enabled():  # the layer is used again, outside the checkpoint
-            self._without_graph.remove(key)
-            self._drawn[key] = self._repeat_draw(key, make, tensors)
-        return self._drawn[key]
-
-    def _redraw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
-        """The draw of the pass, for a backward pass that recomputes a layer."""
-        drawn = cast(T, self._drawn.get(key))
-        reentrant = current_saved_tensors_hooks() is None
-        if key not in self._states:
-            if drawn is not None and (not reentrant or key in self._predrawn or not _has_graph(drawn)):
-                return drawn
-            raise PassError(
-                "a random layer is used both inside and outside a reentrant activation checkpoint; use "
-                "checkpoint(..., use_reentrant=False)"
-            )
-        before, after = self._states[key]
-        states = generator_states(tensors)
-        drawn_here = all(torch.equal(state, before[device]) for device, state in states.items())
-        if not reentrant:  # the graph of the pass exists; only saved tensors are recomputed, in the same order
-            if drawn_here:
-                set_generator_states(tensors, after)
-            return drawn
-        return make(self.samples) if drawn_here else self._repeat_draw(key, make, tensors)
-
-    def _repeat_draw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
-        """The same draw with a new graph; the random state does not change."""
-        states = generator_states(tensors)
-        set_generator_states(tensors, self._states[key][0])
-        try:
-            with keeping_saved_tensors():
-                return make(self.samples)
-        finally:
-            set_generator_states(tensors, states)
-
-
-def _has_graph(drawn: object) -> bool:
-    """Whether gradients flow through a draw; those of a component that layers share do not."""
-    return any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(drawn))
+        if self._repeats is not None or not self._with_gradients or torch.compiler.is_compiling():
+            return
+        # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
+        if not torch.is_grad_enabled() or current_saved_tensors_hooks() is not None:
+            self._repeats = RepeatedDraws(self._drawn, self._predrawn, self.samples)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.functional.low_rank import identity_plus_gram_root
-from bayesify.functional.nodes import signed
+from bayesify.functional.nodes import Node
 
 __all__ = [
     "at_least_float32",
@@ -98,7 +98,7 @@ def gaussian_kl_and_spread(
         std = log_std.exp()
         variance = std.square()
         return _gaussian_kl(shift, log_std, variance, prior_std), std, variance
-    return _GaussianKL.apply(shift, log_std, prior_std)
+    return _GaussianKL.call(shift, log_std, prior_std)
 
 
 def _gaussian_kl(shift: Tensor, log_std: Tensor, variance: Tensor, prior_std: float) -> Tensor:
@@ -194,13 +194,10 @@ def radial_kl(mean: Tensor, log_std: Tensor, prior_std: float = 1.0) -> Tensor:
 _MINUS_MEAN_LOG_DISTANCE = (0.5772156649015329 + math.log(2)) / 2  # of a standard normal, with Euler's constant
 
 
-class _GaussianKL(torch.autograd.Function):
+class _GaussianKL(Node):
     """Value and gradient with as few memory accesses as possible, which dominate the time of wide linear layers."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    @signed
     def forward(shift: Tensor, log_std: Tensor, prior_std: float) -> tuple[Tensor, Tensor, Tensor]:
         std = log_std.exp()
         variance = std.square()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bayesify.functional.kl import at_least_float32
-from bayesify.functional.nodes import signed
+from bayesify.functional.nodes import Node
 from bayesify.native.dropout import evaluates_natively, log_uniform_kl_and_slope
 
 __all__ = ["LOG_UNIFORM_TABLE", "log_uniform_kl", "log_uniform_kl_cubic", "log_uniform_kl_sigmoid"]
@@ -41,7 +41,7 @@ def log_uniform_kl(log_alpha: Tensor) -> Tensor:
     """
     if not log_alpha.is_floating_point():
         raise TypeError(f"log_alpha must be a floating point tensor, got {log_alpha.dtype}; convert it with .float() or .double()")
-    return _LogUniformKL.apply(at_least_float32(log_alpha))[0].to(log_alpha.dtype)
+    return _LogUniformKL.call(at_least_float32(log_alpha))[0].to(log_alpha.dtype)
 
 
 # KL(alpha) = softplus(-log alpha) / 2 + (1 - s)^2 P(s) / Q(s), s = 2 alpha / (1 + 2 alpha): the first term contains the logarithm
@@ -87,13 +87,10 @@ def _value_and_slope(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
     return value, s * square * (rest * (dp - ratio * dq) / q - 2 * ratio) - torch.sigmoid(-log_alpha) / 2
 
 
-class _LogUniformKL(torch.autograd.Function):
+class _LogUniformKL(Node):
     """One node of the graph instead of thirty; the slope is computed with the value, and again for second derivatives only."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    @signed
     def forward(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
         if evaluates_natively(log_alpha):
             return log_uniform_kl_and_slope(log_alpha, LOG_UNIFORM_TABLE)

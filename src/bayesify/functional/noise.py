@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.functional.drawing import bernoulli, standard_normal, standard_uniform
 from bayesify.functional.kl import at_least_float32
 from bayesify.functional.log_uniform import LOG_UNIFORM_TABLE, log_uniform_kl
-from bayesify.functional.nodes import signed
+from bayesify.functional.nodes import Node
 from bayesify.native.dropout import draws_factors_natively, factors_and_kl
 from bayesify.native.gaussians import local_draw, runs_in_one_pass
 
@@ -119,7 +119,7 @@ def local_reparameterization(mean: Tensor, variance: Tensor, draws: int = 1) -> 
     if draws == 1 and runs_in_one_pass(mean, variance, noise):
         return local_draw(mean, variance, noise, least)
     if draws == 1:
-        return _Reparameterized.apply(mean, variance, noise, least)[0]
+        return _Reparameterized.call(mean, variance, noise, least)[0]
     return torch.addcmul(mean, _root(variance, least).to(mean.dtype), noise.unflatten(0, (draws, -1))).flatten(0, 1)
 
 
@@ -127,13 +127,10 @@ def _root(variance: Tensor, least: float) -> Tensor:
     return variance.clamp_min(least).sqrt()
 
 
-class _Reparameterized(torch.autograd.Function):
+class _Reparameterized(Node):
     """One node of the graph instead of three, to save memory accesses. The slope is constant below the least variance."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    @signed
     def forward(mean: Tensor, variance: Tensor, noise: Tensor, least: float) -> tuple[Tensor, Tensor]:
         std = _root(variance, least)
         return torch.addcmul(mean, std.to(mean.dtype), noise), std
@@ -170,7 +167,7 @@ def at_most(x: Tensor, bound: float) -> Tensor:
         >>> x.grad
         tensor([1.])
     """
-    return _AtMost.apply(x, bound)
+    return _AtMost.call(x, bound)
 
 
 def gaussian_factors(log_alpha: Tensor, rows: int, size: int, bound: float | None = None) -> Tensor:
@@ -190,7 +187,7 @@ def gaussian_factors(log_alpha: Tensor, rows: int, size: int, bound: float | Non
         >>> gaussian_factors(torch.tensor(-80.0), 1, 3)
         tensor([[1., 1., 1.]])
     """
-    return _Factors.apply(log_alpha, standard_normal(rows, size, like=log_alpha), math.inf if bound is None else bound)[0]
+    return _Factors.call(log_alpha, standard_normal(rows, size, like=log_alpha), math.inf if bound is None else bound)[0]
 
 
 def gaussian_factors_and_kl(log_alpha: Tensor, rows: int, bound: float | None = None) -> tuple[Tensor, Tensor]:
@@ -218,16 +215,13 @@ def gaussian_factors_and_kl(log_alpha: Tensor, rows: int, bound: float | None = 
 def _factors_and_kl(log_alpha: Tensor, eps: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     # beyond the bound the gradient of the KL points outwards, so `clamp` equals `at_most` and is cheaper
     bounded = log_alpha if bound == math.inf else log_alpha.clamp(max=bound)
-    return _Factors.apply(log_alpha, eps, bound)[0], log_uniform_kl(at_least_float32(bounded)).sum()
+    return _Factors.call(log_alpha, eps, bound)[0], log_uniform_kl(at_least_float32(bounded)).sum()
 
 
-class _Factors(torch.autograd.Function):
+class _Factors(Node):
     """One node of the graph instead of four, because layers have few noise variables."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    @signed
     def forward(log_alpha: Tensor, noise: Tensor, bound: float) -> tuple[Tensor, Tensor]:
         std = torch.exp(0.5 * log_alpha.clamp(max=bound))
         return torch.addcmul(noise.new_ones(()), std, noise), std
@@ -249,11 +243,8 @@ class _Factors(torch.autograd.Function):
         return torch.where(log_alpha > ctx.bound, slope.clamp_min(0), slope), None, None
 
 
-class _AtMost(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _AtMost(Node):
     @staticmethod
-    @signed
     def forward(x: Tensor, bound: float) -> Tensor:
         return x.clamp(max=bound)
 

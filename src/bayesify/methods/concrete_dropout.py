@@ -59,7 +59,7 @@ class ConcreteDropout(Method):
     family: ClassVar[str] = "Dropout"
     paper: ClassVar[str] = "Gal, Hron & Kendall 2017, arXiv 1705.07832"
     advice: ClassVar[str] = "MCDropout without a search for p; with few rows and many epochs the rate can go to 0."
-    cost: ClassVar[str] = "1.5, 1.2; S passes"
+    cost: ClassVar[str] = "1.6, 1.2; S passes"
 
     noise: Literal["input", "weight"] = "input"
     p: float = 0.1

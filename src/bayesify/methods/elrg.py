@@ -53,7 +53,7 @@ class ELRG(Method):
     advice: ClassVar[str] = (
         "Where weights of a layer are correlated and MeanField is too coarse; more parameters for little gain on small tables."
     )
-    cost: ClassVar[str] = "3.5, 4.7; S passes"
+    cost: ClassVar[str] = "3.8, 4.4; S passes"
 
     rank: int = 2
     diagonal: Literal["weight", "layer"] = "weight"

@@ -93,7 +93,7 @@ class EMP(Method):
     family: ClassVar[str] = "Ensembles"
     paper: ClassVar[str] = "Chang et al. 2019, arXiv 1905.09453"
     advice: ClassVar[str] = "Pretrained networks with batch normalization: components of a few layers, the rest stays."
-    cost: ClassVar[str] = "1.2, 1.1; S passes"
+    cost: ClassVar[str] = "1.2, 1.0; S passes"
 
     per_element: ClassVar[bool] = False
 
@@ -188,7 +188,7 @@ class ECMP(EMP):
     """
 
     advice: ClassVar[str] = "As EMP, with far more combinations of components."
-    cost: ClassVar[str] = "1.1, 1.1; S passes"
+    cost: ClassVar[str] = "1.2, 1.0; S passes"
 
     per_element: ClassVar[bool] = True
 

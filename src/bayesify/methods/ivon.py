@@ -67,7 +67,7 @@ class IVON(GaussianFields, Method):
     family: ClassVar[str] = "Weights, natural gradients"
     paper: ClassVar[str] = "Shen et al. 2024, arXiv 2402.17641"
     advice: ClassVar[str] = "MeanField's posterior for large networks, somewhat faster; its learning rate must be chosen."
-    cost: ClassVar[str] = "1.7, 1.8; S passes"
+    cost: ClassVar[str] = "1.7, 1.6; S passes"
 
     noise: Literal["shared", "local"] = "shared"
 

@@ -76,7 +76,7 @@ class Laplace(Method):
     family: ClassVar[str] = "After training"
     paper: ClassVar[str] = "Daxberger et al. 2021, arXiv 2106.14806"
     advice: ClassVar[str] = "A posterior for a network that is trained already, by default of its last layer."
-    cost: ClassVar[str] = "1.3, 1.2, and a pass over the data at the end; S passes or fewer"
+    cost: ClassVar[str] = "1.2, 1.1, and a pass over the data at the end; S passes or fewer"
 
     has_root: ClassVar[bool] = True
 

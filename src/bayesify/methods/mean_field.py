@@ -95,7 +95,7 @@ class MeanField(Method):
     family: ClassVar[str] = "Weights"
     paper: ClassVar[str] = "Blundell et al. 2015, arXiv 1505.05424; Kingma, Salimans & Welling 2015, arXiv 1506.02557"
     advice: ClassVar[str] = "The first to try for uncertain weights of any network; lower beta below 1 if it underfits."
-    cost: ClassVar[str] = "2.0, 2.1; S passes"
+    cost: ClassVar[str] = "2.0, 2.0; S passes"
 
     noise: Literal["local", "shared", "flipout"] = "local"
     prior: Literal["normal", "scale-mixture", "sequential", "mean", "mean-variance", "empirical-bayes"] = "normal"

@@ -63,7 +63,7 @@ class NoisyAdam(GaussianFields, Method):
     family: ClassVar[str] = "Weights, natural gradients"
     paper: ClassVar[str] = "Zhang et al. 2018, arXiv 1712.02390"
     advice: ClassVar[str] = "As IVON, with squared gradients of batches for the curvature; prefer IVON."
-    cost: ClassVar[str] = "1.7, 2.0; S passes"
+    cost: ClassVar[str] = "1.8, 1.6; S passes"
 
     def build(self, layer: BayesianLayer) -> Posterior:
         return AdamPosterior(self, layer)

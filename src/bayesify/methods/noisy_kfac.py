@@ -75,7 +75,7 @@ class NoisyKFAC(Method):
     family: ClassVar[str] = "Weights, natural gradients"
     paper: ClassVar[str] = "Zhang et al. 2018, arXiv 1712.02390"
     advice: ClassVar[str] = "Correlated weights of linear layers and Conv2d in small networks; its learning rate must be small."
-    cost: ClassVar[str] = "5.1, 22; S passes"
+    cost: ClassVar[str] = "5.1, 16; S passes"
 
     prior_std: float = 1.0
     initial_std: float = 0.1

@@ -54,7 +54,7 @@ class Radial(Method):
     family: ClassVar[str] = "Weights"
     paper: ClassVar[str] = "Farquhar, Osborne & Gal 2020, arXiv 1907.00865"
     advice: ClassVar[str] = "Where MeanField's noise is too large in wide layers; draws are shared by the batch."
-    cost: ClassVar[str] = "1.5, 1.4; S passes"
+    cost: ClassVar[str] = "1.5, 1.3; S passes"
 
     prior_std: float = 1.0
     initial_std: float = 0.1

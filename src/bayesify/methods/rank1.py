@@ -62,7 +62,7 @@ class Rank1(Method):
     family: ClassVar[str] = "Ensembles"
     paper: ClassVar[str] = "Dusenberry et al. 2020, arXiv 2005.07186"
     advice: ClassVar[str] = "A Bayesian BatchEnsemble: uncertain factors, deterministic weights."
-    cost: ClassVar[str] = "1.7, 1.3; S passes"
+    cost: ClassVar[str] = "1.8, 1.2; S passes"
 
     components: int = 4
     prior_std: float = 0.1
@@ -98,7 +98,7 @@ class BatchEnsemble(Method):
     family: ClassVar[str] = "Ensembles"
     paper: ClassVar[str] = "Wen, Tran & Ba 2020, arXiv 2002.06715"
     advice: ClassVar[str] = "An ensemble in nearly the memory of one network."
-    cost: ClassVar[str] = "1.4, 1.2; one pass per component"
+    cost: ClassVar[str] = "1.5, 1.1; one pass per component"
 
     components: int = 4
     spread: float = 0.5

@@ -77,7 +77,7 @@ class RepulsiveEnsemble(Method):
     family: ClassVar[str] = "Ensembles"
     paper: ClassVar[str] = "D'Angelo & Fortuin 2021, arXiv 2106.11642"
     advice: ClassVar[str] = "An ensemble whose members are also pushed apart where there are no data; stop training early."
-    cost: ClassVar[str] = "5.1, 7.1 for five members; M passes"
+    cost: ClassVar[str] = "5.2, 5.3 for five members; M passes"
 
     is_whole: ClassVar[bool] = True
 

@@ -70,7 +70,7 @@ class SGLD(Method):
     family: ClassVar[str] = "Sampling"
     paper: ClassVar[str] = "Welling & Teh 2011"
     advice: ClassVar[str] = "Samples of the posterior from minibatches, for small networks; step size and length must be chosen."
-    cost: ClassVar[str] = "1.1, 1.1, and many more steps after training; S passes"
+    cost: ClassVar[str] = "1.2, 1.0, and many more steps after training; S passes"
 
     prior_std: float = 1.0
     step_size: float = 1e-3
@@ -157,7 +157,7 @@ class SGHMC(SGLD):
 
     paper: ClassVar[str] = "Chen, Fox & Guestrin 2014, arXiv 1402.4102"
     advice: ClassVar[str] = "As SGLD, with momentum, which mixes faster."
-    cost: ClassVar[str] = "1.1, 1.1, and many more steps after training; S passes"
+    cost: ClassVar[str] = "1.2, 1.0, and many more steps after training; S passes"
 
     step_size: float = 1e-4
     friction: float = 0.1

@@ -85,7 +85,7 @@ class SLANG(Method):
     family: ClassVar[str] = "Weights, natural gradients"
     paper: ClassVar[str] = "Mishkin et al. 2018, arXiv 1811.04504"
     advice: ClassVar[str] = "Small networks on small tables, where correlations within a layer matter."
-    cost: ClassVar[str] = "13, 294; S passes"
+    cost: ClassVar[str] = "13, 155; S passes"
 
     rank: int = 8
     prior_std: float = 1.0

@@ -55,7 +55,7 @@ class TensorFactorized(Method):
     family: ClassVar[str] = "Weights"
     paper: ClassVar[str] = "Rossi, Marmin & Filippone 2020, arXiv 1905.11248"
     advice: ClassVar[str] = "Compressed linear layers and convolutions with uncertain factors."
-    cost: ClassVar[str] = "1.5, 1.4; S passes"
+    cost: ClassVar[str] = "1.5, 1.3; S passes"
 
     rank: int | None = None
     cores: int | None = None

@@ -79,7 +79,7 @@ class VariationalDropout(Method):
     family: ClassVar[str] = "Dropout"
     paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv 1506.02557"
     advice: ClassVar[str] = "Dropout with learned rates at little more cost; give it a prior_std on small tables."
-    cost: ClassVar[str] = "1.5, 1.2; S passes"
+    cost: ClassVar[str] = "1.4, 1.1; S passes"
 
     noise: Literal["input", "weight"] = "input"
     alpha_per: Literal["layer", "unit", "weight"] = "unit"

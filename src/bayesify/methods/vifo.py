@@ -87,7 +87,7 @@ class VIFO(Method):
     family: ClassVar[str] = "Outputs"
     paper: ClassVar[str] = "Wei & Khardon 2024, arXiv 2302.02420"
     advice: ClassVar[str] = "Large networks and little time: any number of draws from one pass; choose eta on held-out rows."
-    cost: ClassVar[str] = "1.2, 1.1; one pass"
+    cost: ClassVar[str] = "1.2, 1.0; one pass"
 
     has_root: ClassVar[bool] = True
     keeps_weight: ClassVar[bool] = True

@@ -97,7 +97,7 @@ class VSD(Method):
     advice: ClassVar[str] = (
         "Correlated dropout noise; the best RMSE of the dropouts on five of seven UCI tables. Choose beta on held-out rows."
     )
-    cost: ClassVar[str] = "1.5, 1.1; S passes"
+    cost: ClassVar[str] = "1.5, 1.2; S passes"
 
     transforms: Literal[0, 1, 2, 3] = 2
     rank: int | None = 10

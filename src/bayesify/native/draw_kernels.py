@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -23,6 +23,7 @@ from bayesify.native.records import arguments
 from bayesify.native.vectors import FLOAT, INT, LANES, WIDE, Vector, at, float32_at, load, splat, store
 
 BLOCK = 4 * LANES  # elements: the four words of a counter per lane
+NORMAL, UNIFORM, BERNOULLI = range(3)  # kinds of draws
 _LOWER = 0xFFFFFFFF
 _POINTER = types.CPointer(types.float32)
 
@@ -126,27 +127,33 @@ def _local_block(typingctx: Any) -> Any:
     return _POINTER(), emit
 
 
-@Kernel
-def draw32(record):
-    """Fill blocks of n float32 values at an address.
-
-    Args:
-        kind: 0 for standard normal draws, 1 for uniform ones, 2 for Bernoulli draws, 1 with probability limit / 2^32.
-        upper, key: of Philox; the lower half of a counter is the number of a value divided by four.
-        first, blocks: the range of blocks.
-    """
-    target, n, kind, limit, upper, key, first, blocks = arguments(record, 6, 0)
-    target, last = float32_at(target), _local_block()
+@njit(nogil=True, error_model="numpy")
+def fill(target, n, kind, limit, upper, key, first, blocks):
+    """Fill a range of blocks of n float32 values with draws of a kind: `draw32`."""
+    last = _local_block()
     for block in range(first, first + blocks):
         is_whole = (block + 1) * BLOCK <= n
         where = at(target, block * BLOCK) if is_whole else last
         words(where, block, upper, key)
-        if kind == 0:
+        if kind == NORMAL:
             normals(where)
-        elif kind == 1:
+        elif kind == UNIFORM:
             uniforms(where)
         else:
             bernoullis(where, limit)
         if not is_whole:
             for i in range(block * BLOCK, n):
                 target[i] = last[i - block * BLOCK]
+
+
+@Kernel
+def draw32(record):
+    """Fill blocks of n float32 values at an address.
+
+    Args:
+        kind: NORMAL for standard normal draws, UNIFORM, or BERNOULLI for 1 with probability limit / 2^32.
+        upper, key: of Philox; the lower half of a counter is the number of a value divided by four.
+        first, blocks: the range of blocks.
+    """
+    target, n, kind, limit, upper, key, first, blocks = arguments(record, 6, 0)
+    fill(float32_at(target), n, kind, limit, upper, key, first, blocks)

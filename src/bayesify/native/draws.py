@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify.native.switch import LIBRARIES, load_kernels
 from bayesify.native.threads import THREAD, over_rows
 
-__all__ = ["draws_natively", "fill_bernoulli", "fill_normal", "fill_uniform"]
+__all__ = ["draw_key", "draws_natively", "fill_bernoulli", "fill_normal", "fill_uniform"]
 
 _LEAST = 4096  # elements, below which PyTorch's kernels take less time than a call
 
@@ -23,26 +23,32 @@ def draws_natively(n: int, device: torch.device) -> bool:
     return load_kernels("draw_kernels") is not None
 
 
+def draw_key(generator: torch.Generator | None = None) -> tuple[int, int]:
+    """The upper half of the counters and the key of a native draw."""
+    upper, key = torch.empty(2, dtype=torch.int64, device="cpu").random_(generator=generator).tolist()
+    return upper, key
+
+
 def fill_normal(out: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Fill a contiguous float32 tensor on the CPU with standard normal draws; the generator is PyTorch's by default."""
-    return _fill(out, generator, 0)
+    return _fill(out, generator, "NORMAL")
 
 
 def fill_uniform(out: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Fill a contiguous float32 tensor on the CPU with draws from [0, 1), multiples of 2^-24."""
-    return _fill(out, generator, 1)
+    return _fill(out, generator, "UNIFORM")
 
 
 def fill_bernoulli(out: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
     """Fill a contiguous float32 tensor on the CPU with 1, with probability p up to 2^-33, and 0."""
     limit = round(p * 2**32)
-    return out.fill_(limit >> 32) if limit in (0, 2**32) else _fill(out, generator, 2, limit)
+    return out.fill_(limit >> 32) if limit in (0, 2**32) else _fill(out, generator, "BERNOULLI", limit)
 
 
-def _fill(out: Tensor, generator: torch.Generator | None, kind: int, limit: int = 0) -> Tensor:
+def _fill(out: Tensor, generator: torch.Generator | None, kind: str, limit: int = 0) -> Tensor:
     kernels = load_kernels("draw_kernels")
     assert kernels is not None
-    upper, key = torch.empty(2, dtype=torch.int64, device="cpu").random_(generator=generator).tolist()
+    upper, key = draw_key(generator)
     n, block = out.numel(), kernels.BLOCK
-    over_rows(kernels.draw32, (out.data_ptr(), n, kind, limit, upper, key), -(-n // block), THREAD // block)
+    over_rows(kernels.draw32, (out.data_ptr(), n, getattr(kernels, kind), limit, upper, key), -(-n // block), THREAD // block)
     return out

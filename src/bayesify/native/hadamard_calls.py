@@ -16,30 +16,41 @@ _ROWS, _CHUNK = 8, 32  # rows that a thread takes at once; rows whose parameter 
 _THREAD = THREAD // 4  # two transforms and more take longer than a pass
 
 
-def layer(tensors: Sequence[Tensor], unit: float, outputs: int) -> Tensor:
-    """Outputs (R, O) for x, s1, s2, mean, log_std, eps, and with a bias its mean, log_std and noise (`native.hadamard_layer`)."""
+def layer(
+    tensors: Sequence[Tensor], unit: float, outputs: int, bias_prior_std: float, key: tuple[int, int] | None
+) -> tuple[Tensor, Tensor]:
+    """Outputs and KL of `native.hadamard_layer`.
+
+    Args:
+        tensors: x, s1, s2, mean, log_std, eps, and with a bias its mean, log_std and noise.
+        key: that of a draw (`native.draws.draw_key`), which is written to eps, or None.
+    """
     x, (rows, blocks, n) = tensors[0], tensors[5].shape
-    kernels = _kernels(x)
-    words, _memory = _words(tensors, outputs, _ROWS, 2 * n)
+    kernels, kl = _kernels(x), x.new_empty(())
+    words, _memory = _words(tensors, outputs, _ROWS, 2 * n, kl.data_ptr())
     y = x.new_empty(rows, outputs)
-    words.append(y.data_ptr())
-    over_rows(kernels["layer"], words, -(-rows // _ROWS), _THREAD // (_ROWS * blocks * n), (unit,), kernels["prepare"])
-    return y
+    words += [y.data_ptr(), 0, 0, 0] if key is None else [y.data_ptr(), 1, *key]
+    reals = unit, bias_prior_std, 0.0
+    over_rows(kernels["layer"], words, -(-rows // _ROWS), _THREAD // (_ROWS * blocks * n), reals, kernels["prepare"])
+    return y, kl
 
 
-def layer_gradient(grad: Tensor, tensors: Sequence[Tensor], unit: float) -> list[Tensor]:
-    """Gradients of x, s1, s2, mean, log_std, and with a bias of its mean and log_std, for that of the outputs (R, O)."""
+def layer_gradient(
+    grad: Tensor, by_kl: Tensor | None, tensors: Sequence[Tensor], unit: float, bias_prior_std: float
+) -> list[Tensor]:
+    """Gradients of x, s1, s2, mean, log_std, and with a bias its mean and log_std, for those of the outputs (R, O) and KL."""
     x, (rows, blocks, n) = tensors[0], tensors[5].shape
     kernels, new, outputs = _kernels(x), x.new_empty, grad.shape[1]
     gradients = [new(rows, x.shape[1]), *[new(blocks, n) for _ in tensors[1:5]], *[new(outputs) for _ in tensors[6:8]]]
     words, _memory = _words(tensors, outputs, _CHUNK, 6 * (blocks + 1) * n)
     words += [grad.data_ptr(), *[t.data_ptr() for t in gradients], *[0] * (7 - len(gradients))]
     chunks, least = -(-rows // _CHUNK), _THREAD // (_CHUNK * blocks * n)
-    over_rows(kernels["layer_gradient"], words, chunks, least, (unit,), kernels["prepare"], kernels["finish"])
+    reals = unit, bias_prior_std, 0.0 if by_kl is None else float(by_kl)
+    over_rows(kernels["layer_gradient"], words, chunks, least, reals, kernels["prepare"], kernels["finish"])
     return gradients
 
 
-def _words(tensors: Sequence[Tensor], outputs: int, chunk: int, scratch: int) -> tuple[list[int], Tensor]:
+def _words(tensors: Sequence[Tensor], outputs: int, chunk: int, scratch: int, kl: int = 0) -> tuple[list[int], Tensor]:
     """The words that all kernels get: addresses, 0 without a bias, and sizes; and the memory for them, which has to be kept.
 
     Args:
@@ -47,12 +58,13 @@ def _words(tensors: Sequence[Tensor], outputs: int, chunk: int, scratch: int) ->
         outputs: O.
         chunk: the rows of a chunk.
         scratch: the elements that the kernel needs per chunk.
+        kl: the address of the KL, or 0.
     """
     x, (rows, blocks, n) = tensors[0], tensors[5].shape
     draws = len(tensors[8]) if len(tensors) > 6 else 0
     work = x.new_empty(2 * blocks * n + -(-draws * outputs // n) * n + -(-rows // chunk) * scratch)
     addresses = [*[t.data_ptr() for t in tensors], *[0] * (9 - len(tensors)), work.data_ptr()]
-    return [*addresses, n, blocks, x.shape[1], outputs, draws, rows, chunk], work
+    return [*addresses, n, blocks, x.shape[1], outputs, draws, rows, chunk, kl], work
 
 
 def _kernels(x: Tensor) -> dict[str, Any]:

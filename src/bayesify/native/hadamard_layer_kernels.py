@@ -7,7 +7,8 @@ The memory `work` begins with u s1 (K, n), the standard deviations (K, n) and th
 n. A scratch for every chunk of rows follows.
 
 Records have the addresses of x, s1, s2, mean, log_std, eps, the bias, its log_std, its noise and work; then n, K, I, O, S, R and
-the rows of a chunk; then the addresses that are a kernel's own.
+the rows of a chunk; the address of the KL, or 0; then what is a kernel's own. Their reals are u, the prior standard deviation of
+the bias and the gradient of the KL.
 """
 # pyright: reportMissingImports=false, reportCallIssue=false, reportUntypedFunctionDecorator=false
 
@@ -15,10 +16,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from numba import njit
 
 from bayesify.native.compilation import Kernel
+from bayesify.native.draw_kernels import BLOCK, NORMAL, fill
+from bayesify.native.elementary_kernels import SUMS, exponential
 from bayesify.native.hadamard_kernels import step, step_and_transform
 from bayesify.native.records import arguments
 from bayesify.native.vectors import at, float32_at, float64_at
@@ -76,16 +80,34 @@ def _scratches(work, n, blocks, outputs, draws):
     return at(work, 2 * blocks * n + (draws * outputs + n - 1) // n * n)
 
 
+@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+def _kl(mean, log_std, std, prior_std, n):
+    total, scale = 0.0, 1 / prior_std**2
+    for i in range(n):
+        m, v = np.float64(mean[i]), np.float64(std[i])
+        total += (m * m + v * v) * scale / 2 - log_std[i]
+    return total + n * (math.log(prior_std) - 0.5)
+
+
 @njit(nogil=True, error_model="numpy")
-def _prepare(s1, log_std, bias, bias_log_std, noise, work, n, blocks, outputs, draws, unit):
-    size = blocks * n
+def _prepare(s1, mean, log_std, bias, bias_log_std, noise, work, n, blocks, outputs, draws, kl, unit, bias_prior_std):
+    """Write the beginning of work, and the KL if it has an address."""
+    size, drawn = blocks * n, 2 * blocks * n
     for i in range(size):
         work[i] = s1[i] * unit
-        work[size + i] = math.exp(log_std[i])
-    for i in range(outputs if draws else 0):
-        std = math.exp(bias_log_std[i])
+    for i in range(size):
+        work[size + i] = exponential(log_std[i])
+    total = _kl(mean, log_std, at(work, size), 1.0, size) if kl else 0.0
+    if draws:
+        std = at(work, drawn + (draws - 1) * outputs)  # of which the last draw takes the place
+        for i in range(outputs):
+            std[i] = exponential(bias_log_std[i])
+        if kl:
+            total += _kl(bias, bias_log_std, std, bias_prior_std, outputs)
         for s in range(draws):
-            work[2 * size + s * outputs + i] = bias[i] + std * noise[s * outputs + i]
+            for i in range(outputs):
+                work[drawn + s * outputs + i] = bias[i] + std[i] * noise[s * outputs + i]
+    return total
 
 
 @njit(nogil=True, error_model="numpy")
@@ -144,76 +166,103 @@ def _layer_gradient(x, s2, mean, eps, bias_noise, work, n, blocks, inputs, outpu
 
 
 @njit(nogil=True, error_model="numpy")
-def _finish(bias_log_std, work, n, blocks, outputs, draws, total, chunk, s1, s2, mean, log_std, bias, by_bias_log_std, unit):
-    """Gradients of the parameters from the sums of all chunks."""
+def _finish(
+    means, bias_mean, bias_log_std, work, n, blocks, outputs, draws, total, chunk, s1, s2, mean, log_std, bias, by_bias_log_std,
+    unit, bias_prior_std, by_kl,
+):  # fmt: skip
+    """Gradients of the parameters from the sums of all chunks, and from that of the KL."""
     size = blocks * n
-    sums = _scratches(work, n, blocks, outputs, draws)
+    sums, stds = _scratches(work, n, blocks, outputs, draws), at(work, size)
     for c in range(1, (total + chunk - 1) // chunk):
         _add(sums, at(sums, 6 * c * (size + n)), 6 * size)
     for i in range(size):
         s1[i] = sums[i] * unit
         s2[i] = sums[size + i]
-        mean[i] = sums[2 * size + i]
-        log_std[i] = sums[3 * size + i] * work[size + i]
+        mean[i] = sums[2 * size + i] + by_kl * means[i]
+        log_std[i] = sums[3 * size + i] * stds[i] + by_kl * (stds[i] * stds[i] - 1)
+    scale = 1 / bias_prior_std**2
     for i in range(outputs if draws else 0):
-        bias[i] = sums[4 * size + i]
-        by_bias_log_std[i] = sums[5 * size + i] * math.exp(bias_log_std[i])
+        std = exponential(bias_log_std[i])
+        bias[i] = sums[4 * size + i] + by_kl * bias_mean[i] * scale
+        by_bias_log_std[i] = sums[5 * size + i] * std + by_kl * (std * std * scale - 1)
+
+
+@njit(nogil=True, error_model="numpy")
+def _fill(eps, n, blocks, total, chunk, upper, key, c):
+    """Draw the noise of a chunk, which has a multiple of eight rows: whole blocks of a draw, except at its end."""
+    size = blocks * n
+    begin, end = c * chunk * size, min((c + 1) * chunk, total) * size
+    fill(eps, total * size, NORMAL, 0, upper, key, begin // BLOCK, (end - begin + BLOCK - 1) // BLOCK)
 
 
 @Kernel
 def prepare32(record):
-    """Write the beginning of work, float32."""
-    w, p = arguments(record, 17, 1), float32_at
-    _prepare(p(w[1]), p(w[4]), p(w[6]), p(w[7]), p(w[8]), p(w[9]), w[10], w[11], w[13], w[14], w[17])
+    """Write the beginning of work and the KL, float32."""
+    w, p = arguments(record, 18, 3), float32_at
+    kl = _prepare(
+        p(w[1]), p(w[3]), p(w[4]), p(w[6]), p(w[7]), p(w[8]), p(w[9]), w[10], w[11], w[13], w[14], w[17], w[18], w[19]
+    )  # fmt: skip
+    if w[17]:
+        p(w[17])[0] = kl
 
 
 @Kernel
 def prepare64(record):
     """`prepare32` for float64."""
-    w, p = arguments(record, 17, 1), float64_at
-    _prepare(p(w[1]), p(w[4]), p(w[6]), p(w[7]), p(w[8]), p(w[9]), w[10], w[11], w[13], w[14], w[17])
+    w, p = arguments(record, 18, 3), float64_at
+    kl = _prepare(
+        p(w[1]), p(w[3]), p(w[4]), p(w[6]), p(w[7]), p(w[8]), p(w[9]), w[10], w[11], w[13], w[14], w[17], w[18], w[19]
+    )  # fmt: skip
+    if w[17]:
+        p(w[17])[0] = kl
 
 
 @Kernel
 def layer32(record):
-    """Rows of y, float32, by chunks with a scratch of 2 n."""
-    w, p = arguments(record, 18, 1), float32_at
-    _layer(p(w[0]), p(w[2]), p(w[3]), p(w[5]), p(w[9]), *w[10:17], p(w[17]), w[19], w[20])
+    """Rows of y, float32, by chunks with a scratch of 2 n; before, the noise of a chunk is drawn if `fills` is not 0."""
+    w, p = arguments(record, 22, 3), float32_at
+    y, fills, upper, key = p(w[18]), w[19], w[20], w[21]
+    for c in range(w[25], w[25] + w[26]):
+        if fills:
+            _fill(p(w[5]), w[10], w[11], w[15], w[16], upper, key, c)
+        _layer(p(w[0]), p(w[2]), p(w[3]), p(w[5]), p(w[9]), *w[10:17], y, c, 1)
 
 
 @Kernel
 def layer64(record):
-    """`layer32` for float64."""
-    w, p = arguments(record, 18, 1), float64_at
-    _layer(p(w[0]), p(w[2]), p(w[3]), p(w[5]), p(w[9]), *w[10:17], p(w[17]), w[19], w[20])
+    """`layer32` for float64, whose noise is drawn before."""
+    w, p = arguments(record, 22, 3), float64_at
+    _layer(p(w[0]), p(w[2]), p(w[3]), p(w[5]), p(w[9]), *w[10:17], p(w[18]), w[25], w[26])
 
 
 @Kernel
 def layer_gradient32(record):
     """The gradient of x, float32, and by chunks of rows, with a scratch of 6 (K + 1) n, sums (6, K, n) of the others."""
-    w, p = arguments(record, 19, 1), float32_at
-    _layer_gradient(p(w[0]), p(w[2]), p(w[3]), p(w[5]), p(w[8]), p(w[9]), *w[10:17], p(w[17]), p(w[18]), w[20], w[21])
+    w, p = arguments(record, 20, 3), float32_at
+    _layer_gradient(p(w[0]), p(w[2]), p(w[3]), p(w[5]), p(w[8]), p(w[9]), *w[10:17], p(w[18]), p(w[19]), w[23], w[24])
 
 
 @Kernel
 def layer_gradient64(record):
     """`layer_gradient32` for float64."""
-    w, p = arguments(record, 19, 1), float64_at
-    _layer_gradient(p(w[0]), p(w[2]), p(w[3]), p(w[5]), p(w[8]), p(w[9]), *w[10:17], p(w[17]), p(w[18]), w[20], w[21])
+    w, p = arguments(record, 20, 3), float64_at
+    _layer_gradient(p(w[0]), p(w[2]), p(w[3]), p(w[5]), p(w[8]), p(w[9]), *w[10:17], p(w[18]), p(w[19]), w[23], w[24])
 
 
 @Kernel
 def finish32(record):
     """Gradients of s1, s2, mean, log_std, the bias and its log_std, float32, after `layer_gradient32`."""
-    w, p = arguments(record, 25, 1), float32_at
-    _finish(p(w[7]), p(w[9]), w[10], w[11], *w[13:17], p(w[19]), p(w[20]), p(w[21]), p(w[22]), p(w[23]), p(w[24]), w[25])
+    w, p = arguments(record, 26, 3), float32_at
+    found = p(w[20]), p(w[21]), p(w[22]), p(w[23]), p(w[24]), p(w[25])
+    _finish(p(w[3]), p(w[6]), p(w[7]), p(w[9]), w[10], w[11], *w[13:17], *found, w[26], w[27], w[28])
 
 
 @Kernel
 def finish64(record):
     """`finish32` for float64."""
-    w, p = arguments(record, 25, 1), float64_at
-    _finish(p(w[7]), p(w[9]), w[10], w[11], *w[13:17], p(w[19]), p(w[20]), p(w[21]), p(w[22]), p(w[23]), p(w[24]), w[25])
+    w, p = arguments(record, 26, 3), float64_at
+    found = p(w[20]), p(w[21]), p(w[22]), p(w[23]), p(w[24]), p(w[25])
+    _finish(p(w[3]), p(w[6]), p(w[7]), p(w[9]), w[10], w[11], *w[13:17], *found, w[26], w[27], w[28])
 
 
 KERNELS = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -44,9 +47,10 @@ def make_fabric(bnn: Bayesian, options: SingleModelOptions) -> Fabric:
         if options.precision == "16-mixed":
             raise ConfigurationError("strategy='fsdp' has no precision='16-mixed'; use 'bf16-mixed'")
         strategy = sharding_strategy(expected)
-    fabric = Fabric(
-        accelerator=device.type, devices=devices, num_nodes=options.num_nodes, strategy=strategy, precision=options.precision
-    )
+    with _without_messages():  # one per call about the precision that the caller asked for
+        fabric = Fabric(
+            accelerator=device.type, devices=devices, num_nodes=options.num_nodes, strategy=strategy, precision=options.precision
+        )
     if not options.is_sharded and not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
         raise ConfigurationError(f"strategy must be 'auto', 'ddp' or 'fsdp', got {strategy!r}; for others write a loop with elbo")
     fabric.launch()
@@ -56,6 +60,20 @@ def make_fabric(bnn: Bayesian, options: SingleModelOptions) -> Fabric:
             "start as many, or change devices and num_nodes"
         )
     return fabric
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Let Lightning log warnings only."""
+    from lightning_utilities.core import rank_zero  # its logger is another one after `import lightning.pytorch`
+
+    logger: logging.Logger = rank_zero.log
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def choose_device(bnn: nn.Module, accelerator: str) -> torch.device:
