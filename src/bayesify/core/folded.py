@@ -80,7 +80,7 @@ class Folded(Planning):
                 set_generator_states(tensors, before)  # equal seeds give equal draws, also when the pass is repeated
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
-        kl = self.kl_of_pass(passes[0].found_kls)
+        kl = self.kl_of_pass(passes[0].reported_kls(self._layers()))
         local_kl = kl.new_zeros(call.batch)
         draws = Draws(outputs, kl, local_kl, score, self.local_beta, self.observation(passes))
         self.passes.watch_backward(passes[0], kl)
@@ -134,7 +134,7 @@ class Folded(Planning):
             return ReplayPass(self._prefix, samples, coherent, layers, separate=separate)
         pays_kl = first and self.pays_kl
         trains = pays_kl and samples == 1 and torch.is_grad_enabled()  # elsewhere, draws should stay in cache
-        draws_ahead = self._draws_ahead and trains and not shards_of(self.net)
+        draws_ahead = self._draws_ahead and trains and not shards_of(self.net) and not _has_compiled_parts(self.net)
         return ForwardPass(
             samples,
             coherent=coherent,
@@ -299,6 +299,11 @@ class Folded(Planning):
         with torch.no_grad(), own_noise(self.parameters()) as reseed:
             reseed(seed)
             return self.passes.draw(self._layers())
+
+
+def _has_compiled_parts(net: nn.Module) -> bool:
+    """Whether a module is compiled: by its method `compile`, or by `torch.compile`, which wraps it."""
+    return any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in net.modules())
 
 
 def _on_devices_in_use(net: nn.Module, call: Inputs) -> list[Tensor]:

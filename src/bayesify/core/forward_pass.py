@@ -89,7 +89,11 @@ class ForwardPass:
         self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
         self._depth, self._ended = 0, False
         self._with_gradients = torch.is_grad_enabled()
-        self.thread = None if torch.compiler.is_compiling() else threading.get_ident()
+        self._is_compiled = torch.compiler.is_compiling()  # with the root, not with a part of the network
+        self._running: BayesianLayer | None = None  # in compiled code, the layer called last
+        self._had_draws = bool(self._drawn)  # before the network ran
+        self._has_parts = False  # compiled ones, which reported a KL
+        self.thread = None if self._is_compiled else threading.get_ident()
 
     # For posteriors
 
@@ -104,8 +108,10 @@ class ForwardPass:
         Raises:
             RowsError: a layer that drew before the network ran is in a reentrant checkpoint; the root then repeats the pass.
         """
-        repeats = self._repeats
-        if repeats is None or torch.compiler.is_compiling():
+        repeats, compiling = self._repeats, torch.compiler.is_compiling()
+        if compiling and self._is_asked_once(key):
+            return make(self.samples)
+        if repeats is None or compiling:
             self._ahead.discard(key)
             if key not in self._drawn:
                 self._drawn[key] = make(self.samples)
@@ -116,6 +122,16 @@ class ForwardPass:
                 raise DrawnAheadError("a reentrant activation checkpoint calls a layer whose weights were drawn before the pass")
         tensors = list(key.parameters()) if isinstance(key, nn.Module) else [] if like is None else [like]
         return repeats.redraw(key, make, tensors) if self._ended else repeats.draw(key, make, tensors)
+
+    def _is_asked_once(self, key: Hashable) -> bool:
+        """Whether only one layer of a compiled part of the network asks for a value, and once.
+
+        If it were stored, the compiler would count the stored values, and compile each of many equal parts by itself.
+        """
+        layer = self._running
+        if self._is_compiled or self._had_draws or layer is None or layer.is_repeated or layer.is_read:
+            return False
+        return key is layer or key is layer.posterior
 
     def jointly(self, name: str, make: Callable[[int], Tensor], like: Tensor | None = None) -> Tensor:
         """As `once`, for draws that depend on each other, also if each takes a separate pass; `make` gets the number of all."""
@@ -128,9 +144,23 @@ class ForwardPass:
 
     def kl(self, posterior: nn.Module, value: Tensor) -> None:
         """Report the KL of a posterior that has it at hand; otherwise the root calls `Posterior.kl` after the pass."""
+        if torch.compiler.is_compiling() and not self._is_compiled:  # see `_is_asked_once`
+            if self._pays_kl and not self._ended:
+                self._has_parts = True
+                posterior.kl_of_part = self, value  # pyright: ignore[reportArgumentType]
+            return
         # Inside a reentrant checkpoint the value has no gradient and is ignored.
         if not self._ended and posterior not in self.found_kls and (value.requires_grad or not self._with_gradients):
             self.found_kls[posterior] = value
+
+    def reported_kls(self, layers: Iterable[BayesianLayer]) -> Mapping[nn.Module, Tensor | None]:
+        """The KLs that the posteriors of these layers reported, those of compiled parts of the network included."""
+        if self._has_parts:
+            for layer in layers:
+                part = vars(layer.posterior).pop("kl_of_part", None)
+                if part is not None and part[0] is self:
+                    self.found_kls.setdefault(layer.posterior, part[1])
+        return self.found_kls
 
     def choose(self, log_prob: Tensor) -> None:
         """Report the log probability (S,) of discrete choices made in this pass (see `Draws.score`).
@@ -159,6 +189,7 @@ class ForwardPass:
         self._notice_checkpoint()
         if self._may_draw_ahead and self._repeats is None:
             self.inside(self._draw_ahead)
+        self._had_draws = bool(self._drawn)
 
     def _draw_ahead(self) -> None:
         groups: dict[object, list[BayesianLayer]] = {}
@@ -199,7 +230,9 @@ class ForwardPass:
         if self._unused and layer in self._unused:
             raise NewLayerError("the network calls a random layer that it did not call before")
         repeats = None
-        if not torch.compiler.is_compiling():  # which takes a tenth of the time of a call
+        if torch.compiler.is_compiling():  # which takes a tenth of the time of a call
+            self._running = layer
+        else:
             self._check_thread()
             if (
                 has_rows

@@ -57,6 +57,9 @@ class Posterior(nn.Module, ABC):
     observes: bool = False
     is_plain: bool = True
     means: ClassVar[tuple[str, ...]] = ()
+    kl_of_part: tuple[
+        ForwardPass, Tensor
+    ]  # its KL in a pass, while that is in progress, if it is in a compiled part of the network
 
     @abstractmethod
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
@@ -130,6 +133,9 @@ class Posterior(nn.Module, ABC):
             return fn(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if x.dim() == 5 else fn(x)
 
         return super()._apply(of_kernels, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "kl_of_part"}  # of an interrupted pass
 
     def remark(self) -> str:
         """A remark on this layer for `summary`, such as what its conversion lost; usually empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
@@ -18,6 +19,7 @@ __all__ = [
     "keeping_saved_tensors",
     "modes_kept",
     "without_autocast",
+    "without_compiler",
 ]
 
 
@@ -59,6 +61,12 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     kind = device.type
     available = kind != "meta" if torch.compiler.is_compiling() else kind == "cpu" or torch.amp.is_autocast_available(kind)
     return torch.autocast(kind, enabled=False) if available and torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def without_compiler() -> AbstractContextManager[object]:
+    """Run compiled modules and functions as eager code, in which modes see what they do."""
+    is_used = "torch._dynamo" in sys.modules and not torch.compiler.is_compiling()  # importing it takes a second
+    return torch.compiler.set_stance("force_eager") if is_used else nullcontext()
 
 
 def can_compare(net: nn.Module) -> bool:
