@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Collection
@@ -105,6 +106,27 @@ def test_every_module_has_a_floor():
 @pytest.mark.parametrize("module", [m for m in MODULES if m not in ("__init__.py", "_version.py")])
 def test_imports_only_go_down(module):
     assert not _violations(Path(module), (SOURCE / module).read_text())
+
+
+def test_the_files_of_core_are_listed_in_the_order_of_their_imports():
+    text = (
+        (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text().partition("Files of `core`")[2].partition("\n\nIn `train`")[0]
+    )
+    listed = [name.removesuffix(".py").rstrip("/") for name in re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)]
+    paths = {name: [Path(m) for m in MODULES if m == f"core/{name}.py" or m.startswith(f"core/{name}/")] for name in listed}
+    assert sorted(listed) == sorted({Path(m).parts[1].removesuffix(".py") for m in MODULES if m.startswith("core/")} - {"__init__"})
+    for place, name in enumerate(listed):
+        imported = {
+            module.split(".")[2]
+            for path in paths[name]
+            for module in _imports(path, (SOURCE / path).read_text())
+            if _in_core(module)
+        }
+        assert imported <= {*listed[: place + 1]}, f"core/{name} imports what is listed below it"
+
+
+def _in_core(module: str) -> bool:
+    return module.startswith("bayesify.core.")
 
 
 @pytest.mark.parametrize(
