@@ -124,9 +124,9 @@ class ForwardPass:
         return repeats.redraw(key, make, tensors) if self._ended else repeats.draw(key, make, tensors)
 
     def _is_asked_once(self, key: Hashable) -> bool:
-        """Whether only one layer of a compiled part of the network asks for a value, and once.
+        """Whether a value belongs to the running layer alone, which is in a compiled part of the network and called once.
 
-        If it were stored, the compiler would count the stored values, and compile each of many equal parts by itself.
+        If it were stored, the compiler would check the number of stored values, and compile every one of many equal blocks.
         """
         layer = self._running
         if self._is_compiled or self._had_draws or layer is None or layer.is_repeated or layer.is_read:
@@ -230,7 +230,7 @@ class ForwardPass:
         if self._unused and layer in self._unused:
             raise NewLayerError("the network calls a random layer that it did not call before")
         repeats = None
-        if torch.compiler.is_compiling():  # which takes a tenth of the time of a call
+        if torch.compiler.is_compiling():
             self._running = layer
         else:
             self._check_thread()

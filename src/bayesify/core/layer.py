@@ -57,9 +57,7 @@ class Posterior(nn.Module, ABC):
     observes: bool = False
     is_plain: bool = True
     means: ClassVar[tuple[str, ...]] = ()
-    kl_of_part: tuple[
-        ForwardPass, Tensor
-    ]  # its KL in a pass, while that is in progress, if it is in a compiled part of the network
+    kl_of_part: tuple[ForwardPass, Tensor]  # during a pass, the KL of a layer in a compiled part of the network
 
     @abstractmethod
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
