@@ -15,6 +15,7 @@ NAMES = (
     "training_step",
     "breakdown",
     "compiled",
+    "compiled_blocks",
     "prediction",
     "pretrained",
     "peers",

@@ -24,7 +24,7 @@ from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import buffers_kept, without_compiler
+from bayesify.core.modes import buffers_kept
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
@@ -247,7 +247,7 @@ class Examination:
 
     def run_with(self, run: Callable[[], Any]) -> list[Tensor]:
         """Tensors of the outputs of a pass without the network's own noise."""
-        with without_compiler(), NoiseFree(), self._set.watch():
+        with NoiseFree(), self._set.watch():
             outputs = run()
         return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from bayesify.core.modes import without_compiler
 
 __all__ = ["NoiseFree"]
 
@@ -15,7 +17,18 @@ _CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.0, "norm
 
 
 class NoiseFree(TorchDispatchMode):
-    """Make random operators return constants: a mask drops nothing, a normal draw is its mean."""
+    """Make random operators return constants: a mask drops nothing, a normal draw is its mean. Compiled parts run as eager code."""
+
+    def __enter__(self) -> Self:
+        self._uncompiled = without_compiler()
+        self._uncompiled.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            super().__exit__(*exception)
+        finally:
+            self._uncompiled.__exit__(*exception)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

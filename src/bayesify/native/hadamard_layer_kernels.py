@@ -90,24 +90,25 @@ def _kl(mean, log_std, std, prior_std, n):
 
 
 @njit(nogil=True, error_model="numpy")
-def _prepare(s1, mean, log_std, bias, bias_log_std, noise, work, n, blocks, outputs, draws, kl, unit, bias_prior_std):
-    """Write the beginning of work, and the KL if it has an address."""
+def _prepare(s1, mean, log_std, bias, bias_log_std, noise, work, n, blocks, outputs, draws, kl, wants_kl, unit, bias_prior_std):
+    """Write the beginning of work, and the KL if it is wanted."""
     size, drawn = blocks * n, 2 * blocks * n
     for i in range(size):
         work[i] = s1[i] * unit
     for i in range(size):
         work[size + i] = exponential(log_std[i])
-    total = _kl(mean, log_std, at(work, size), 1.0, size) if kl else 0.0
+    total = _kl(mean, log_std, at(work, size), 1.0, size) if wants_kl else 0.0
     if draws:
         std = at(work, drawn + (draws - 1) * outputs)  # of which the last draw takes the place
         for i in range(outputs):
             std[i] = exponential(bias_log_std[i])
-        if kl:
+        if wants_kl:
             total += _kl(bias, bias_log_std, std, bias_prior_std, outputs)
         for s in range(draws):
             for i in range(outputs):
                 work[drawn + s * outputs + i] = bias[i] + std[i] * noise[s * outputs + i]
-    return total
+    if wants_kl:
+        kl[0] = total
 
 
 @njit(nogil=True, error_model="numpy")
@@ -199,22 +200,16 @@ def _fill(eps, n, blocks, total, chunk, upper, key, c):
 def prepare32(record):
     """Write the beginning of work and the KL, float32."""
     w, p = arguments(record, 18, 3), float32_at
-    kl = _prepare(
-        p(w[1]), p(w[3]), p(w[4]), p(w[6]), p(w[7]), p(w[8]), p(w[9]), w[10], w[11], w[13], w[14], w[17], w[18], w[19]
-    )  # fmt: skip
-    if w[17]:
-        p(w[17])[0] = kl
+    own = p(w[1]), p(w[3]), p(w[4]), p(w[6]), p(w[7]), p(w[8]), p(w[9])
+    _prepare(*own, w[10], w[11], w[13], w[14], p(w[17]), w[17] != 0, w[18], w[19])
 
 
 @Kernel
 def prepare64(record):
     """`prepare32` for float64."""
     w, p = arguments(record, 18, 3), float64_at
-    kl = _prepare(
-        p(w[1]), p(w[3]), p(w[4]), p(w[6]), p(w[7]), p(w[8]), p(w[9]), w[10], w[11], w[13], w[14], w[17], w[18], w[19]
-    )  # fmt: skip
-    if w[17]:
-        p(w[17])[0] = kl
+    own = p(w[1]), p(w[3]), p(w[4]), p(w[6]), p(w[7]), p(w[8]), p(w[9])
+    _prepare(*own, w[10], w[11], w[13], w[14], p(w[17]), w[17] != 0, w[18], w[19])
 
 
 @Kernel
