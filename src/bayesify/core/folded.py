@@ -232,17 +232,17 @@ class Folded(Planning):
             return [y for y in tree_leaves(draws.outputs) if isinstance(y, Tensor)]
 
         try:
-            ordinary = outputs(1)
-        except FirstBatchError:
-            raise
-        except MISFITS:  # a few rows are no input of this network, such as a graph's
-            return False
-        try:
             self._prefix = Prefix(few, self.plan(few_inputs := self.inputs_of(args, kwargs), 2).folds)
             self.believe_size(few_inputs, 2)  # which is compared here
             outputs(0)  # with different noise, which exposes networks that draw noise themselves
+            if self._prefix is None:
+                return False
             replayed = outputs(1)
-        except MISFITS:
+            self._prefix = None
+            ordinary = outputs(1)
+        except FirstBatchError:
+            raise
+        except MISFITS:  # a few rows are no input of this network, such as a graph's, or it cannot be replayed
             return False
         finally:
             self._prefix = None

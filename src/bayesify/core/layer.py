@@ -106,7 +106,7 @@ class Posterior(nn.Module, ABC):
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the outputs, for posteriors with `has_moments`: `forward` then draws independent outputs.
 
-        It is not called if the layer prefers weights, as convolutions do without gradients.
+        It is not called if the layer prefers weights, as most convolutions do without gradients.
         """
         raise NotImplementedError(f"{type(self).__name__} has no moments")
 
@@ -239,10 +239,11 @@ class BayesianLayer(Channels):
         """Draw weight (S, *) and bias (S, *)."""
         return self.posterior.sample(self, samples)
 
-    def prefers_weights(self, x: Tensor, rows: int) -> bool:
+    def prefers_weights(self, x: Tensor, rows: int, once: bool = False) -> bool:
         """Whether to draw weights instead of outputs for x with `rows` rows per draw, if the posterior can do both.
 
-        Drawing outputs gives less noisy gradients; without gradients the cheaper way is better.
+        Drawing outputs gives less noisy gradients; without gradients, layers that use a weight at many positions choose the
+        cheaper way. `once` says that mean and variance of the outputs are computed once for all draws.
         """
         return False
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.layers.drawing_costs import weights_cost_less
 from bayesify.native.channels import scale_channels, scales_in_one_pass
 
 __all__ = ["LAYERS"]
@@ -32,11 +32,10 @@ class _Convolution(BayesianLayer, _ConvNd):
     def output_channels(self) -> int:
         return self.out_channels
 
-    def prefers_weights(self, x: Tensor, rows: int) -> bool:
-        # A second convolution and noise per output cost more than noise per weight, unless there are many more weights.
-        strides = math.prod(self.stride)
-        positions = math.prod(x.shape[2:]) * (strides if self.transposed else 1 / strides)
-        return not torch.is_grad_enabled() and math.prod(self.weight_shape) < 4 * rows * self.out_channels * positions
+    def prefers_weights(self, x: Tensor, rows: int, once: bool = False) -> bool:
+        positions, strides = math.prod(x.shape[2:]), math.prod(self.stride)
+        uses, outputs = (positions, positions * strides) if self.transposed else (positions // strides, positions // strides)
+        return weights_cost_less(x, math.prod(self.weight_shape), rows, uses, outputs * self.out_channels, once)
 
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(*v.shape, *[1] * (x.dim() - 2))

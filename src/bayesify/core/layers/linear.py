@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.layers.drawing_costs import weights_cost_less
 
 __all__ = ["LAYERS", "InputMajorLinear"]
 
@@ -19,6 +22,10 @@ class _Linear(BayesianLayer):
     @property
     def fan_in(self) -> int:
         return self.input_channels
+
+    def prefers_weights(self, x: Tensor, rows: int, once: bool = False) -> bool:
+        positions = math.prod(x.shape[1:-1])
+        return weights_cost_less(x, math.prod(self.weight_shape), rows, positions, positions * self.output_channels, once)
 
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(v.shape[0], *[1] * (x.dim() - 2), v.shape[-1])
