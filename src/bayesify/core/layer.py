@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.channels import Channels
+from bayesify.core.drawing_costs import weights_cost_less
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.passes import Passes
 from bayesify.core.plain_checkpoint import adopt_plain_weights
@@ -239,13 +240,20 @@ class BayesianLayer(Channels):
         """Draw weight (S, *) and bias (S, *)."""
         return self.posterior.sample(self, samples)
 
-    def prefers_weights(self, x: Tensor, rows: int, once: bool = False) -> bool:
+    def prefers_weights(self, x: Tensor, rows: int) -> bool:
         """Whether to draw weights instead of outputs for x with `rows` rows per draw, if the posterior can do both.
 
-        Drawing outputs gives less noisy gradients; without gradients, layers that use a weight at many positions choose the
-        cheaper way. `once` says that mean and variance of the outputs are computed once for all draws.
+        Drawing outputs gives less noisy gradients, and with one position per row, noise that averages out over rows. Otherwise the
+        layer chooses the faster way.
         """
-        return False
+        uses, outputs = self.sizes(x)
+        if uses <= 1 or self.forward_pass.with_gradients:
+            return False
+        return weights_cost_less(x, math.prod(self.weight_shape), rows, uses, outputs)
+
+    def sizes(self, x: Tensor) -> tuple[int, int]:
+        """How often a row of x uses every weight (its positions), and the number of outputs of a row."""
+        return 1, 0
 
     def prepared_op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`op` of the prepared x, in one kernel if the layer has one."""

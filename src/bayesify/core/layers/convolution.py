@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers.drawing_costs import weights_cost_less
 from bayesify.native.channels import scale_channels, scales_in_one_pass
 
 __all__ = ["LAYERS"]
@@ -32,10 +31,10 @@ class _Convolution(BayesianLayer, _ConvNd):
     def output_channels(self) -> int:
         return self.out_channels
 
-    def prefers_weights(self, x: Tensor, rows: int, once: bool = False) -> bool:
+    def sizes(self, x: Tensor) -> tuple[int, int]:
         positions, strides = math.prod(x.shape[2:]), math.prod(self.stride)
         uses, outputs = (positions, positions * strides) if self.transposed else (positions // strides, positions // strides)
-        return weights_cost_less(x, math.prod(self.weight_shape), rows, uses, outputs * self.out_channels, once)
+        return uses, outputs * self.out_channels
 
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(*v.shape, *[1] * (x.dim() - 2))

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers.drawing_costs import weights_cost_less
 
 __all__ = ["LAYERS", "InputMajorLinear"]
 
@@ -23,9 +22,13 @@ class _Linear(BayesianLayer):
     def fan_in(self) -> int:
         return self.input_channels
 
-    def prefers_weights(self, x: Tensor, rows: int, once: bool = False) -> bool:
+    def sizes(self, x: Tensor) -> tuple[int, int]:
         positions = math.prod(x.shape[1:-1])
-        return weights_cost_less(x, math.prod(self.weight_shape), rows, positions, positions * self.output_channels, once)
+        return positions, positions * self.output_channels
+
+    def prefers_weights(self, x: Tensor, rows: int) -> bool:
+        # mean and variance of the outputs of the first layer are the same for all draws, and `predict` computes them once
+        return not self.forward_pass.begins_with(self) and super().prefers_weights(x, rows)
 
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(v.shape[0], *[1] * (x.dim() - 2), v.shape[-1])

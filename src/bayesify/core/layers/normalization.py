@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers.drawing_costs import weights_cost_less
 from bayesify.functional import at_least_float32
 
 __all__ = ["LAYERS", "RMSNormalization", "epsilon"]
@@ -31,9 +30,9 @@ class _Normalization(BayesianLayer):
     def prepare(self, x: Tensor) -> Tensor:
         return self.normalize(x, None, None)
 
-    def prefers_weights(self, x: Tensor, rows: int, once: bool = False) -> bool:
-        weights, outputs = math.prod(self.weight_shape), math.prod(x.shape[1:])
-        return weights_cost_less(x, weights, rows, outputs // weights, outputs, once)
+    def sizes(self, x: Tensor) -> tuple[int, int]:
+        outputs = math.prod(x.shape[1:])
+        return outputs // math.prod(self.weight_shape), outputs
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Call the function of the plain layer with this scale and shift."""
