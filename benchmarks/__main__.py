@@ -1,4 +1,4 @@
-"""Run all benchmarks in turn and update docs/performance.md: half an hour on two cores.
+"""Run all benchmarks in turn and update docs/performance.md: about two hours on two cores.
 
     python -m benchmarks [NAME ...]
 

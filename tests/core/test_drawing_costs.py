@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bayesify import ELRG, MNF, Categorical, MeanField, Method, bayesify, native, predict
-from bayesify.core.folded import Folded
 from bayesify.core.drawing_costs import weights_cost_less
+from bayesify.core.folded import Folded
 
 CHANNELS_FIRST = {
     "Conv1d": (lambda: nn.Conv1d(3, 4, 1), (50,)),
@@ -65,10 +65,10 @@ def test_many_weights_at_few_positions_are_not_drawn() -> None:
 def test_rows_have_noise_of_their_own_at_one_position() -> None:
     """It averages out over rows, in metrics as well."""
     torch.manual_seed(0)
-    bnn = bayesify(nn.Linear(3, 1), MeanField())
-    with torch.no_grad():
-        y = bnn(torch.ones(1000, 3)).outputs[0]
-    assert y.unique().numel() > 900
+    for layer, x in ((nn.Linear(3, 1), torch.ones(1000, 3)), (nn.Conv2d(3, 1, 1), torch.ones(1000, 3, 1, 1))):
+        with torch.no_grad():
+            y = bayesify(layer, MeanField())(x).outputs[0]
+        assert y.unique().numel() > 900
 
 
 @pytest.mark.parametrize("with_kernels", [True, False])

@@ -246,10 +246,10 @@ class BayesianLayer(Channels):
         Drawing outputs gives less noisy gradients, and with one position per row, noise that averages out over rows. Otherwise the
         layer chooses the faster way.
         """
-        uses, outputs = self.sizes(x)
-        if uses <= 1 or self.forward_pass.with_gradients:
+        if self.forward_pass.with_gradients:
             return False
-        return weights_cost_less(x, math.prod(self.weight_shape), rows, uses, outputs)
+        uses, outputs = self.sizes(x)
+        return uses > 1 and weights_cost_less(x, math.prod(self.weight_shape), rows, uses, outputs)
 
     def sizes(self, x: Tensor) -> tuple[int, int]:
         """How often a row of x uses every weight (its positions), and the number of outputs of a row."""

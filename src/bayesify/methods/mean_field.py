@@ -252,9 +252,12 @@ class GaussianPosterior(Posterior):
         return self.method.prior == "normal" and layer.forward_pass.wants_kl()
 
     def _spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor | None]:
-        """Standard deviations (power 1) or variances (power 2) of weight and bias; reports the KL to passes that want it."""
+        """Standard deviations (power 1) or variances (power 2) of weight and bias; reports the KL to passes that want it.
+
+        A KL that draws is left to the root: inside a checkpoint, whose first run has no gradients, it would be drawn again.
+        """
         forward_pass = layer.forward_pass
-        if not forward_pass.wants_kl():
+        if self.method.prior == "scale-mixture" or not forward_pass.wants_kl():
             bias_spread = None if layer.bias is None else torch.exp(power * self.bias_log_std)
             return torch.exp(power * self.weight_log_std), bias_spread
         kl, weight_spread, bias_spread = self._kl_and_spread(layer, power)

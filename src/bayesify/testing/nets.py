@@ -236,15 +236,16 @@ class Storing(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """One layer used twice, under reentrant or other activation checkpointing, or without (None)."""
+    """A layer used twice and one used once, under reentrant or other activation checkpointing, or without (None)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.layer = nn.Linear(4, 3), nn.Linear(3, 3)
+        self.body, self.layer, self.filters = nn.Linear(4, 3), nn.Linear(3, 3), nn.Conv1d(1, 2, 2)
         self.reentrant: bool | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._layer(torch.tanh(self._layer(torch.tanh(self.body(x)))))
+        h = torch.tanh(self._call(self.layer, torch.tanh(self.body(x))))
+        return self._call(self.filters, self._call(self.layer, h).unsqueeze(1)).flatten(1)
 
-    def _layer(self, h: Tensor) -> Tensor:
-        return self.layer(h) if self.reentrant is None else checkpoint(self.layer, h, use_reentrant=self.reentrant)
+    def _call(self, layer: nn.Module, h: Tensor) -> Tensor:
+        return layer(h) if self.reentrant is None else checkpoint(layer, h, use_reentrant=self.reentrant)
