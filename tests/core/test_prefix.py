@@ -163,7 +163,7 @@ def test_operators_in_place_do_not_change_what_later_passes_get(monkeypatch: pyt
     ("name", "agrees"),
     [(name, name not in ("rows", "own noise", "all", "weight noise")) for name in CASES if name != "an ensemble"],
 )
-def test_only_nets_that_it_cannot_follow_or_that_share_nothing_go_without(
+def test_nets_that_it_cannot_follow_or_that_share_nothing_go_without(
     name: str, agrees: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bnn, x = made(name)
