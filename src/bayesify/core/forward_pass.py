@@ -55,8 +55,6 @@ class ForwardPass:
 
     Attributes:
         calls: layer, input and output of every such call.
-        with_gradients: whether gradients were enabled when the pass began. A reentrant activation checkpoint disables them, but
-            must make the decisions of its second run.
         thread: the only one that may call layers outside of a backward pass; None for any.
     """
 
@@ -90,7 +88,7 @@ class ForwardPass:
         self._repeats: RepeatedDraws | None = None  # as soon as the pass is known to be inside an activation checkpoint
         self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
         self._depth, self._ended = 0, False
-        self.with_gradients = torch.is_grad_enabled()
+        self._with_gradients = torch.is_grad_enabled()
         self._is_compiled = torch.compiler.is_compiling()  # with the root, not with a part of the network
         self._running: BayesianLayer | None = None  # in compiled code, the layer called last
         self._had_draws = bool(self._drawn)  # before the network ran
@@ -152,7 +150,7 @@ class ForwardPass:
                 posterior.kl_of_part = self, value  # pyright: ignore[reportArgumentType]
             return
         # Inside a reentrant checkpoint the value has no gradient and is ignored.
-        if not self._ended and posterior not in self.found_kls and (value.requires_grad or not self.with_gradients):
+        if not self._ended and posterior not in self.found_kls and (value.requires_grad or not self._with_gradients):
             self.found_kls[posterior] = value
 
     def reported_kls(self, layers: Iterable[BayesianLayer]) -> Mapping[nn.Module, Tensor | None]:
@@ -172,7 +170,7 @@ class ForwardPass:
         """
         if self._ended:
             return
-        if self.with_gradients and not torch.is_grad_enabled() and self.checkpointed:
+        if self._with_gradients and not torch.is_grad_enabled() and self.checkpointed:
             raise PassError(
                 "probabilities of discrete choices get no gradient inside torch.no_grad() or a reentrant activation checkpoint; "
                 "use checkpoint(..., use_reentrant=False)"
@@ -273,10 +271,6 @@ class ForwardPass:
             raise NewLayerError("the network calls a random layer several times")
         self._called.add(layer)
 
-    def begins_with(self, layer: BayesianLayer) -> bool:
-        """Whether no other random layer was called before, so that the layer's input is the same for all draws."""
-        return self._called is not None and self._called <= {layer}
-
     def has_rows(self, layer: BayesianLayer) -> bool:
         """Whether a layer's inputs depend on the batch."""
         return layer not in self._without_rows
@@ -319,7 +313,7 @@ class ForwardPass:
             self._drawn = {}
 
     def _notice_checkpoint(self) -> None:
-        if self._repeats is not None or not self.with_gradients or torch.compiler.is_compiling():
+        if self._repeats is not None or not self._with_gradients or torch.compiler.is_compiling():
             return
         # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
         if not torch.is_grad_enabled() or current_saved_tensors_hooks() is not None:

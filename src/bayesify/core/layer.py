@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.channels import Channels
-from bayesify.core.drawing_costs import weights_cost_less
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.passes import Passes
 from bayesify.core.plain_checkpoint import adopt_plain_weights
@@ -93,7 +92,7 @@ class Posterior(nn.Module, ABC):
         Override it, or `moments`, for cheaper or less noisy outputs with the same mean and variance of every element (input noise,
         local reparameterization). `coherent=True` uses neither.
         """
-        if self.has_moments and not layer.prefers_weights(x, x.shape[0] // layer.forward_pass.samples):
+        if self.has_moments:
             return local_reparameterization(*self.moments(layer, x))
         return self.outputs(layer, x, *layer.draw())
 
@@ -105,10 +104,7 @@ class Posterior(nn.Module, ABC):
         return layer.prepared_op(x, weight, bias)
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the outputs, for posteriors with `has_moments`: `forward` then draws independent outputs.
-
-        It is not called if the layer prefers weights, as most convolutions do without gradients.
-        """
+        """Mean and variance of the outputs, for posteriors with `has_moments`: `forward` then draws independent outputs."""
         raise NotImplementedError(f"{type(self).__name__} has no moments")
 
     def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
@@ -239,21 +235,6 @@ class BayesianLayer(Channels):
     def sample(self, samples: int) -> tuple[Tensor, Tensor | None]:
         """Draw weight (S, *) and bias (S, *)."""
         return self.posterior.sample(self, samples)
-
-    def prefers_weights(self, x: Tensor, rows: int) -> bool:
-        """Whether to draw weights instead of outputs for x with `rows` rows per draw, if the posterior can do both.
-
-        Drawing outputs gives less noisy gradients, and with one position per row, noise that averages out over rows. Otherwise the
-        layer chooses the faster way.
-        """
-        if self.forward_pass.with_gradients:
-            return False
-        uses, outputs = self.sizes(x)
-        return uses > 1 and weights_cost_less(x, math.prod(self.weight_shape), rows, uses, outputs)
-
-    def sizes(self, x: Tensor) -> tuple[int, int]:
-        """How often a row of x uses every weight (its positions), and the number of outputs of a row."""
-        return 1, 0
 
     def prepared_op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`op` of the prepared x, in one kernel if the layer has one."""

@@ -99,8 +99,6 @@ class LowRankPosterior(Posterior):
         return drawn, _draw(bias, self._bias_log_std(), self.bias_factor, z)
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
-        if layer.prefers_weights(x, x.shape[0] // layer.forward_pass.samples):
-            return super().forward(layer, x)
         weight, bias = self.mean(layer)
         x = layer.prepare(x)
         weight_variance = torch.exp(2 * self.weight_log_std).expand_as(weight)

@@ -9,8 +9,11 @@ Kingma, Salimans & Welling, 2015, section 2.3), which reduces the variance of gr
 $$y_j \sim N\Bigl(\sum_i x_i\mu_{ij} + \mu_j, \; \sum_i x_i^2\sigma_{ij}^2 + \sigma_j^2\Bigr)$$
 
 `noise="shared"` draws the weights once per sample for the whole batch (Bayes by Backprop; Blundell et al., 2015), which costs less
-per step. Without gradients, layers with local noise that use a weight at several positions (convolutions, normalization, linear
-layers of sequences) draw weights instead where that is faster.
+per step and per prediction.
+
+In convolutions and sequences, local noise is also independent at every position, where drawn weights correlate positions. Such a
+network is trained for independent noise, and `predict` draws the same. With drawn weights (`coherent=True`, `bnn.function`,
+`bnn.drawn`) its outputs vary more than in training; where these are needed, train with `noise="shared"`.
 
 `noise="flipout"` (Wen, Vicol, Ba, Tran & Grosse, *Flipout*, 2018, arXiv 1803.04386, section 3.1) draws one perturbation
 $\Delta$ of the weights per sample, and gives every example b random signs s of its inputs and r of its outputs:
@@ -187,8 +190,7 @@ class GaussianPosterior(Posterior):
         return [_pair([next(found) for _ in own]) for own, _, _ in rows], kl
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
-        is_local_linear = self.method.noise == "local" and layer.original is nn.Linear and self._joins_kl(layer)
-        if is_local_linear and not layer.prefers_weights(x, x.shape[0] // layer.forward_pass.samples):
+        if self.method.noise == "local" and layer.original is nn.Linear and self._joins_kl(layer):
             means, log_stds, centers = self._tensors(layer)
             if runs_as_one_node(x, means, log_stds):
                 noise = standard_normal(*x.shape[:-1], layer.output_channels, like=x)

@@ -31,11 +31,6 @@ class _Convolution(BayesianLayer, _ConvNd):
     def output_channels(self) -> int:
         return self.out_channels
 
-    def sizes(self, x: Tensor) -> tuple[int, int]:
-        positions, strides = math.prod(x.shape[2:]), math.prod(self.stride)
-        uses, outputs = (positions, positions * strides) if self.transposed else (positions // strides, positions // strides)
-        return uses, outputs * self.out_channels
-
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(*v.shape, *[1] * (x.dim() - 2))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,14 +19,6 @@ class _Linear(BayesianLayer):
     @property
     def fan_in(self) -> int:
         return self.input_channels
-
-    def sizes(self, x: Tensor) -> tuple[int, int]:
-        positions = math.prod(x.shape[1:-1])
-        return positions, positions * self.output_channels
-
-    def prefers_weights(self, x: Tensor, rows: int) -> bool:
-        # mean and variance of the outputs of the first layer are the same for all draws, and `predict` computes them once
-        return not self.forward_pass.begins_with(self) and super().prefers_weights(x, rows)
 
     def over_channels(self, v: Tensor, x: Tensor) -> Tensor:
         return v.reshape(v.shape[0], *[1] * (x.dim() - 2), v.shape[-1])

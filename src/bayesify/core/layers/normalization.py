@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,10 +27,6 @@ class _Normalization(BayesianLayer):
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.normalize(x, None, None)
-
-    def sizes(self, x: Tensor) -> tuple[int, int]:
-        outputs = math.prod(x.shape[1:])
-        return outputs // math.prod(self.weight_shape), outputs
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Call the function of the plain layer with this scale and shift."""

@@ -89,8 +89,7 @@ class Prefix(TorchFunctionMode):
                 return mark(layer.sampled(x), False)
             if not posterior.is_random:
                 return self._remember(layer, lambda: layer.prepared_op(x, *posterior.mean(layer)))
-            local = posterior.has_moments and not layer.draws_weights and not layer.prefers_weights(x, x.shape[0])
-            if not local:
+            if layer.draws_weights or not posterior.has_moments:
                 return mark(layer.sampled(self._repeat(x)), False)
             moments = self._remember(layer, lambda: posterior.moments(layer, x), needed=True)
             return mark(local_reparameterization(*moments, draws=self.samples), False)
