@@ -434,3 +434,18 @@ def _chunks(bnn: Any, x: Tensor, seed: int) -> list[Any]:
         torch.manual_seed(random.Random(f"{seed} {start} 0").getrandbits(62))
         draws.append(bnn(x, samples=2))
     return draws
+
+
+def test_nothing_to_share_is_noticed_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 26 * 26, 3))
+    bnn = bayesify(net, {"0": MeanField(noise="shared")}).eval()
+    x, few, original = torch.randn(64, 1, 28, 28), [], Folded._run
+    predict(bnn, x, Categorical(), samples=2, seed=0)  # which examines the network
+
+    def counted(self: Folded, *args: object) -> object:
+        few.append(args[1].batch < 64)  # pyright: ignore[reportAttributeAccessIssue]
+        return original(self, *args)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Folded, "_run", counted)
+    predict(bnn, x, Categorical(), samples=2, seed=0)
+    assert few == [True, False]

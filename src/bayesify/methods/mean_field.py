@@ -43,16 +43,8 @@ from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import (
-    at_least_float32,
-    bernoulli_mask,
-    gaussian_kl,
-    gaussian_kl_and_spread,
-    standard_normal,
-    vifo_empirical_bayes,
-    vifo_mean,
-    vifo_mean_variance,
-)
+from bayesify.functional import bernoulli_mask, standard_normal
+from bayesify.methods._weight_priors import COLLAPSED, kl_and_spread
 from bayesify.native.gaussians import draws_and_kl, runs_in_one_pass, variances_and_kl, with_square
 from bayesify.native.local_linear import local_linear, runs_as_one_node
 from bayesify.native.operators import has_kernels
@@ -60,9 +52,6 @@ from bayesify.native.operators import has_kernels
 __all__ = ["MeanField"]
 
 _SMALL = 2**16  # weights of a layer, for which calls take longer than draws
-
-# priors with learned parameters, and the papers' a and b
-_COLLAPSED = {"mean": (), "mean-variance": (0.5, 0.01), "empirical-bayes": (4.4798, 10.0)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +104,7 @@ class MeanField(Method):
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, ("local", "shared", "flipout"))
-        check_choice("prior", self.prior, ("normal", "scale-mixture", "sequential", *_COLLAPSED))
+        check_choice("prior", self.prior, ("normal", "scale-mixture", "sequential", *COLLAPSED))
         check_choice("prior_mean", self.prior_mean, ("zero", "pretrained"))
         for name in ("prior_std", "mixture_std", "mean_prior_std", "initial_std"):
             check_scale(name, getattr(self, name))
@@ -269,28 +258,12 @@ class GaussianPosterior(Posterior):
     def _kl_and_spread(self, layer: BayesianLayer, power: Literal[1, 2]) -> tuple[Tensor, Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         prior = self.weight_prior_mean, self.weight_prior_log_std
-        kl, weight_spread = self._kl_and_spread_of(weight, self.weight_log_std, *prior, power)
+        kl, weight_spread = kl_and_spread(self.method, weight, self.weight_log_std, *prior, power)
         if bias is None:
             return kl, weight_spread, None
         prior = self.bias_prior_mean, self.bias_prior_log_std
-        bias_kl, bias_spread = self._kl_and_spread_of(bias, self.bias_log_std, *prior, power)
+        bias_kl, bias_spread = kl_and_spread(self.method, bias, self.bias_log_std, *prior, power)
         return kl + bias_kl, weight_spread, bias_spread
-
-    def _kl_and_spread_of(
-        self, mean: Tensor, log_std: Tensor, prior_mean: Tensor | None, prior_log_std: Tensor | None, power: Literal[1, 2]
-    ) -> tuple[Tensor, Tensor]:
-        """KL and spread of one tensor of parameters, the spread in its dtype."""
-        wide = at_least_float32(log_std)
-        if self.method.prior == "scale-mixture":
-            return _scale_mixture_kl(at_least_float32(mean), wide, self.method), torch.exp(power * log_std)
-        if self.method.prior in _COLLAPSED:
-            return _collapsed_kl(at_least_float32(mean), wide, self.method), torch.exp(power * log_std)
-        center = 0.0 if prior_mean is None else prior_mean
-        if prior_log_std is not None:
-            kl = gaussian_kl(at_least_float32(mean), wide, center, at_least_float32(prior_log_std).exp()).sum()
-            return kl, torch.exp(power * log_std)
-        kl, *spread = gaussian_kl_and_spread(at_least_float32(mean), wide, center, self.method.prior_std)
-        return kl, spread[power - 1].to(log_std.dtype)
 
 
 def _pair(tensors: list[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -303,26 +276,3 @@ def _draw(mean: Tensor, std: Tensor, samples: int) -> Tensor:
     shape = mean.shape if samples == 1 else (samples, *mean.shape)
     drawn = torch.addcmul(mean, std, standard_normal(*shape, like=mean))
     return drawn.unsqueeze(0) if samples == 1 else drawn
-
-
-def _collapsed_kl(mean: Tensor, log_std: Tensor, method: MeanField) -> Tensor:
-    """KL of one tensor of parameters with the prior's parameters integrated out: a regularizer of VIFO of a single example."""
-    q = mean.flatten().unsqueeze(0), log_std.exp().flatten().unsqueeze(0)
-    if method.prior == "mean":
-        return vifo_mean(*q, prior_std=method.prior_std, mean_prior_std=method.mean_prior_std).squeeze(0)
-    default = _COLLAPSED[method.prior]
-    a, b = (value if given is None else given for value, given in zip(default, (method.a, method.b), strict=True))
-    if method.prior == "mean-variance":
-        return vifo_mean_variance(*q, a=a, b=b, delta=method.delta).squeeze(0)
-    return vifo_empirical_bayes(*q, a=a, b=b).squeeze(0)
-
-
-def _scale_mixture_kl(mean: Tensor, log_std: Tensor, method: MeanField) -> Tensor:
-    """Unbiased estimate: the entropy of q in closed form, the cross entropy with one draw."""
-    negative_entropy = -(log_std + 0.5 * (1 + math.log(2 * math.pi))).sum()
-    w = _draw(mean, log_std.exp(), 1).squeeze(0)
-    components = [
-        math.log(share) - math.log(std) - 0.5 * math.log(2 * math.pi) - 0.5 * (w / std) ** 2
-        for share, std in ((method.mixture_weight, method.prior_std), (1 - method.mixture_weight, method.mixture_std))
-    ]
-    return negative_entropy - torch.logaddexp(*components).sum()
