@@ -7,12 +7,13 @@ import pytest
 import torch
 from experiments.harness.protocol import Table
 from experiments.harness.store import Results
+from experiments.protocols import fidelity
 from experiments.protocols.fidelity import Fidelity, tasks
 from experiments.protocols.fidelity.comparison import distances, probabilities_of, targets_scored
 from experiments.protocols.fidelity.tasks import make_net, make_task, regions_of
 from scipy import stats
 
-from bayesify import MeanField
+from bayesify import MeanField, predict
 from bayesify.datasets import UCI
 from bayesify.errors import ConfigurationError
 from bayesify.predictive import CategoricalPredictive, GaussianPredictive
@@ -68,6 +69,22 @@ def test_jobs_and_bad_settings(tmp_path):
         protocol.jobs(table(tmp_path, methods=[{"name": "MeanField", "method": {"method": "MeanField"}}]))
     with pytest.raises(ConfigurationError, match="data must be"):
         protocol.jobs(table(tmp_path, data="spiral"))
+
+
+def test_further_rows_may_predict_with_the_noise_of_training(tmp_path, monkeypatch):
+    row = {"name": "MeanField, noise of training", "method": {"method": "MeanField"}, "coherent": False}
+    jobs, before = (Fidelity().jobs(table(tmp_path, **changes)) for changes in ({"further": [row]}, {}))
+    assert [job.key for job in jobs] == ["HMC", "MeanField", "MeanField,-noise-of-training"]
+    assert [job.settings for job in jobs[:2]] == [job.settings for job in before]  # whose results stay current
+    coherent = []
+    monkeypatch.setattr(
+        fidelity, "predict", lambda *args, **kwargs: coherent.append(kwargs["coherent"]) or predict(*args, **kwargs)
+    )
+    for job in jobs[1:]:
+        Fidelity().run_seed(job.settings, 0)
+    assert coherent == [True, False]
+    with pytest.raises(ConfigurationError, match="different names"):
+        Fidelity().jobs(table(tmp_path, further=[{**row, "name": "HMC"}]))
 
 
 def test_results_become_stale_when_a_default_changes(tmp_path, monkeypatch):

@@ -56,11 +56,13 @@ class Settings:
         epochs: full-batch steps.
         learning_rate: of Adam, or of natural-gradient steps; cosine decay to 0.
         samples: draws in prediction.
+        coherent: whether predictions have drawn weights, or the noise of training, which may differ between positions.
         seeds: of data, initial weights and noise; of a UCI set, the splits.
         noise: standard deviation of the targets in regression, known to all methods; standardized ones of a UCI set.
         beta: weight of the KL, reached after 30 % of the epochs.
         methods: tables with `name`, `method` and settings that override these.
         instead: such tables in place of those of the same name, where `methods` are those of a table that this one extends.
+        further: such tables in addition to those.
     """
 
     data: str
@@ -73,7 +75,9 @@ class Settings:
     methods: list[Mapping[str, Any]]
     noise: float = NOISE
     beta: float = 1.0
+    coherent: bool = True
     instead: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
+    further: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_choice("data", self.data, TASKS)
@@ -81,7 +85,8 @@ class Settings:
             check_integer(name, getattr(self, name))
         for name in ("learning_rate", "noise", "beta"):
             check_positive(name, getattr(self, name))
-        names = [method_name(method) for method in list_of("methods", self.methods, Mapping)]
+        check_choice("coherent", self.coherent, (True, False))
+        names = [method_name(method) for method in [*list_of("methods", self.methods, Mapping), *self.further]]
         if REFERENCE not in names or len(set(names)) < len(names):
             raise ConfigurationError(f"methods must have different names, one of them {REFERENCE!r}, got {names}")
         for method in self.instead:
@@ -91,7 +96,7 @@ class Settings:
     def rows_of_table(self) -> list[Mapping[str, Any]]:
         """The methods of the table, each with its own settings."""
         others = {method_name(method): method for method in self.instead}
-        return [others.get(method_name(method), method) for method in self.methods]
+        return [others.get(method_name(method), method) for method in self.methods] + self.further
 
 
 class Fidelity(Protocol):
@@ -102,9 +107,9 @@ class Fidelity(Protocol):
 
     def jobs(self, table: Table) -> list[Job]:
         settings = self.settings_of(table)
-        others = ("methods", "instead", "seeds")
+        others = ("methods", "instead", "further", "seeds")
         common = {name: value for name, value in dataclasses.asdict(settings).items() if name not in others}
-        for name, default in (("noise", NOISE), ("beta", 1.0)):
+        for name, default in (("noise", NOISE), ("beta", 1.0), ("coherent", True)):
             if common[name] == default:
                 del common[name]  # results from before it was a setting stay current
         units = tuple(map(str, range(settings.seeds)))
@@ -139,7 +144,8 @@ class Fidelity(Protocol):
         task = make_task(settings["data"], settings["rows"], seed, data_dir)
         bnn, likelihood = trained(settings, task, seed)
         bnn.double()
-        common: dict[str, Any] = {"samples": settings["samples"], "seed": seed, "coherent": True, "progress": False}
+        coherent = settings.get("coherent", True)
+        common: dict[str, Any] = {"samples": settings["samples"], "seed": seed, "coherent": coherent, "progress": False}
         predictive = predict(bnn, task.test.double(), likelihood, **common)
         unit: Unit = {"probabilities": rounded(probabilities_of(predictive))}
         if isinstance(predictive, GaussianPredictive):
