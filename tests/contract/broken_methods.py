@@ -17,7 +17,7 @@ from bayesify.errors import ContractError
 from bayesify.functional import at_least_float32, gaussian_kl_sum
 from bayesify.testing import LAYERS, References, check_method
 
-FAULTS = ("", "variance", "mean KL", "refilled buffer", "gradient of sigma")
+FAULTS = ("", "variance", "mean KL", "refilled buffer", "gradient of sigma", "noise of predictions")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,11 @@ class BrokenPosterior(Posterior):
             self.noise.data.normal_()
             draws.append(layer.weight + std * self.noise)
         return torch.stack(draws), bias
+
+    def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
+        if self.fault == "noise of predictions" and not torch.is_grad_enabled():
+            return self.outputs(layer, x, *layer.draw())
+        return super().forward(layer, x)
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor] | None:
         if not self.has_moments:

@@ -22,6 +22,7 @@ _CHECKS = {
     "mean KL": "fails the check of kl",
     "refilled buffer": "fails the check of accumulated gradients",
     "gradient of sigma": "fails the check of gradients numerically",
+    "noise of predictions": "fails the check of noise of predictions",
 }
 
 # Compiles bayesify as `python -O` does; that flag would compile all of PyTorch anew, too.

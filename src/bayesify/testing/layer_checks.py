@@ -130,6 +130,18 @@ def check_moments(case: Case) -> None:
     require_equal_means((fast - fast.mean(0)) ** 2, (exact - exact.mean(0)) ** 2, "variance of the outputs")
 
 
+def check_noise_of_predictions(case: Case) -> None:
+    """Without gradients, outputs have the noise of training: the same means, and covariances of rows, positions and features."""
+    bnn, noise = case.fresh(), []
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            outputs = bnn(case.x, samples=4000).outputs.detach().flatten(1)
+        noise.append(outputs[:, :: max(1, outputs.shape[1] // 16)])  # among them two positions of a feature
+    require_equal_means(*noise, "without gradients, the mean of the outputs")
+    products = [((y := x - x.mean(0)).unsqueeze(1) * y.unsqueeze(2)) for x in noise]
+    require_equal_means(products[0], products[1], "without gradients, the covariance of the outputs")
+
+
 def check_coherence(case: Case) -> None:
     """coherent=True: within a draw, equal inputs have equal outputs, and a module used twice is one function."""
     bnn = case.fresh()
