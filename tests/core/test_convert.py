@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from bayesify import EMP, VSD, Bayesian, MCDropout, MeanField, NothingRandomError, bayesify, unbayesify
 from bayesify.core.layers import layer_type
@@ -96,6 +97,7 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
         nn.Embedding(3, 4, max_norm=1.0),
         nn.Embedding(3, 4, padding_idx=0),
         nn.Linear(4, 4, dtype=torch.complex64),
+        prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5),
     )
     net[6].forward = nn.Linear(4, 4).forward
     nn.init.ones_(net[8].weight)
@@ -112,10 +114,17 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
         "7": "max_norm",
         "8": "padding vector is not zero",
         "9": "not of a real floating point type",
+        "10": "computed by a hook",
     }
     assert reasons.pop("5") == ""
     assert [text in reasons[name] for name, text in expected.items()] == [True] * len(expected), reasons
     assert [type(layer) for i, layer in enumerate(net) if i != 5] == [kind for i, kind in enumerate(types) if i != 5]
+
+
+def test_a_random_layer_cannot_lose_its_weight():
+    net = bayesify(_mlp(), MeanField()).net
+    with pytest.raises(NotImplementedError, match="prune or parametrize a layer before `bayesify`"):
+        prune.random_unstructured(net[0], "weight", 0.5)
 
 
 def test_first_matching_pattern_wins_and_the_rest_stays():

@@ -204,7 +204,7 @@ def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bo
         return reason
     weight = layer._parameters.get("weight")
     if weight is None:
-        return "its weight is computed by a hook (weight_norm, spectral_norm)"
+        return "its weight is computed by a hook (weight_norm, spectral_norm, pruning)"
     if is_parametrized(layer):
         return "its bias is parametrized"
     if "forward" in vars(layer):

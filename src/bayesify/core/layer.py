@@ -110,7 +110,10 @@ class Posterior(nn.Module, ABC):
     def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         """The posterior mean of weight and bias, which `unbayesify` leaves in the layer."""
         if layer.is_replaced:
-            raise NotImplementedError(f"{type(self).__name__} replaces the layer's weight and does not implement `mean`")
+            raise NotImplementedError(
+                f"the layer has no weight of its own, and {type(self).__name__} does not implement `mean`, which posteriors that "
+                "replace it must; prune or parametrize a layer before `bayesify`"
+            )
         return layer.weight, layer.bias
 
     def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
