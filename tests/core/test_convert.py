@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from bayesify import EMP, VSD, Bayesian, MCDropout, MeanField, NothingRandomError, bayesify, unbayesify
+from bayesify import EMP, VSD, Bayesian, Deterministic, MCDropout, MeanField, NothingRandomError, bayesify, unbayesify
 from bayesify.core.layers import layer_type
+from bayesify.errors import ConfigurationError
 
 
 def _mlp() -> nn.Sequential:
@@ -119,6 +120,23 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
     assert reasons.pop("5") == ""
     assert [text in reasons[name] for name, text in expected.items()] == [True] * len(expected), reasons
     assert [type(layer) for i, layer in enumerate(net) if i != 5] == [kind for i, kind in enumerate(types) if i != 5]
+
+
+@pytest.mark.parametrize("first", ["*", "[02]", "?"])
+def test_a_pattern_that_others_hide_is_an_error(first):
+    net = _mlp()
+    with pytest.raises(ConfigurationError, match=r"^'2' without effect: the first pattern .* come first in "):
+        bayesify(net, {first: MeanField(), "2": MCDropout()})
+    assert type(net[0]) is nn.Linear
+    bayesify(net, {"2": MCDropout(), "*": MeanField()})
+
+
+def test_a_named_layer_that_cannot_be_made_random_is_an_error():
+    net = nn.ModuleDict({"body": nn.LSTM(3, 4), "head": nn.Linear(4, 2)})
+    with pytest.raises(NothingRandomError, match=r"no layer that 'body' names became random: body \(LSTM\): this type is not"):
+        bayesify(net, {"body": MCDropout(), "*": MeanField()})
+    assert type(net["head"]) is nn.Linear
+    bayesify(net, {"body": Deterministic(), "*": MeanField()})
 
 
 def test_a_random_layer_cannot_lose_its_weight():

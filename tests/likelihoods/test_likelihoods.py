@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import scipy.stats
 import torch
 import torch.nn.functional as F
 from torch import distributions as D
+from torch import nn
 
+from bayesify.errors import BayesifyWarning
 from bayesify.likelihoods import (
     Bernoulli,
     Categorical,
@@ -322,3 +325,22 @@ def test_sampled_targets_have_the_distribution_of_log_prob(name):
     score = score.detach().reshape(2, 3, n, -1)
     for values in (score, score * score.sum(-1, keepdim=True) + hessian_rows.reshape(score.shape)):
         assert (values.mean(2).abs() < 5 * values.std(2) / math.sqrt(n) + 1e-9).all()
+
+
+@pytest.mark.parametrize("accumulate", [1, 60])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("make", [lambda: Gaussian(learn=True), lambda: Ordinal(4)])
+def test_an_optimizer_without_the_parameters_is_noticed_once(make, given, accumulate):
+    likelihood, outputs = make(), nn.Parameter(torch.zeros(1, 6, 1))
+    y = torch.tensor([0, 1, 2, 3, 0, 1]).unsqueeze(1)
+    y = y.float() if isinstance(likelihood, Gaussian) else y
+    optimizer = torch.optim.SGD([outputs, *(likelihood.parameters() if given else [])], lr=1e-3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BayesifyWarning)
+        for i in range(240):
+            (-likelihood.log_prob(outputs, y).sum()).backward()
+            if i % accumulate == accumulate - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    expected = [] if given else ["give likelihood.parameters() to the optimizer"]
+    assert [str(w.message).rpartition(": ")[2] for w in caught] == expected

@@ -16,7 +16,7 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from bayesify import Bayesian, BayesianLayer, Draws, MeanField, bayesify, elbo
 from bayesify.core import layer as random_layer
-from bayesify.methods import mean_field
+from bayesify.methods import _weight_priors
 from bayesify.native import switch
 
 NOISE_STD, PRIOR_STD = 0.6, 0.8
@@ -168,7 +168,7 @@ def test_posteriors_and_predictions_are_calibrated(noise: str) -> None:
     assert min(_calibration(noise)) > 1e-3
 
 
-_HOMES = {"gaussian_kl_and_spread": mean_field, "local_reparameterization": random_layer}
+_HOMES = {"gaussian_kl_and_spread": _weight_priors, "local_reparameterization": random_layer}
 
 
 def _scaled(name: str, factor: float) -> Callable[..., object]:

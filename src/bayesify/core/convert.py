@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from bayesify.core.allocation import keep_freed_memory
 from bayesify.core.arguments import check_layout, networks, output_selection, patterns
@@ -18,13 +17,14 @@ from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layer_report import LayerReport
-from bayesify.core.layers import kind_of, layer_type, recognize, unrecognized, unsupported
+from bayesify.core.layers import layer_type, recognize
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import modes_kept
+from bayesify.core.obstacles import obstacle, tell_of_hindered_layers, tied_parameters, trainable_sizes
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import restore, revert
-from bayesify.core.values import may_look_at
+from bayesify.core.stale_optimizer import StaleOptimizer
 from bayesify.errors import ConfigurationError, NothingRandomError, warn
 from bayesify.formatting import listing
 
@@ -43,8 +43,10 @@ def bayesify(
     """Make a network Bayesian, in place: its layers become random, and their weights, for most methods, posterior means.
 
     Layers of supported types are converted, and subclasses that do not override `forward`; `register_layer` adds further types.
-    Frozen layers are converted only if a pattern names them. `summary` lists the layers that were not converted, with the reason.
-    The names of layers and parameters do not change, so a checkpoint of the plain network still loads into `result.net`.
+    Frozen layers are converted only if a pattern names them. `summary` lists the layers that were not converted, with the reason; a
+    `BayesifyWarning` says if more than a tenth of the parameters stay deterministic because their layers cannot be made random.
+    The names of layers and parameters do not change, so a checkpoint of the plain network still loads into `result.net`. Posteriors
+    add parameters: make the optimizer afterwards, from `result.parameters()`.
 
     Args:
         net: any network; several of one architecture for an ensemble: `bayesify([make() for _ in range(5)], DeepEnsemble())`.
@@ -64,9 +66,10 @@ def bayesify(
         The root module: call it for `Draws`, train it with `elbo`, predict with `predict`.
 
     Raises:
-        NothingRandomError: no layer became random.
-        ConfigurationError: a pattern matches no layer, a lazy layer has no weight yet, `unbatched` names no input, the network's
-            `forward` has an input called `samples` or `coherent`, or the network is Bayesian already.
+        NothingRandomError: no layer became random, or none of those that a pattern names.
+        ConfigurationError: a pattern matches no layer, or only layers that earlier patterns match; a lazy layer has no weight yet,
+            `unbatched` names no input, the network's `forward` has an input called `samples` or `coherent`, or the network is
+            Bayesian already.
         TypeError: an argument has a wrong type.
 
         In all cases the network is unchanged.
@@ -83,17 +86,20 @@ def bayesify(
     for each in nets:
         check_layout(each, batch_dim, fold, unbatched)
     keep_freed_memory()
+    parameters = [parameter for each in nets for parameter in each.parameters()]
     if isinstance(method, Method) and method.is_whole:
         root = cast(Bayesian, method.whole(nets, partial(bayesify, batch_dim=batch_dim, fold=fold, unbatched=unbatched)))
         for each in (root, *root.members):
             each.batch_dim, each.unbatched = batch_dim, tuple(unbatched)
             each.training = nets[0].training
             each.passes.select = select
-        return root
-    if len(nets) > 1:
+            each.stale_optimizer = None
+    elif len(nets) > 1:
         raise TypeError(f"several networks make an ensemble: use DeepEnsemble(...), got method={method!r}")
-    root = _converted(nets[0], methods, batch_dim, fold, tuple(unbatched))
-    root.passes.select = select
+    else:
+        root = _converted(nets[0], methods, batch_dim, fold, tuple(unbatched))
+        root.passes.select = select
+    root.stale_optimizer = StaleOptimizer(parameters, root)
     return root
 
 
@@ -101,15 +107,14 @@ def _converted(
     net: nn.Module, methods: Mapping[str, Method], batch_dim: int, fold: bool | None, unbatched: tuple[str, ...]
 ) -> Bayesian:
     layers = {name: module for name, module in net.named_modules() if any(True for _ in module.parameters(recurse=False))}
-    if unmatched := [p for p in methods if p != "*" and not any(fnmatchcase(name, p) for name in layers)]:
-        raise ConfigurationError(f"no layer matches {listing(map(repr, unmatched))}; the layers are {listing(map(repr, layers))}")
+    matches = _first_matches(layers, methods)
     for layer in layers.values():
         recognize(layer)
     passes = Passes()
     assigned = methods["*"].assign(layers) if "*" in methods else {}
-    before = [(layer, dict(layer._parameters)) for layer in layers.values()]
+    before, sizes = [(layer, dict(layer._parameters)) for layer in layers.values()], trainable_sizes(layers)
     try:
-        reports = _convert_layers(layers, methods, assigned, passes)
+        reports, hindered = _convert_layers(layers, matches, methods, assigned, passes)
         root = _root(net, [report.method for report in reports])
     except BaseException:
         for layer, parameters in before:
@@ -123,22 +128,43 @@ def _converted(
     root.batch_dim, root.fold, root.unbatched = batch_dim, False if batch_dim else fold, unbatched
     with modes_kept(net.modules()):  # parts may be in eval mode, such as frozen batch normalization
         root.train(net.training)
+    tell_of_hindered_layers(root, sizes, hindered)
     return root
 
 
+def _first_matches(names: Collection[str], methods: Mapping[str, Method]) -> dict[str, str | None]:
+    """The first pattern that matches every name; raise a `ConfigurationError` for patterns without effect."""
+    if unmatched := [p for p in methods if p != "*" and not any(fnmatchcase(name, p) for name in names)]:
+        raise ConfigurationError(f"no layer matches {listing(map(repr, unmatched))}; the layers are {listing(map(repr, names))}")
+    matches = {name: next((p for p in methods if fnmatchcase(name, p)), None) for name in names}
+    if hidden := [p for p in methods if p != "*" and p not in matches.values()]:
+        raise ConfigurationError(
+            f"{listing(map(repr, hidden))} without effect: the first pattern that matches a layer counts, and others come first in "
+            f"{listing(map(repr, methods))}"
+        )
+    return matches
+
+
 def _convert_layers(
-    layers: Mapping[str, nn.Module], methods: Mapping[str, Method], assigned: Mapping[str, Method], passes: Passes
-) -> list[LayerReport]:
+    layers: Mapping[str, nn.Module],
+    matches: Mapping[str, str | None],
+    methods: Mapping[str, Method],
+    assigned: Mapping[str, Method],
+    passes: Passes,
+) -> tuple[list[LayerReport], dict[str, str]]:
     """Convert the layers that patterns and methods choose.
 
+    Returns:
+        All layers; name and type of those that a method chose, not a name, and that cannot be made random.
+
     Raises:
-        NothingRandomError: no layer became random.
+        NothingRandomError: no layer became random, or none of those that a pattern names.
     """
-    tied = _tied_parameters(layers)
-    reports = list[LayerReport]()
+    tied = tied_parameters(layers)
+    reports, hindered = list[LayerReport](), dict[str, str]()
     for name, layer in layers.items():
         kind = type(layer).__name__
-        pattern = next((p for p in methods if fnmatchcase(name, p)), None)
+        pattern = matches[name]
         chosen = None if pattern is None else assigned.get(name) if pattern == "*" else methods[pattern]
         if chosen is not None and any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False)):
             raise ConfigurationError(f"{name!r} ({kind}) has no weight yet: run one batch through the network first")
@@ -148,25 +174,39 @@ def _convert_layers(
             reason = f"{type(methods[pattern]).__name__} leaves it as it is"
         else:
             free = pattern != "*" or chosen.keeps_weight
-            reason = _obstacle(layer, {} if chosen.keeps_weight else tied, may_be_frozen=free)
+            reason = obstacle(layer, {} if chosen.keeps_weight else tied, may_be_frozen=free)
+            if reason and pattern == "*" and chosen.is_random:
+                hindered[name] = kind
         if chosen is not None and not reason and not _convert(layer, chosen, passes):
             reason = f"{type(chosen).__name__} leaves {kind} as it is"
         reports.append(LayerReport(name, kind, None if reason else chosen, reason))
-    _check_random(layers, reports, methods)
-    return reports
+    _check_random(layers, matches, reports, methods)
+    return reports, hindered
 
 
-def _check_random(layers: Mapping[str, nn.Module], reports: Sequence[LayerReport], methods: Mapping[str, Method]) -> None:
+def _check_random(
+    layers: Mapping[str, nn.Module],
+    matches: Mapping[str, str | None],
+    reports: Sequence[LayerReport],
+    methods: Mapping[str, Method],
+) -> None:
     random = [layer for layer in layers.values() if isinstance(layer, BayesianLayer) and layer.posterior.is_random]
     if all(report.method is None for report in reports) or (not random and any(m.is_random for m in methods.values())):
-        layers_by_reason = dict[str, list[str]]()
-        for report in reports:
-            layer = f"{report.name or 'the network itself'} ({report.layer})"
-            layers_by_reason.setdefault(report.reason or "a point estimate", []).append(layer)
-        reasons = (f"{listing(names, most=3)}: {reason}" for reason, names in layers_by_reason.items())
-        raise NothingRandomError(
-            f"no layer of the network became random: {listing(reasons, separator='; ', most=5) or 'it has no parameters'}"
+        raise NothingRandomError(f"no layer of the network became random: {_reasons(reports) or 'it has no parameters'}")
+    for pattern, method in methods.items():
+        named = [report for report in reports if matches[report.name] == pattern]
+        if pattern != "*" and method.is_random and all(report.method is None for report in named):
+            raise NothingRandomError(f"no layer that {pattern!r} names became random: {_reasons(named)}")
+
+
+def _reasons(reports: Sequence[LayerReport]) -> str:
+    """Why layers are not random, and which."""
+    by_reason = dict[str, list[str]]()
+    for report in reports:
+        by_reason.setdefault(report.reason or "a point estimate", []).append(
+            f"{report.name or 'the network itself'} ({report.layer})"
         )
+    return listing((f"{listing(names, most=3)}: {reason}" for reason, names in by_reason.items()), separator="; ", most=5)
 
 
 def unbayesify(bnn: Bayesian) -> nn.Module:
@@ -193,52 +233,6 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
         raise ConfigurationError(f"bnn consists of {len(bnn.members)} networks; restore one of them: unbayesify(bnn.members[0])")
     restore(bnn.net, lambda layer: layer.posterior.mean(layer))
     return bnn.net
-
-
-def _obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bool) -> str:
-    """Why a layer cannot be made random; empty if it can."""
-    own = [name for name, _ in layer.named_parameters(recurse=False)]
-    if kind_of(layer) is BayesianLayer and "weight" not in own:
-        return f"this type is not supported; its own parameters ({listing(own, most=3)}) stay as they are"
-    if reason := unsupported(type(layer)) or unrecognized(layer):
-        return reason
-    weight = layer._parameters.get("weight")
-    if weight is None:
-        return "its weight is computed by a hook (weight_norm, spectral_norm, pruning)"
-    if is_parametrized(layer):
-        return "its bias is parametrized"
-    if "forward" in vars(layer):
-        return "its forward was replaced by another function"
-    if not weight.is_floating_point():
-        return "its weight is not of a real floating point type"
-    _check_finite(layer)
-    if not may_be_frozen and not any(p.requires_grad for p in layer.parameters(recurse=False)):
-        return "it is frozen; a pattern that names it makes it random"
-    for name, parameter in layer.named_parameters(recurse=False):
-        if id(parameter) in tied:
-            return f"its {name} is tied: {' and '.join(map(repr, tied[id(parameter)]))} share one parameter"
-    return _obstacle_of_embedding(layer) if isinstance(layer, nn.Embedding) else ""
-
-
-def _obstacle_of_embedding(layer: nn.Embedding) -> str:
-    """Why an embedding cannot be made random; empty if it can."""
-    if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
-        return "max_norm, sparse and scale_grad_by_freq are not supported for a random embedding"
-    padded = layer.padding_idx is not None and not layer.weight.is_meta
-    if padded and bool((layer.weight[layer.padding_idx] != 0).any()):
-        return "its padding vector is not zero"
-    return ""
-
-
-def _check_finite(layer: nn.Module) -> None:
-    """Raise a `ConfigurationError` if weights are NaN or infinite: a posterior around them would be as well."""
-    for name, parameter in layer.named_parameters(recurse=False):
-        if may_look_at(parameter) and not parameter.isfinite().all():
-            count = int((~parameter.isfinite()).sum())
-            raise ConfigurationError(
-                f"{name} of a {type(layer).__name__} {tuple(parameter.shape)} has {count} NaN or infinite values; load or train "
-                "the network again"
-            )
 
 
 def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:
@@ -280,12 +274,3 @@ def _warn_of_lost_weights(net: nn.Module, before: Mapping[nn.Module, Mapping[str
     ]
     if lost:
         warn(f"the weights of layers were dropped, and these start at random: {listing(lost)}; see `summary`")
-
-
-def _tied_parameters(layers: Mapping[str, nn.Module]) -> dict[int, list[str]]:
-    """Parameters owned by more than one layer: id to layer names."""
-    owners: dict[int, list[str]] = {}
-    for name, layer in layers.items():
-        for parameter in layer.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
-    return {key: names for key, names in owners.items() if len(names) > 1}

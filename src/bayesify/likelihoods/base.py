@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.values import may_look_at
-from bayesify.errors import ConfigurationError, DataError
+from bayesify.errors import ConfigurationError, DataError, warn
 from bayesify.functional import at_least_float32
 from bayesify.predictive.base import Predictive, align_targets, sum_from
 from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive
 
 __all__ = ["Likelihood", "check_draws"]
+
+_PASSES = 100  # more than anyone accumulates gradients for
 
 
 class Likelihood(nn.Module, ABC):
@@ -42,6 +44,8 @@ class Likelihood(nn.Module, ABC):
     impossible: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
     _has_checked: bool = False
+    _unchanged: int | None = 0  # calls in which a learned parameter had a gradient and `_first_version`; None: no longer counted
+    _first_version: int = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,13 +94,35 @@ class Likelihood(nn.Module, ABC):
 
         Raises:
             TypeError, DataError: a shape or type that does not fit; in the first call also values that do not, as NaN.
+
+        Warns:
+            BayesifyWarning: training does not change a learned parameter, because the optimizer lacks `likelihood.parameters()`.
         """
         self.check_outputs(outputs)
+        if not torch.compiler.is_compiling() and self._unchanged is not None and torch.is_grad_enabled():
+            self._notice_stale_optimizer()
         targets = align_targets(y, self.target_shape(outputs))
         if not self._has_checked and may_look_at(y, outputs):
             self.check_values(y, outputs)
             self._has_checked = True
         return self._sum_of_terms(outputs, targets)
+
+    def _notice_stale_optimizer(self) -> None:
+        learned = next(((name, p) for name, p in self.named_parameters() if p.requires_grad and p.is_leaf), None)
+        if learned is None or learned[1].grad is None:  # as after `zero_grad` of an optimizer that has it
+            return
+        name, parameter = learned
+        if not self._unchanged:
+            self._first_version = parameter._version
+        if parameter._version != self._first_version:
+            self._unchanged = None
+            return
+        self._unchanged = (self._unchanged or 0) + 1
+        if self._unchanged > _PASSES:
+            self._unchanged = None
+            warn(
+                f"{name} of {self!r} has gradients, and training does not change it: give likelihood.parameters() to the optimizer"
+            )
 
     def log_prob_of_samples(self, outputs: Tensor, y: Tensor) -> Tensor:
         """As `log_prob`, without a look at the values of targets, which `sample` drew."""

@@ -9,7 +9,7 @@ Kingma, Salimans & Welling, 2015, section 2.3), which reduces the variance of gr
 $$y_j \sim N\Bigl(\sum_i x_i\mu_{ij} + \mu_j, \; \sum_i x_i^2\sigma_{ij}^2 + \sigma_j^2\Bigr)$$
 
 `noise="shared"` draws the weights once per sample for the whole batch (Bayes by Backprop; Blundell et al., 2015), which costs less
-per step and per prediction.
+per step and, in convolutions and sequences, per prediction.
 
 In convolutions and sequences, local noise is also independent at every position, where drawn weights correlate positions. Such a
 network is trained for independent noise, and `predict` draws the same. With drawn weights (`coherent=True`, `bnn.function`,

@@ -132,14 +132,20 @@ def check_moments(case: Case) -> None:
 
 def check_noise_of_predictions(case: Case) -> None:
     """Without gradients, outputs have the noise of training: the same means, and covariances of rows, positions and features."""
-    bnn, noise = case.fresh(), []
-    for gradients in (True, False):
+    bnn = case.fresh()
+
+    def outputs(gradients: bool) -> Tensor:
         with torch.set_grad_enabled(gradients):
-            outputs = bnn(case.x, samples=4000).outputs.detach().flatten(1)
-        noise.append(outputs[:, :: max(1, outputs.shape[1] // 16)])  # among them two positions of a feature
-    require_equal_means(*noise, "without gradients, the mean of the outputs")
-    products = [((y := x - x.mean(0)).unsqueeze(1) * y.unsqueeze(2)) for x in noise]
-    require_equal_means(products[0], products[1], "without gradients, the covariance of the outputs")
+            y = bnn(case.x, samples=4000).outputs.detach().flatten(1)
+        return y[:, :: max(1, y.shape[1] // 16)]  # among them two positions of a feature
+
+    def products(y: Tensor) -> Tensor:
+        y = y - y.mean(0)
+        return y.unsqueeze(1) * y.unsqueeze(2)
+
+    training, prediction = outputs(True), outputs(False)
+    require_equal_means(prediction, training, "without gradients, the mean of the outputs")
+    require_equal_means(products(prediction), products(training), "without gradients, the covariance of the outputs")
 
 
 def check_coherence(case: Case) -> None:

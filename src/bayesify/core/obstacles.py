@@ -1,0 +1,103 @@
+"""Why a layer cannot be made random, and what of a network stays deterministic for such reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from bayesify.core.layer import BayesianLayer
+from bayesify.core.layers import kind_of, unrecognized, unsupported
+from bayesify.core.model import Bayesian
+from bayesify.core.values import may_look_at
+from bayesify.errors import ConfigurationError
+from bayesify.formatting import listing
+
+__all__ = ["obstacle", "tell_of_hindered_layers", "tied_parameters", "trainable_sizes"]
+
+_CONSIDERABLE = 0.1  # of the trainable parameters
+
+
+def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bool) -> str:
+    """Why a layer cannot be made random; empty if it can."""
+    own = [name for name, _ in layer.named_parameters(recurse=False)]
+    if kind_of(layer) is BayesianLayer and "weight" not in own:
+        return f"this type is not supported; its own parameters ({listing(own, most=3)}) stay as they are"
+    if reason := unsupported(type(layer)) or unrecognized(layer):
+        return reason
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed by a hook (weight_norm, spectral_norm, pruning)"
+    if is_parametrized(layer):
+        return "its bias is parametrized"
+    if "forward" in vars(layer):
+        return "its forward was replaced by another function"
+    if not weight.is_floating_point():
+        return "its weight is not of a real floating point type"
+    _check_finite(layer)
+    if not may_be_frozen and not any(p.requires_grad for p in layer.parameters(recurse=False)):
+        return "it is frozen; a pattern that names it makes it random"
+    for name, parameter in layer.named_parameters(recurse=False):
+        if id(parameter) in tied:
+            return f"its {name} is tied: {' and '.join(map(repr, tied[id(parameter)]))} share one parameter"
+    return _obstacle_of_embedding(layer) if isinstance(layer, nn.Embedding) else ""
+
+
+def _obstacle_of_embedding(layer: nn.Embedding) -> str:
+    """Why an embedding cannot be made random; empty if it can."""
+    if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
+        return "max_norm, sparse and scale_grad_by_freq are not supported for a random embedding"
+    padded = layer.padding_idx is not None and not layer.weight.is_meta
+    if padded and bool((layer.weight[layer.padding_idx] != 0).any()):
+        return "its padding vector is not zero"
+    return ""
+
+
+def _check_finite(layer: nn.Module) -> None:
+    """Raise a `ConfigurationError` if weights are NaN or infinite: a posterior around them would be as well."""
+    for name, parameter in layer.named_parameters(recurse=False):
+        if may_look_at(parameter) and not parameter.isfinite().all():
+            count = int((~parameter.isfinite()).sum())
+            raise ConfigurationError(
+                f"{name} of a {type(layer).__name__} {tuple(parameter.shape)} has {count} NaN or infinite values; load or train "
+                "the network again"
+            )
+
+
+def tied_parameters(layers: Mapping[str, nn.Module]) -> dict[int, list[str]]:
+    """Parameters owned by more than one layer: id to layer names."""
+    owners: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        for parameter in layer.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    return {key: names for key, names in owners.items() if len(names) > 1}
+
+
+def trainable_sizes(layers: Mapping[str, nn.Module]) -> dict[str, dict[int, int]]:
+    """The size of every trainable parameter by its id, for every layer."""
+    sizes: dict[str, dict[int, int]] = {}
+    for name, layer in layers.items():
+        own = [p for p in layer.parameters(recurse=False) if p.requires_grad and not isinstance(p, nn.UninitializedParameter)]
+        sizes[name] = {id(p): p.numel() for p in own}
+    return sizes
+
+
+def tell_of_hindered_layers(root: Bayesian, sizes: Mapping[str, Mapping[int, int]], hindered: Mapping[str, str]) -> None:
+    """Warn if a considerable part of the network stays deterministic although no one chose so.
+
+    Args:
+        root: of the converted network.
+        sizes: `trainable_sizes` of the plain network.
+        hindered: name and type of the layers that a method should make random, and cannot.
+    """
+    everything = {key: size for own in sizes.values() for key, size in own.items()}
+    certain = {key: size for name in hindered for key, size in sizes[name].items()}
+    share = sum(certain.values()) / max(1, sum(everything.values()))
+    if share > _CONSIDERABLE:
+        largest = sorted((name for name in hindered if sizes[name]), key=lambda name: -sum(sizes[name].values()))
+        names = listing((f"{name!r} ({hindered[name]})" for name in largest), most=3)
+        root.tell(
+            f"{share:.0%} of the parameters stay deterministic, as these layers cannot be made random: {names}; `summary` has the "
+            "reasons. To accept it, name the layers that should be random: bayesify(net, {pattern: method})"
+        )

@@ -1,0 +1,103 @@
+"""An optimizer that was made before `bayesify` lacks parameters, which is noticed within a few steps."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from bayesify import (
+    EMP,
+    VIFO,
+    WHVI,
+    Bayesian,
+    Categorical,
+    DeepEnsemble,
+    MCDropout,
+    MeanField,
+    Method,
+    bayesify,
+    elbo,
+    fit,
+    summary,
+)
+from bayesify.errors import BayesifyWarning
+
+METHODS = [
+    pytest.param(MeanField(), id="added to the weights"),
+    pytest.param(WHVI(), id="in place of all weights"),
+    pytest.param(EMP(), id="in place of some"),
+    pytest.param(VIFO(), id="a root of its own"),
+    pytest.param(DeepEnsemble(members=2), id="members"),
+    pytest.param(DeepEnsemble(members=2, base=MeanField()), id="random members"),
+]
+X, Y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+
+
+def _net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _train(bnn: Bayesian, optimizer: torch.optim.Optimizer, steps: int, accumulate: int = 1) -> list[str]:
+    """The warnings of a training loop."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BayesifyWarning)
+        for i in range(steps * accumulate):
+            draws = bnn(X)
+            (-elbo(draws, Categorical().log_prob(draws.outputs, Y), n=len(X))).backward()
+            if i % accumulate == accumulate - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    return [str(warning.message) for warning in caught if issubclass(warning.category, BayesifyWarning)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_optimizer_made_before_is_noticed_once(method: Method) -> None:
+    net = _net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    bnn = bayesify(net, method).train()
+    [text] = _train(bnn, optimizer, steps=25)
+    assert "make it from bnn.parameters()" in text
+    assert text.split("'")[1] in dict(bnn.named_parameters())
+    assert text in str(summary(bnn))
+
+
+@pytest.mark.parametrize("accumulate", [1, 25])
+@pytest.mark.parametrize("method", [*METHODS, pytest.param(MCDropout(), id="nothing added")])
+def test_an_optimizer_made_afterwards_is_not(method: Method, accumulate: int) -> None:
+    bnn = bayesify(_net(), method).train()
+    optimizer = torch.optim.SGD(bnn.parameters(), lr=0.01)
+    assert not _train(bnn, optimizer, steps=4, accumulate=accumulate)
+    assert bnn.stale_optimizer is None, "no longer observed"
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_passes_without_an_optimizer_say_nothing(method: Method) -> None:
+    bnn = bayesify(_net(), method).train()
+    assert not _train(bnn, torch.optim.SGD([nn.Parameter(torch.zeros(1))]), steps=220)
+    assert bnn.stale_optimizer is None, "no longer observed"
+
+
+def test_frozen_spreads_are_a_choice() -> None:
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    bnn = bayesify(net, MeanField()).train()
+    for name, parameter in bnn.named_parameters():
+        parameter.requires_grad_("log_std" not in name)
+    assert not _train(bnn, optimizer, steps=5)
+
+
+def test_copies_fits_and_functional_calls_do_not_observe() -> None:
+    bnn = bayesify(_net(), WHVI()).train()
+    for other in (copy.deepcopy(bnn), pickle.loads(pickle.dumps(bnn))):
+        other(X)
+        assert other.stale_optimizer is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        state = {name: p.detach().clone() for name, p in bnn.named_parameters()}
+        for _ in range(30):
+            functional_call(bnn, state, (X,))
+        fit(bnn, (X, Y), Categorical(), epochs=25, progress=False)
