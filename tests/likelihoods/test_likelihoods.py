@@ -344,3 +344,16 @@ def test_an_optimizer_without_the_parameters_is_noticed_once(make, given, accumu
                 optimizer.zero_grad()
     expected = [] if given else ["give likelihood.parameters() to the optimizer"]
     assert [str(w.message).rpartition(": ")[2] for w in caught] == expected
+
+
+def test_evaluation_with_gradients_left_over_from_training_says_nothing():
+    likelihood, outputs, y = Gaussian(learn=True), nn.Parameter(torch.zeros(1, 6, 1)), torch.randn(6, 1)
+    optimizer = torch.optim.SGD(likelihood.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (-likelihood.log_prob(outputs, y).sum()).backward()
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        for _ in range(150):
+            likelihood.log_prob(outputs, y)

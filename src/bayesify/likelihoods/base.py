@@ -44,8 +44,8 @@ class Likelihood(nn.Module, ABC):
     impossible: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
     _has_checked: bool = False
-    _unchanged: int | None = 0  # calls in which a learned parameter had a gradient and `_first_version`; None: no longer counted
-    _first_version: int = 0
+    _unchanged: int | None = 0  # calls in which a learned parameter had a gradient and its first value; None: no longer counted
+    _first_version: int | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -109,20 +109,16 @@ class Likelihood(nn.Module, ABC):
 
     def _notice_stale_optimizer(self) -> None:
         learned = next(((name, p) for name, p in self.named_parameters() if p.requires_grad and p.is_leaf), None)
-        if learned is None or learned[1].grad is None:  # as after `zero_grad` of an optimizer that has it
+        if learned is None or self._unchanged is None:
             return
         name, parameter = learned
-        if not self._unchanged:
-            self._first_version = parameter._version
+        self._first_version = parameter._version if self._first_version is None else self._first_version
+        self._unchanged += parameter.grad is not None  # `zero_grad` of an optimizer that has it would remove it
         if parameter._version != self._first_version:
             self._unchanged = None
-            return
-        self._unchanged = (self._unchanged or 0) + 1
-        if self._unchanged > _PASSES:
+        elif self._unchanged > _PASSES:
             self._unchanged = None
-            warn(
-                f"{name} of {self!r} has gradients, and training does not change it: give likelihood.parameters() to the optimizer"
-            )
+            warn(f"{name} of {self!r} has gradients, but does not change: give likelihood.parameters() to the optimizer")
 
     def log_prob_of_samples(self, outputs: Tensor, y: Tensor) -> Tensor:
         """As `log_prob`, without a look at the values of targets, which `sample` drew."""
