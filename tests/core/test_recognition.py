@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bayesify import MCDropout, MeanField, bayesify, unbayesify
+from bayesify import EMP, MNF, VSD, WHVI, MCDropout, MeanField, bayesify, register_layer, unbayesify
 from bayesify.core import layers
+from bayesify.core.layers.recognition import recognized
 
 F64 = torch.float64
 
@@ -47,6 +48,38 @@ class OutputMajor(Conv1D):
         return F.linear(x, self.weight, self.bias)
 
 
+class Spelled(nn.Linear):
+    """As in Falcon."""
+
+    def forward(self, input):
+        product = input @ self.weight.T
+        return product if self.bias is None else product + self.bias
+
+
+class Standardized(nn.Linear):
+    """A weight that is computed in `forward`."""
+
+    def forward(self, input):
+        return F.linear(input, self.weight / self.weight.std(), self.bias)
+
+
+class OwnLinear(nn.Module):
+    """As in torch_geometric, which saves the weight as an attribute."""
+
+    def __init__(self, inputs, outputs, bias=True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+        self.register_parameter("bias", nn.Parameter(torch.randn(outputs)) if bias else None)
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[prefix + "weight"] = self.weight if keep_vars else self.weight.detach()
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+
 class Scaled(Conv1D):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -69,7 +102,17 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "layer", [RMSNorm(8), nn.RMSNorm(8), nn.RMSNorm(8, eps=0.1), Conv1D(8, 8)], ids=["foreign", "plain", "eps", "Conv1D"]
+    "layer",
+    [
+        RMSNorm(8),
+        nn.RMSNorm(8),
+        nn.RMSNorm(8, eps=0.1),
+        Conv1D(8, 8),
+        OutputMajor(8, 8),
+        OwnLinear(8, 8),
+        OwnLinear(8, 8, bias=False),
+    ],
+    ids=["foreign", "plain", "eps", "Conv1D", "output major", "linear", "linear without bias"],
 )
 def test_recognized_layers_keep_their_function(layer):
     net, x = Net(copy.deepcopy(layer)).double(), torch.randn(4, 5, 8, dtype=F64)
@@ -88,6 +131,14 @@ def test_recognized_layers_keep_their_function(layer):
     torch.testing.assert_close(plain(x), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("inputs", "is_tried"), [(1200, True), (2**27 // 900 + 1, False)])
+def test_layers_are_tried_up_to_a_size(inputs, is_tried):
+    """Large ones in single precision."""
+    with torch.device("meta"):
+        tried = [Spelled(inputs, 900), Standardized(inputs, 900)]
+    assert [recognized(layer) is not None for layer in tried] == [is_tried, False]
+
+
 def test_dropout_of_inputs_follows_the_orientation_of_the_weight():
     """With a single input left, an output is that row of the weight, scaled."""
     torch.manual_seed(0)
@@ -99,10 +150,34 @@ def test_dropout_of_inputs_follows_the_orientation_of_the_weight():
     torch.testing.assert_close(outputs[kept], (2 * layer.weight).expand(200, 8, 6)[kept])
 
 
+@pytest.mark.parametrize("method", [MeanField(), WHVI(), VSD(), MNF(), EMP()])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_of_a_class_of_its_own_is_linear(method, bias):
+    """It has no `in_features`, another orientation of inputs than GPT-2's, and saves its weight as an attribute."""
+    layer, x = OwnLinear(5, 3, bias), torch.randn(4, 5)
+    bnn, plain = (bayesify(nn.Sequential(each), {"0": method}) for each in (layer, nn.Linear(5, 3, bias)))
+    plain.load_state_dict(bnn.state_dict())
+    outputs = []
+    for each in (bnn, plain):
+        torch.manual_seed(2)
+        outputs.append(each(x, samples=3).outputs)
+    torch.testing.assert_close(*outputs)
+    bnn.load_state_dict(plain.state_dict())
+
+
+def test_registered_linear_layers_need_no_attributes():
+    class Activated(OwnLinear):
+        def forward(self, x):
+            return super().forward(x).tanh()
+
+    register_layer(Activated, like=nn.Linear, then=lambda layer, y: y.tanh())
+    assert bayesify(Activated(5, 3), MeanField())(torch.randn(4, 5), samples=2).outputs.abs().max() < 1
+
+
 @pytest.mark.parametrize(
     "layer",
-    [RMSNorm(8, offset=1.0), RMSNorm(8, eps_outside=True), OutputMajor(8, 8), Scaled(8, 8)],
-    ids=["offset", "eps outside", "output major", "scaled"],
+    [RMSNorm(8, offset=1.0), RMSNorm(8, eps_outside=True), Scaled(8, 8), Standardized(8, 8)],
+    ids=["offset", "eps outside", "scaled", "standardized"],
 )
 def test_layers_with_another_function_are_not(layer):
     bnn = bayesify(Net(layer), MeanField())

@@ -35,6 +35,7 @@ from bayesify.core.checks import check_scale
 from bayesify.core.completion import CompletedPosterior
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
+from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import ConfigurationError
@@ -102,7 +103,7 @@ class Laplace(Method):
             return FullPosterior(self, ("scale", "evidence"))
         if self.structure == "diagonal":
             return DiagonalPosterior(self, ("std", "evidence"))
-        if not isinstance(layer, nn.Linear) and not (isinstance(layer, nn.Conv2d) and layer.groups == 1):
+        if not isinstance(layer, OutputMajorLinear) and not (isinstance(layer, nn.Conv2d) and layer.groups == 1):
             return None
         return KroneckerPosterior(self, ("std", "output_vectors", "input_vectors", "bias_std", "bias_vectors", "evidence"))
 

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from bayesify.core.checks import check_fraction, check_integer, check_rate, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
 from bayesify.core.natural import NaturalPosterior, NaturalStep
@@ -187,7 +188,7 @@ class KroneckerPosterior(NaturalPosterior):
 def _is_supported(layer: BayesianLayer) -> bool:
     if isinstance(layer, nn.Conv2d):
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return isinstance(layer, nn.Linear)
+    return isinstance(layer, OutputMajorLinear)
 
 
 def _positions(layer: BayesianLayer, x: Tensor) -> Tensor:

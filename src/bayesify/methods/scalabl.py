@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, gaussian_kl_sum, standard_normal
@@ -77,7 +78,7 @@ class ScalaBL(Method):
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         # the layers that adapters consist of; their weight is (r, ...)
-        return ScalePosterior(self, layer) if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) else None
+        return ScalePosterior(self, layer) if isinstance(layer, OutputMajorLinear | nn.Conv1d | nn.Conv2d | nn.Conv3d) else None
 
 
 class ScalePosterior(Posterior):

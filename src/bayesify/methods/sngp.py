@@ -48,6 +48,7 @@ from bayesify.core.completion import CompletedPosterior
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
+from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.core.modes import eval_mode, without_autocast
 from bayesify.errors import ConfigurationError
@@ -108,7 +109,7 @@ class SNGP(Method):
         return hidden | dict.fromkeys(contracting[-1:], self)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
-        return RandomFeaturePosterior(self, layer) if isinstance(layer, nn.Linear) else None
+        return RandomFeaturePosterior(self, layer) if isinstance(layer, OutputMajorLinear) else None
 
     def check_completion(self, likelihood: Likelihood, weighted: bool) -> None:
         _curvature(likelihood)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from bayesify.core.checks import check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization, standard_normal
@@ -134,7 +135,7 @@ class FactorizedPosterior(Posterior):
         return self._weight(self.core_mean.unsqueeze(0), layer)[0], layer.bias  # the mean of a product of independent cores
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
-        if not isinstance(layer, nn.Linear):
+        if not isinstance(layer, OutputMajorLinear):
             return super().forward(layer, x)
         h = nn.functional.linear(x, self.last)
         variances = torch.exp(2 * self.core_log_std) / self.rank

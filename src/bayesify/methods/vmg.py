@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.functional import at_least_float32, gaussian_kl_sum, matrix_normal_kl, standard_normal
 
@@ -108,7 +109,7 @@ class MatrixNormalPosterior(Posterior):
 
 def _has_output_rows(layer: BayesianLayer) -> bool:
     """Whether row i of the weight gives output i, from all inputs."""
-    return isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and layer.groups == 1)
+    return isinstance(layer, OutputMajorLinear) or (isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and layer.groups == 1)
 
 
 def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:

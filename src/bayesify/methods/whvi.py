@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from bayesify.core.checks import check_choice, check_integer, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.core.vector_distribution import VectorDistribution
 from bayesify.errors import ConfigurationError, warn
@@ -193,7 +194,7 @@ class HadamardPosterior(Posterior):
         return self.weight(s1, g, s2, layer), bias
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
-        if self.method.noise == "shared" or not isinstance(layer, nn.Linear):
+        if self.method.noise == "shared" or not isinstance(layer, OutputMajorLinear):
             return super().forward(layer, x)
         y = self._fused(layer, x)
         if y is not None:

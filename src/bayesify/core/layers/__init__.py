@@ -88,8 +88,17 @@ def unsupported(kind: type[nn.Module]) -> str:
 def recognize(layer: nn.Module) -> None:
     """Support the class of a layer that computes what a supported one does, such as the RMS normalization of a library."""
     base = _supported_base(type(layer))
-    if type(layer) not in _TYPES and (base is None or base in _RECOGNIZED) and (kind := recognized(layer)) is not None:
-        _TYPES[type(layer)], _RECOGNIZED[type(layer)] = _derived(type(layer), kind, None), kind
+    may_be = base is None or base in _RECOGNIZED or (base is nn.Linear and _overrides(type(layer), base))
+    if type(layer) not in _TYPES and may_be and (kind := recognized(layer)) is not None:
+        _support(type(layer), kind)
+
+
+def _support(original: type[nn.Module], kind: type[BayesianLayer]) -> None:
+    """Support a class of another library, whose own saving and loading would not know of a replaced weight."""
+    derived = _derived(original, kind, None)
+    for name in ("_save_to_state_dict", "_load_from_state_dict"):
+        setattr(derived, name, getattr(nn.Module, name))
+    _TYPES[original], _RECOGNIZED[original] = derived, kind
 
 
 def unrecognized(layer: nn.Module) -> str:
@@ -134,7 +143,7 @@ def _reduce(layer: BayesianLayer, protocol: Any) -> tuple[Any, ...]:
 
 def _new(original: type[nn.Module], recognized_as: type[BayesianLayer] | None = None) -> nn.Module:
     if recognized_as is not None and original not in _TYPES:
-        _TYPES[original], _RECOGNIZED[original] = _derived(original, recognized_as, None), recognized_as
+        _support(original, recognized_as)
     derived = layer_type(original)
     if derived is None:
         raise TypeError(f"{original.__name__} is not registered here; call register_layer as before the network was pickled")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer
 
-__all__ = ["LAYERS", "InputMajorLinear"]
+__all__ = ["LAYERS", "InputMajorLinear", "OutputMajorLinear"]
 
 
 class _Linear(BayesianLayer):
@@ -27,8 +27,8 @@ class _Linear(BayesianLayer):
         return v
 
 
-class BayesLinear(_Linear, nn.Linear):
-    original = nn.Linear
+class OutputMajorLinear(_Linear):
+    """Linear layers whose weight is (O, I), as in PyTorch."""
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
@@ -38,17 +38,21 @@ class BayesLinear(_Linear, nn.Linear):
 
     @property
     def input_channels(self) -> int:
-        return self.in_features
+        return self.weight_shape[1]
 
     @property
     def output_channels(self) -> int:
-        return self.out_features
+        return self.weight_shape[0]
 
     def over_weight(self, v: Tensor) -> Tensor:
         return v.unsqueeze(-2)
 
     def over_weight_outputs(self, v: Tensor) -> Tensor:
         return v.unsqueeze(-1)
+
+
+class BayesLinear(OutputMajorLinear, nn.Linear):
+    original = nn.Linear
 
 
 class InputMajorLinear(_Linear):

@@ -1,24 +1,28 @@
 """Layers of other libraries that compute what a supported layer does.
 
-Libraries of pretrained transformers define root mean square normalizations and linear layers as classes of their own, often one
-per architecture. Such a layer is recognized by its parameters, and its function is verified at random weights and inputs.
+Libraries of pretrained transformers and of graph networks define root mean square normalizations and linear layers as classes of
+their own, often one per architecture. Such a layer is recognized by its parameters, and its function is verified at random weights
+and inputs.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers.linear import InputMajorLinear
+from bayesify.core.layers.linear import InputMajorLinear, OutputMajorLinear
 from bayesify.core.layers.normalization import RMSNormalization, epsilon
 
 __all__ = ["recognized"]
+
+_LARGE, _LARGEST = 2**20, 2**27  # numbers of a layer: of single precision, and too many to be tried
 
 
 def recognized(layer: nn.Module) -> type[BayesianLayer] | None:
@@ -28,13 +32,32 @@ def recognized(layer: nn.Module) -> type[BayesianLayer] | None:
     if any(True for _ in layer.children()) or any(True for _ in layer.buffers()) or not _has_one_input(layer):
         return None
     shapes = {name: tuple(p.shape) for name, p in layer.named_parameters() if not isinstance(p, nn.UninitializedParameter)}
-    if set(shapes) == {"weight"} and len(shapes["weight"]) == 1 and (eps := epsilon(layer)) is not None:
-        kind, function = RMSNormalization, lambda x, weight: F.rms_norm(x, weight.shape, weight, eps)
-    elif set(shapes) == {"weight", "bias"} and len(shapes["weight"]) == 2 and shapes["bias"] == shapes["weight"][1:]:
-        kind, function = InputMajorLinear, lambda x, weight, bias: x @ weight + bias
-    else:
+    size = sum(map(math.prod, shapes.values()))
+    if size > _LARGEST:
         return None
-    return kind if all(_agrees(layer, shapes, function, training) for training in (False, True)) else None
+    generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < _LARGE else torch.float32
+    values = {name: torch.rand(shape, generator=generator, dtype=dtype).sub_(0.4) for name, shape in shapes.items()}
+    for kind, inputs, function in _candidates(layer, shapes):
+        x = torch.randn(2, 3, inputs, generator=generator, dtype=dtype)
+        x[1] *= 1e-3  # where the eps of a normalization is of consequence
+        if all(_agrees(layer, values, x, function, training) for training in (False, True)):
+            return kind
+    return None
+
+
+def _candidates(
+    layer: nn.Module, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[type[BayesianLayer], int, Callable[..., Tensor]]]:
+    """Kinds of layers with parameters of these shapes, the size of their inputs, and their function."""
+    weight, bias = shapes.get("weight", ()), shapes.get("bias")
+    if set(shapes) - {"bias"} != {"weight"}:
+        return
+    if len(weight) == 1 and bias is None and (eps := epsilon(layer)) is not None:
+        yield RMSNormalization, weight[0], lambda x, weight: F.rms_norm(x, weight.shape, weight, eps)
+    if len(weight) == 2 and bias in (None, weight[:1]):
+        yield OutputMajorLinear, weight[1], F.linear
+    if len(weight) == 2 and bias in (None, weight[1:]):
+        yield InputMajorLinear, weight[0], lambda x, weight, bias=None: F.linear(x, weight.mT, bias)
 
 
 def _has_one_input(layer: nn.Module) -> bool:
@@ -43,15 +66,12 @@ def _has_one_input(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _agrees(layer: nn.Module, shapes: Mapping[str, tuple[int, ...]], function: Callable[..., Tensor], training: bool) -> bool:
-    """Whether the layer computes this function of its input and parameters in this mode, at random values."""
-    generator = torch.Generator().manual_seed(0)
-    values = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
-    x = torch.randn(2, 3, shapes["weight"][0], generator=generator, dtype=torch.float64)
-    x[1] *= 1e-3  # where the eps of a normalization is of consequence
+def _agrees(layer: nn.Module, values: Mapping[str, Tensor], x: Tensor, function: Callable[..., Tensor], training: bool) -> bool:
+    """Whether the layer computes this function of its input and parameters in this mode."""
     probe = copy.copy(layer)
     probe.training = training
-    probe.__dict__["_parameters"] = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
+    random = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
+    probe.__dict__["_parameters"] = dict.fromkeys(layer._parameters) | random  # a bias may be None
     try:
         result = type(layer).forward(probe, x)
     except (RuntimeError, TypeError, ValueError, AttributeError):  # it takes other inputs
@@ -60,5 +80,5 @@ def _agrees(layer: nn.Module, shapes: Mapping[str, tuple[int, ...]], function: C
     return (
         isinstance(result, Tensor)
         and result.shape == expected.shape
-        and torch.allclose(result.double(), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+        and torch.allclose(result.double(), expected.double(), rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     )
