@@ -139,8 +139,8 @@ def _first_matches(names: Collection[str], methods: Mapping[str, Method]) -> dic
     matches = {name: next((p for p in methods if fnmatchcase(name, p)), None) for name in names}
     if hidden := [p for p in methods if p != "*" and p not in matches.values()]:
         raise ConfigurationError(
-            f"{listing(map(repr, hidden))} without effect: the first pattern that matches a layer counts, and others come first in "
-            f"{listing(map(repr, methods))}"
+            f"{listing(map(repr, hidden))} would have no effect: the first pattern that matches a layer counts, and others come "
+            f"first in {listing(map(repr, methods))}"
         )
     return matches
 

@@ -32,12 +32,12 @@ def recognized(layer: nn.Module) -> type[BayesianLayer] | None:
     if any(True for _ in layer.children()) or any(True for _ in layer.buffers()) or not _has_one_input(layer):
         return None
     shapes = {name: tuple(p.shape) for name, p in layer.named_parameters() if not isinstance(p, nn.UninitializedParameter)}
-    size = sum(map(math.prod, shapes.values()))
-    if size > _LARGEST:
+    candidates, size = list(_candidates(layer, shapes)), sum(map(math.prod, shapes.values()))
+    if not candidates or size > _LARGEST:
         return None
     generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < _LARGE else torch.float32
     values = {name: torch.rand(shape, generator=generator, dtype=dtype).sub_(0.4) for name, shape in shapes.items()}
-    for kind, inputs, function in _candidates(layer, shapes):
+    for kind, inputs, function in candidates:
         x = torch.randn(2, 3, inputs, generator=generator, dtype=dtype)
         x[1] *= 1e-3  # where the eps of a normalization is of consequence
         if all(_agrees(layer, values, x, function, training) for training in (False, True)):
