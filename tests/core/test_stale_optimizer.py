@@ -81,6 +81,14 @@ def test_passes_without_an_optimizer_say_nothing(method: Method) -> None:
     assert bnn.stale_optimizer is None, "no longer observed"
 
 
+def test_lazy_layers_are_not_observed() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.LazyLinear(3))
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.01)
+    bnn = bayesify(net, {"0": MeanField()}).train()
+    [text] = _train(bnn, optimizer, steps=5)
+    assert "net.0.posterior" in text
+
+
 def test_frozen_spreads_are_a_choice() -> None:
     net = _net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

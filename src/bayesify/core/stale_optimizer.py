@@ -36,10 +36,10 @@ class StaleOptimizer:
 
     def __init__(self, before: Iterable[nn.Parameter] = (), bnn: nn.Module | None = None) -> None:
         named = {} if bnn is None else dict(bnn.named_parameters())
-        old = {id(p): p for p in before if not p.is_inference()}
+        old = {id(p): p for p in before if _has_version(p)}
         present = {id(p) for p in named.values()}
         self.kept = [p for p in old.values() if id(p) in present]
-        self.added = {name: p for name, p in named.items() if id(p) not in old and not p.is_inference()}
+        self.added = {name: p for name, p in named.items() if id(p) not in old and _has_version(p)}
         self.dropped = [weakref.ref(p) for p in old.values() if id(p) not in present]
         self.first = next(iter(named.values()), None)
         self.passes = self.steps = 0
@@ -66,3 +66,8 @@ class StaleOptimizer:
             f"the parameters that `bayesify` added, such as {next(iter(self.added))!r}, have not changed in training. An optimizer "
             "made before `bayesify` lacks them: make it from bnn.parameters()"
         )
+
+
+def _has_version(parameter: nn.Parameter) -> bool:
+    """Whether PyTorch counts the changes of a parameter."""
+    return not isinstance(parameter, nn.UninitializedParameter) and not parameter.is_inference()
