@@ -1,8 +1,10 @@
 """An optimizer that was made before `bayesify` lacks parameters, which is noticed within a few steps."""
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -87,6 +89,19 @@ def test_lazy_layers_are_not_observed() -> None:
     bnn = bayesify(net, {"0": MeanField()}).train()
     [text] = _train(bnn, optimizer, steps=5)
     assert "net.0.posterior" in text
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_parameters_that_are_replaced_are_freed(trained: bool) -> None:
+    """As by sharding, and by `assign`."""
+    bnn = bayesify(_net(), MeanField()).train()
+    if trained:
+        bnn(X)
+    before = [weakref.ref(p) for p in bnn.parameters()]
+    bnn.load_state_dict({name: x.clone() for name, x in bnn.state_dict().items()}, assign=True)
+    gc.collect()
+    assert all(p() is None for p in before)
+    assert not _train(bnn, torch.optim.SGD(bnn.parameters(), lr=0.01), steps=5)
 
 
 def test_frozen_spreads_are_a_choice() -> None:

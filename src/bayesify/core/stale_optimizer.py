@@ -38,10 +38,11 @@ class StaleOptimizer:
         named = {} if bnn is None else dict(bnn.named_parameters())
         old = {id(p): p for p in before if _has_version(p)}
         present = {id(p) for p in named.values()}
-        self.kept = [p for p in old.values() if id(p) in present]
-        self.added = {name: p for name, p in named.items() if id(p) not in old and _has_version(p)}
+        # weak references: sharding replaces parameters, whose memory is needed
+        self.kept = [weakref.ref(p) for p in old.values() if id(p) in present]
+        self.added = {name: weakref.ref(p) for name, p in named.items() if id(p) not in old and _has_version(p)}
         self.dropped = [weakref.ref(p) for p in old.values() if id(p) not in present]
-        self.first = next(iter(named.values()), None)
+        self.first = next((weakref.ref(p) for p in named.values()), None)
         self.passes = self.steps = 0
         self.versions: tuple[list[int], list[int]] | None = None
 
@@ -50,12 +51,13 @@ class StaleOptimizer:
 
     def finding(self, bnn: nn.Module) -> str | None:
         """What a pass in training mode shows: a sentence, an empty string if there is nothing more to observe, else None."""
-        if self.passes == _GIVEN_UP or not any(p.requires_grad for p in self.added.values()):
+        kept, added = [p() for p in self.kept], [p() for p in self.added.values()]
+        if self.first is None or self.passes == _GIVEN_UP or not any(p is not None and p.requires_grad for p in added):
             return ""
-        if next(bnn.parameters(), None) is not self.first:  # sharded, or in a functional call
+        if next(bnn.parameters(), None) is not self.first():  # in a functional call
             return None
         self.passes += 1
-        versions = [p._version for p in self.kept], [p._version for p in self.added.values()]
+        versions = [-1 if p is None else p._version for p in kept], [-1 if p is None else p._version for p in added]
         before, self.versions = self.versions or versions, versions
         if before[1] != versions[1]:
             return ""
