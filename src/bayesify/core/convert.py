@@ -13,6 +13,7 @@ from torch import nn
 from bayesify.core.allocation import keep_freed_memory
 from bayesify.core.arguments import check_layout, networks, output_selection, patterns
 from bayesify.core.fast_paths import disable_fast_paths
+from bayesify.core.first_steps import FirstSteps
 from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer
@@ -24,7 +25,7 @@ from bayesify.core.modes import modes_kept
 from bayesify.core.obstacles import obstacle, tell_of_hindered_layers, tied_parameters, trainable_sizes
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import restore, revert
-from bayesify.core.stale_optimizer import StaleOptimizer
+from bayesify.core.weight_decay import notice_decay
 from bayesify.errors import ConfigurationError, NothingRandomError, warn
 from bayesify.formatting import listing
 
@@ -93,13 +94,14 @@ def bayesify(
             each.batch_dim, each.unbatched = batch_dim, tuple(unbatched)
             each.training = nets[0].training
             each.passes.select = select
-            each.stale_optimizer = None
+            each.first_steps = None
     elif len(nets) > 1:
         raise TypeError(f"several networks make an ensemble: use DeepEnsemble(...), got method={method!r}")
     else:
         root = _converted(nets[0], methods, batch_dim, fold, tuple(unbatched))
         root.passes.select = select
-    root.stale_optimizer = StaleOptimizer(parameters, root)
+    root.first_steps = FirstSteps(parameters, root)
+    notice_decay(root)  # of an ensemble after its members
     return root
 
 

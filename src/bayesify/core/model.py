@@ -23,7 +23,6 @@ from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.passes import Passes
 from bayesify.core.recent import Recent
 from bayesify.core.shards import shards_of, with_whole_parameters
-from bayesify.core.stale_optimizer import StaleOptimizer
 from bayesify.core.turns import turn
 from bayesify.errors import warn
 
@@ -73,13 +72,14 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         self.report: tuple[LayerReport, ...] = ()
         self.findings: list[str] = []
         self.decodes_together = Recent[object, bool]()  # by kind of inputs; see `generate`
-        self.stale_optimizer: StaleOptimizer | None = None  # while it may be noticed
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Draws:
         with turn():  # plans and replayed passes are state of the root
-            if not torch.compiler.is_compiling() and self.stale_optimizer is not None and self.training and torch.is_grad_enabled():
-                self._notice_stale_optimizer(self.stale_optimizer)
-            return super().__call__(*inputs, **kwargs)
+            first_steps = self._observe_training()
+            draws = super().__call__(*inputs, **kwargs)
+            if first_steps is not None and not self.members:
+                first_steps.observe(draws.kl)
+            return draws
 
     @abstractmethod
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
@@ -267,6 +267,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
 
     def kl(self) -> Tensor:
         """KL(q || prior) of all random layers in nats, summed: a scalar of at least float32."""
+        if self.first_steps is not None and torch.is_grad_enabled():
+            self.first_steps.uses_kl = True  # a loss of the caller's own
         return self.kl_of_pass({})
 
     def kl_of_pass(self, reported: Mapping[nn.Module, Tensor | None]) -> Tensor:
@@ -296,13 +298,6 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         """Replace it with what `learned` returned in another process."""
         for member, own in zip(self.members, learned["members"], strict=True):
             member.relearn(own)
-
-    def _notice_stale_optimizer(self, observed: StaleOptimizer) -> None:
-        finding = observed.finding(self)
-        if finding is not None:
-            self.stale_optimizer = None
-        if finding:
-            self.tell(finding)
 
     def tell(self, finding: str) -> None:
         """Warn of a fact about the network, once, and store it for `summary`, which has at most 100."""

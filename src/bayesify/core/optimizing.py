@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from bayesify.core.checks import check_positive
+from bayesify.core.first_steps import FirstSteps
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.natural import NaturalGradient, NaturalPosterior, Observation
 from bayesify.core.shards import shards_of
+from bayesify.core.weight_decay import variational_parameters
 from bayesify.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ class Optimizing(nn.Module):
     """The part of `Bayesian` that concerns optimizers."""
 
     passes: Passes
+    first_steps: FirstSteps | None = None  # while they are observed
 
     @abstractmethod
     def random_layers(self) -> Iterator[tuple[str, BayesianLayer]]:
@@ -100,7 +103,8 @@ class Optimizing(nn.Module):
     def parameter_groups(self, weight_decay: float, **options: Any) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer: weight decay for weights and their means, none for other variational parameters.
 
-        Decay would pull a log standard deviation toward 0, a standard deviation of 1, regardless of the prior.
+        Decay would pull a log standard deviation toward 0, a standard deviation of 1, regardless of the prior. A `BayesifyWarning`
+        tells of an optimizer that does, at its first step.
 
         Args:
             weight_decay: weight decay of the first group.
@@ -115,16 +119,21 @@ class Optimizing(nn.Module):
             >>> [(sum(p.numel() for p in group["params"]), group["weight_decay"]) for group in groups]
             [(4, 0.01), (4, 0.0)]
         """
-        varying = {
-            parameter
-            for module in self.modules()
-            if isinstance(module, BayesianLayer)
-            for name, parameter in module.posterior.named_parameters()
-            if name not in module.posterior.means
-        }
+        varying = set(variational_parameters(self).values())
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         split = [[p for p in trained if p not in varying], [p for p in trained if p in varying]]
         return [{"params": p, "weight_decay": w, **options} for p, w in zip(split, (weight_decay, 0.0), strict=True) if p]
+
+    def _observe_training(self) -> FirstSteps | None:
+        """Warn, in one of the first passes for training, of what the steps before reveal; return what observes this pass."""
+        if torch.compiler.is_compiling() or self.first_steps is None or not self.training or not torch.is_grad_enabled():
+            return None
+        finding = self.first_steps.finding(self)
+        if finding is not None:
+            self.first_steps = None
+        if finding:
+            self.tell(finding)
+        return self.first_steps
 
     @property
     def is_observed(self) -> bool:

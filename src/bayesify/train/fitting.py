@@ -98,8 +98,9 @@ def fit(
         beta: weight of the KL, or its schedule, evaluated at every step.
         local_beta: weight of the per-example KL of methods that have one; None for that of the method.
         learning_rate: of Adam, and of natural-gradient steps (IVON); ignored with `optimizer`.
-        optimizer: function from a list of parameters to an optimizer, such as `partial(torch.optim.SGD, lr=0.1)`; None for Adam, or
-            the optimizer of a method that has one (IVON), which cannot be replaced.
+        optimizer: function from a list of parameters to an optimizer, such as `partial(torch.optim.SGD, lr=0.1)`; its weight decay
+            applies to weights and their means alone. None for Adam, or the optimizer of a method that has one (IVON), which cannot
+            be replaced.
         scheduler: function from the optimizer to a learning rate scheduler, stepped once per epoch; a `ReduceLROnPlateau` monitors
             the validation NLL (without validation, the loss).
         clip_norm: the maximum norm of the gradient of all parameters.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.outputs import Draws
+from bayesify.core.weight_decay import variational_parameters
 from bayesify.objectives import lower_bound
 from bayesify.train.batch import Batch, apply, call
 
@@ -48,6 +49,11 @@ class Objective(nn.Module):
         if inputs is not None:
             loss = loss + self.bnn.auxiliary_beta * apply(self.bnn.regularizer, inputs).mean()
         return loss, -log_prob.detach().mean(), draws.kl.detach()
+
+    def without_decay(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that weight decay is wrong for, which would pull their variances to 1."""
+        parts = {"bnn": variational_parameters(self.bnn), "likelihood": dict(self.likelihood.named_parameters())}
+        return {f"{part}.{name}": parameter for part, named in parts.items() for name, parameter in named.items()}
 
     def log_prob(self, batch: Batch, samples: int) -> Tensor:
         """Return the log likelihood (S, B) of a batch."""

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.core.shards import local_part
+from bayesify.core.weight_decay import exempt_from_decay
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
 from bayesify.jobs.worker import versions
 from bayesify.objectives import KLSchedule
@@ -137,7 +138,9 @@ class _Loop:
             return training.bnn.optimizer(training.likelihood, learning_rate=training.learning_rate)
         # Fused Adam unscales gradients itself, which is incompatible with clipping under a gradient scaler.
         adam = partial(torch.optim.Adam, lr=training.learning_rate, fused=self.options.precision != "16-mixed")
-        return (self.settings.optimizer or adam)(parameters)
+        optimizer = (self.settings.optimizer or adam)(parameters)
+        exempt_from_decay(optimizer, set(self.objective.without_decay().values()))
+        return optimizer
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the interrupted one."""

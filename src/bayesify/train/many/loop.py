@@ -125,7 +125,8 @@ class Loop:
         validation = [d.validation for d in data if d.validation is not None]
         self.validation = stack_data(validation) if validation else None
         rates = [training.learning_rate for training in trainings]
-        self.optimizers = Optimizers(stack.trained, rates, settings.optimizer, settings.scheduler, settings.clip_norm)
+        exempt = stack.objectives[0].without_decay()
+        self.optimizers = Optimizers(stack.trained, rates, settings.optimizer, settings.scheduler, settings.clip_norm, exempt)
         self.histories = [History(n=d.n) for d in data]
         self.best: list[dict[str, Tensor] | None] = [None] * len(trainings)
         self.running = set(range(len(trainings)))

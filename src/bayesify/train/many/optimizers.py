@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from bayesify.core.weight_decay import exempt_from_decay
 
 __all__ = ["Optimizers"]
 
@@ -41,6 +43,7 @@ class Optimizers:
         optimizer: function from a list of parameters to an optimizer; None for Adam.
         scheduler: function from an optimizer to its learning rate scheduler.
         clip_norm: the maximum norm of the gradient of all parameters of one model.
+        without_decay: names of parameters that weight decay does not apply to.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Optimizers:
         optimizer: Callable[[list[nn.Parameter]], Optimizer] | None,
         scheduler: Callable[[Optimizer], LRScheduler] | None,
         clip_norm: float | None,
+        without_decay: Collection[str] = (),
     ) -> None:
         self.clip_norm = clip_norm
 
@@ -58,6 +62,7 @@ class Optimizers:
             views = {name: nn.Parameter(x[first:last]) for name, x in parameters.items()}
             make = optimizer or partial(torch.optim.Adam, lr=learning_rates[first], fused=True)
             stacked = make(list(views.values()))
+            exempt_from_decay(stacked, {view for name, view in views.items() if name in without_decay})
             return _Group(first, last, views, stacked, None if scheduler is None else scheduler(stacked))
 
         models = range(len(learning_rates))

@@ -1,10 +1,11 @@
-"""An optimizer that was made before `bayesify` lacks parameters, which is noticed within a few steps."""
+"""Optimizers without parameters, layers that stay untrained and losses without the KL are noticed within a few steps."""
 
 import copy
 import gc
 import pickle
 import warnings
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,13 +15,16 @@ from torch.func import functional_call
 from bayesify import (
     EMP,
     VIFO,
+    VSD,
     WHVI,
     Bayesian,
     Categorical,
     DeepEnsemble,
+    Draws,
     MCDropout,
     MeanField,
     Method,
+    VariationalDropout,
     bayesify,
     elbo,
     fit,
@@ -73,14 +77,14 @@ def test_an_optimizer_made_afterwards_is_not(method: Method, accumulate: int) ->
     bnn = bayesify(_net(), method).train()
     optimizer = torch.optim.SGD(bnn.parameters(), lr=0.01)
     assert not _train(bnn, optimizer, steps=4, accumulate=accumulate)
-    assert bnn.stale_optimizer is None, "no longer observed"
+    assert bnn.first_steps is None, "no longer observed"
 
 
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_passes_without_an_optimizer_say_nothing(method: Method) -> None:
     bnn = bayesify(_net(), method).train()
     assert not _train(bnn, torch.optim.SGD([nn.Parameter(torch.zeros(1))]), steps=220)
-    assert bnn.stale_optimizer is None, "no longer observed"
+    assert bnn.first_steps is None, "no longer observed"
 
 
 def test_lazy_layers_are_not_observed() -> None:
@@ -113,11 +117,99 @@ def test_frozen_spreads_are_a_choice() -> None:
     assert not _train(bnn, optimizer, steps=5)
 
 
+SPREAD = [pytest.param(m, id=type(m).__name__) for m in (MeanField(), WHVI(), VariationalDropout(), VSD())]
+
+
+@pytest.mark.parametrize("method", SPREAD)
+def test_an_optimizer_of_the_head_is_noticed(method: Method) -> None:
+    bnn = bayesify(_net(), method).train()
+    [text] = _train(bnn, torch.optim.SGD(bnn.net.get_submodule("2").parameters(), lr=0.01), steps=8)
+    assert text.startswith("1 of 2 random layers, such as 'net.0', are not trained")
+
+
+@pytest.mark.parametrize("method", SPREAD)
+def test_layers_frozen_afterwards_are_noticed(method: Method) -> None:
+    bnn = bayesify(_net(), method).train()
+    bnn.net.get_submodule("0").requires_grad_(False)
+    [text] = _train(bnn, torch.optim.SGD(bnn.parameters(), lr=0.01), steps=8)
+    assert text.startswith("1 of 2 random layers, such as 'net.0', are not trained")
+
+
+def test_layers_trained_before_may_be_frozen() -> None:
+    state = bayesify(_net(), MeanField()).state_dict()
+    bnn = bayesify(_net(), MeanField()).train()
+    bnn.load_state_dict(state)
+    bnn.net.get_submodule("0").requires_grad_(False)
+    assert not _train(bnn, torch.optim.SGD(bnn.parameters(), lr=0.01), steps=8)
+
+
+def test_layers_that_the_network_does_not_use_need_no_training() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    bnn = bayesify(Unused(), MeanField()).train()
+    [text] = _train(bnn, torch.optim.SGD(bnn.net.get_submodule("used").parameters(), lr=0.01), steps=8)
+    assert text.startswith("the network does not use 1 of its random layers")
+
+
+def _train_with(bnn: Bayesian, loss: Callable[[Draws], torch.Tensor], steps: int = 8) -> list[str]:
+    optimizer = torch.optim.SGD(bnn.parameters(), lr=0.01)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BayesifyWarning)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss(bnn(X)).backward()
+            optimizer.step()
+    return [str(warning.message) for warning in caught]
+
+
+def _misfit(draws: Draws) -> torch.Tensor:
+    return nn.functional.cross_entropy(draws.outputs[0], Y)
+
+
+@pytest.mark.parametrize("method", [*SPREAD, EMP()])
+def test_a_loss_without_the_kl_is_noticed_once(method: Method) -> None:
+    bnn = bayesify(_net(), method).train()
+    [text] = _train_with(bnn, _misfit)
+    assert "the loss lacks `draws.kl`" in text
+    assert text in str(summary(bnn))
+
+
+@pytest.mark.parametrize("method", [*SPREAD, EMP(), VIFO(), MCDropout(prior_std=1.0), DeepEnsemble(members=2, base=MeanField())])
+def test_a_loss_with_the_kl_is_not(method: Method) -> None:
+    log_prob = Categorical().log_prob
+    losses: list[Callable[[Draws], torch.Tensor]] = [
+        lambda draws: -elbo(draws, log_prob(draws.outputs, Y), n=6),
+        lambda draws: -elbo(draws, log_prob(draws.outputs, Y), n=6, beta=0.0),  # as warm-up has it at first
+        lambda draws: _misfit(draws) + draws.kl / 6,
+        lambda draws: _misfit(draws) + bnn.kl() / 6,
+        lambda draws: _misfit(draws) - elbo(again := bnn(X), log_prob(again.outputs, Y), n=6),
+    ]
+    for loss in losses:
+        bnn = bayesify(_net(), method).train()
+        assert not _train_with(bnn, loss)
+        assert bnn.first_steps is None, "no longer observed"
+
+
+def test_passes_under_functional_gradients_are_not_observed() -> None:
+    bnn = bayesify(_net(), MeanField()).train()
+    gradient = torch.func.grad(lambda x: bnn(x).outputs.sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        for _ in range(8):
+            gradient(X)
+
+
 def test_copies_fits_and_functional_calls_do_not_observe() -> None:
     bnn = bayesify(_net(), WHVI()).train()
     for other in (copy.deepcopy(bnn), pickle.loads(pickle.dumps(bnn))):
         other(X)
-        assert other.stale_optimizer is None
+        assert other.first_steps is None
     with warnings.catch_warnings():
         warnings.simplefilter("error", BayesifyWarning)
         state = {name: p.detach().clone() for name, p in bnn.named_parameters()}

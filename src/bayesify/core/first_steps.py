@@ -1,0 +1,146 @@
+"""What the first steps of training reveal: optimizers that lack parameters, untrained layers, a loss without the KL."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from bayesify.core.values import may_look_at
+from bayesify.formatting import plural
+
+__all__ = ["FirstSteps"]
+
+_STEPS = 3  # of an optimizer, after which what has not happened is taken for a mistake
+_PASSES = 20  # in training mode that changed no parameter at all: more than most accumulate gradients for
+_GIVEN_UP = 200  # passes, after which the network is not observed any longer
+
+
+class FirstSteps:
+    """Observes which parameters change between the first passes in training mode, and whether the KL gets a gradient.
+
+    In most networks the second of these passes shows that all is well, and is the last one that is observed. Copies do not observe.
+
+    Args:
+        before: the parameters of the plain network.
+        bnn: the root of the converted network.
+
+    Attributes:
+        uses_kl: whether the loss depends on the KL.
+
+    Example:
+        >>> net = nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> bnn = bayesify(net, MeanField()).train()
+        >>> for _ in range(4):
+        ...     bnn(torch.zeros(5, 3)).outputs.sum().backward()
+        ...     optimizer.step()
+        >>> len(bnn.findings)
+        1
+    """
+
+    def __init__(self, before: Iterable[nn.Parameter] = (), bnn: nn.Module | None = None) -> None:
+        named = {} if bnn is None else dict(bnn.named_parameters())
+        old = {id(p): p for p in before if _has_version(p)}
+        present = {id(p) for p in named.values()}
+        # weak references: sharding replaces parameters, whose memory is needed
+        self.kept = [weakref.ref(p) for p in old.values() if id(p) in present]
+        self.added = {name: weakref.ref(p) for name, p in named.items() if id(p) not in old and _has_version(p)}
+        self.dropped = [weakref.ref(p) for p in old.values() if id(p) not in present]
+        self.first = next((weakref.ref(p) for p in named.values()), None)
+        self.initial = _versions(self.added.values())
+        self.uses_kl: bool | None = None
+        self.passes = self.steps = 0
+        self.trained: set[str] = set()  # names of those added
+        self.versions: tuple[list[int], list[int]] | None = None
+
+    def __reduce__(self) -> tuple[type[FirstSteps], tuple[()]]:
+        return FirstSteps, ()
+
+    def finding(self, bnn: nn.Module) -> str | None:
+        """What a pass in training mode shows: a sentence, an empty string if there is nothing more to observe, else None."""
+        if self.first is None or self.passes == _GIVEN_UP or not any(_is_trainable(p()) for p in self.added.values()):
+            return ""
+        if next(bnn.parameters(), None) is not self.first():  # in a functional call
+            return None
+        self.passes += 1
+        versions = _versions(self.kept), _versions(self.added.values())
+        before, self.versions = self.versions or versions, versions
+        self.steps += before != versions
+        self.trained |= {name for name, old, new in zip(self.added, before[1], versions[1], strict=True) if old != new}
+        if not self.trained:
+            return self._stale_optimizer()
+        if not (untrained := self._untrained(bnn)) and self.uses_kl is not False:
+            return ""
+        if self.steps < _STEPS:
+            return None
+        if untrained:
+            count = len({_layer(name) for name in self.added})
+            return (
+                f"{len(untrained)} of {plural(count, 'random layer')}, such as {untrained[0]!r}, are not trained: they are frozen, "
+                "or the optimizer lacks the parameters of their posteriors. Their noise stays as it was initialized, whatever the "
+                "data. Make the optimizer from bnn.parameters(), or name the layers that should be random: bayesify(net, {pattern: "
+                "method})"
+            )
+        return (
+            "the loss lacks `draws.kl`, the KL of the posterior from the prior, without which the posterior becomes too narrow: "
+            "train with -elbo(draws, log_prob, n), or add draws.kl / n to the loss, where n is the number of training examples"
+        )
+
+    def observe(self, kl: Tensor) -> None:
+        """Notice whether the gradient of the loss, after an observed pass, reaches its KL."""
+        if self.uses_kl or not kl.requires_grad or not may_look_at(kl):
+            return
+        self.uses_kl = False
+        kl.register_hook(self._notice_kl)
+
+    def _notice_kl(self, gradient: Tensor) -> None:
+        self.uses_kl = True
+
+    def _stale_optimizer(self) -> str | None:
+        if self.steps < _STEPS and (self.passes <= _PASSES or self.steps or all(p() is None for p in self.dropped)):
+            return None
+        return (
+            f"the parameters that `bayesify` added, such as {next(iter(self.added))!r}, have not changed in training. An optimizer "
+            "made before `bayesify` lacks them: make it from bnn.parameters()"
+        )
+
+    def _untrained(self, bnn: nn.Module) -> list[str]:
+        """Names of the layers whose posterior is that of the conversion, although others are trained."""
+        layers = dict[str, list[nn.Parameter]]()
+        changed = set[str]()
+        for (name, reference), initial in zip(self.added.items(), self.initial, strict=True):
+            parameter = reference()
+            if parameter is None or parameter._version != initial or ".posterior." not in name:
+                changed.add(_layer(name))
+            else:
+                layers.setdefault(_layer(name), []).append(parameter)
+        modules = dict(bnn.named_modules())
+        return [
+            name
+            for name, added in layers.items()
+            if name not in changed
+            and getattr(modules[name], "is_used", None) is not False
+            and (any(p.requires_grad for p in added) or not any(p.requires_grad for p in modules[name].parameters()))
+        ]
+
+
+def _layer(name: str) -> str:
+    """The name of the layer that a parameter belongs to."""
+    return name.partition(".posterior.")[0]
+
+
+def _versions(parameters: Iterable[weakref.ref[nn.Parameter]]) -> list[int]:
+    """How often parameters have been changed, as PyTorch counts."""
+    found = [p() for p in parameters]
+    return [-1 if p is None else p._version for p in found]
+
+
+def _is_trainable(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
+
+
+def _has_version(parameter: nn.Parameter) -> bool:
+    """Whether PyTorch counts the changes of a parameter."""
+    return not isinstance(parameter, nn.UninitializedParameter) and not parameter.is_inference()
