@@ -30,6 +30,7 @@ from bayesify import (
     fit,
     summary,
 )
+from bayesify.core.weight_decay import variational_parameters
 from bayesify.errors import BayesifyWarning
 
 METHODS = [
@@ -203,6 +204,54 @@ def test_passes_under_functional_gradients_are_not_observed() -> None:
         warnings.simplefilter("error", BayesifyWarning)
         for _ in range(8):
             gradient(X)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", SPREAD)
+def test_training_in_half_precision_is_noticed_and_the_remedy_trains(method: Method, dtype: torch.dtype) -> None:
+    """Adam's steps of 1e-3 leave variances as they are, bit by bit; in float32 under autocast they change."""
+    net = _net().to(dtype)
+    bnn = bayesify(net, method).train()
+
+    def train() -> tuple[list[str], dict[str, bool]]:
+        spreads = variational_parameters(bnn)
+        before = {name: p.detach().clone() for name, p in spreads.items()}
+        optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-3, eps=1e-6)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", BayesifyWarning)
+            for _ in range(8):
+                with torch.autocast("cpu", dtype, enabled=next(bnn.parameters()).dtype != dtype):
+                    draws = bnn(X.to(dtype))
+                optimizer.zero_grad()
+                (-elbo(draws, Categorical().log_prob(draws.outputs, Y), n=len(X))).backward()
+                optimizer.step()
+        changed = {name: not torch.equal(p.detach(), before[name]) for name, p in spreads.items() if "log" in name}
+        return [str(warning.message) for warning in caught], changed
+
+    [text], changed = train()
+    assert f"are trained in {dtype}" in text
+    assert dtype == torch.float16 or not any(changed.values())
+    bnn.float()
+    texts, changed = train()
+    assert not texts
+    assert all(changed.values())
+
+
+@pytest.mark.parametrize("method", [MCDropout(), DeepEnsemble(members=2)], ids=repr)
+def test_networks_without_variances_may_be_trained_in_half_precision(method: Method) -> None:
+    bnn = bayesify(_net().bfloat16(), method).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        fit(bnn, (X.bfloat16(), Y), Categorical(), epochs=2, progress=False)
+
+
+@pytest.mark.parametrize("method", [MeanField(), DeepEnsemble(members=2, base=MeanField())], ids=["one", "members"])
+def test_fit_tells_of_half_precision_once(method: Method) -> None:
+    bnn = bayesify(_net().bfloat16(), method)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default", BayesifyWarning)  # which hides equal texts, those of the members
+        fit(bnn, (X.bfloat16(), Y), Categorical(), epochs=2, progress=False)
+    assert [str(warning.message).partition(",")[0] for warning in caught] == ["parameters of posteriors"]
 
 
 def test_copies_fits_and_functional_calls_do_not_observe() -> None:

@@ -124,10 +124,27 @@ class Optimizing(nn.Module):
         split = [[p for p in trained if p not in varying], [p for p in trained if p in varying]]
         return [{"params": p, "weight_decay": w, **options} for p, w in zip(split, (weight_decay, 0.0), strict=True) if p]
 
+    def tell_of_rounding(self) -> None:
+        """Warn, before training, of parameters of posteriors in half precision, which optimizers hardly change."""
+        posteriors = [f"{name}.posterior." for name, layer in self.named_modules() if isinstance(layer, BayesianLayer)]
+        for name, parameter in self.named_parameters():
+            half = parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16)
+            if half and name.startswith(tuple(posteriors)):
+                lost = 2 * torch.finfo(parameter.dtype).eps  # half the distance between numbers from 4 to 8
+                self.tell(
+                    f"parameters of posteriors, such as {name!r}, are trained in {parameter.dtype}, which rounds steps of an "
+                    f"optimizer below {lost:.1g} to nothing at a value of -5. They stay as initialized, unless the optimizer holds "
+                    "float32 copies. Have random layers in float32, as by bnn.float(), and train and predict under torch.autocast, "
+                    "or with fit(..., precision='bf16-mixed')"
+                )
+                return
+
     def _observe_training(self) -> FirstSteps | None:
         """Warn, in one of the first passes for training, of what the steps before reveal; return what observes this pass."""
         if torch.compiler.is_compiling() or self.first_steps is None or not self.training or not torch.is_grad_enabled():
             return None
+        if self.first_steps.passes == 0:
+            self.tell_of_rounding()
         finding = self.first_steps.finding(self)
         if finding is not None:
             self.first_steps = None

@@ -148,6 +148,9 @@ def _check_model(training: Training, settings: Settings) -> None:
         )
     if not isinstance(bnn, nn.Module) or not any(isinstance(module, Bayesian) for module in bnn.modules()):
         raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, MeanField())")
+    root = next(module for module in bnn.modules() if isinstance(module, Bayesian))
+    if not root.separate_members:  # which are checked one by one
+        root.tell_of_rounding()
 
 
 def check_kl_weight(name: str, value: object) -> None:
