@@ -218,9 +218,12 @@ class BayesifyWarning(UserWarning):
     """
 
 
+_THROUGH = ("bayesify", "torch", "lightning", "transformers", "accelerate")
+
+
 def warn(message: str) -> None:
-    """Issue a `BayesifyWarning` that points at the first caller outside this library and PyTorch."""
+    """Issue a `BayesifyWarning` that points at the first caller outside this library, PyTorch and trainers."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("bayesify", "torch"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _THROUGH:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, BayesifyWarning, stacklevel=level)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import distributions as D
 from torch import nn
 
+from bayesify import MeanField, bayesify
 from bayesify.errors import BayesifyWarning
 from bayesify.likelihoods import (
     Bernoulli,
@@ -357,3 +358,55 @@ def test_evaluation_with_gradients_left_over_from_training_says_nothing():
         warnings.simplefilter("error", BayesifyWarning)
         for _ in range(150):
             likelihood.log_prob(outputs, y)
+
+
+def _outputs(last: nn.Module, classes: int) -> torch.Tensor:
+    return bayesify(nn.Sequential(nn.Linear(4, classes), last), MeanField())(torch.randn(6, 4), samples=3).outputs
+
+
+MISREAD = {
+    "softmax": (Categorical, nn.Softmax(-1), 3, "leave out the softmax"),
+    "softmax, two classes": (Categorical, nn.Softmax(-1), 2, "leave out the softmax"),
+    "sigmoid": (Bernoulli, nn.Sigmoid(), 1, "leave out the sigmoid"),
+    "sigmoid, without a dimension": (Bernoulli, nn.Sequential(nn.Sigmoid(), nn.Flatten(0)), 1, "leave out the sigmoid"),
+    "sigmoid, labels": (Bernoulli, nn.Sigmoid(), 3, "leave out the sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_probabilities_in_place_of_logits_are_noticed_once(name):
+    make, last, classes, text = MISREAD[name]
+    likelihood, outputs = make(), _outputs(last, classes)
+    y = torch.zeros(likelihood.target_shape(outputs), dtype=torch.long)
+    with pytest.warns(BayesifyWarning, match=text):
+        likelihood.log_prob(outputs, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        likelihood.log_prob(outputs, y)
+        likelihood.predictive(outputs)
+
+
+def test_probabilities_of_classes_are_noticed_in_predictions():
+    with pytest.warns(BayesifyWarning, match="leave out the softmax"):
+        Categorical(class_dim=1).predictive(torch.rand(2, 3, 4, 5, 5).softmax(2))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "last", "classes"),
+    [
+        (Categorical(), nn.Identity(), 3),
+        (Categorical(), nn.LogSoftmax(-1), 3),
+        (Categorical(), nn.Sigmoid(), 3),  # unusual, but these are no probabilities of classes
+        (Bernoulli(), nn.Identity(), 1),
+        (Bernoulli(), nn.Tanh(), 1),
+        (Bernoulli(), nn.SiLU(), 1),  # a product with a sigmoid
+        (Gaussian(), nn.Sigmoid(), 1),
+    ],
+)
+def test_other_outputs_are_not(likelihood, last, classes):
+    outputs = _outputs(last, classes)
+    y = torch.zeros(likelihood.target_shape(outputs), dtype=torch.float if isinstance(likelihood, Gaussian) else torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        likelihood.log_prob(outputs, y)
+        likelihood.predictive(outputs.detach())

@@ -44,6 +44,7 @@ class Likelihood(nn.Module, ABC):
     impossible: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
     _has_checked: bool = False
+    _has_told: bool = False
     _unchanged: int | None = 0  # calls in which a learned parameter had a gradient and its first value; None: no longer counted
     _first_version: int | None = None
 
@@ -66,6 +67,10 @@ class Likelihood(nn.Module, ABC):
     @abstractmethod
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         """Raise TypeError or DataError unless y has valid targets (for these outputs, if given)."""
+
+    def misread(self, outputs: Tensor) -> str:
+        """What valid draws (S, B, *) seem to be, if not what this likelihood takes them for; empty if nothing is known."""
+        return ""
 
     @abstractmethod
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -96,7 +101,8 @@ class Likelihood(nn.Module, ABC):
             TypeError, DataError: a shape or type that does not fit; in the first call also values that do not, as NaN.
 
         Warns:
-            BayesifyWarning: training does not change a learned parameter, because the optimizer lacks `likelihood.parameters()`.
+            BayesifyWarning: training does not change a learned parameter, because the optimizer lacks `likelihood.parameters()`;
+                or the outputs are probabilities where logits are expected.
         """
         self.check_outputs(outputs)
         if not torch.compiler.is_compiling() and self._unchanged is not None and torch.is_grad_enabled():
@@ -105,6 +111,7 @@ class Likelihood(nn.Module, ABC):
         if not self._has_checked and may_look_at(y, outputs):
             self.check_values(y, outputs)
             self._has_checked = True
+            self._tell_of_misreading(outputs)
         return self._sum_of_terms(outputs, targets)
 
     def _notice_stale_optimizer(self) -> None:
@@ -119,6 +126,12 @@ class Likelihood(nn.Module, ABC):
         elif self._unchanged > _PASSES:
             self._unchanged = None
             warn(f"{name} of {self!r} has gradients, but does not change: give likelihood.parameters() to the optimizer")
+
+    def _tell_of_misreading(self, outputs: Tensor) -> None:
+        if not self._has_told and may_look_at(outputs):
+            self._has_told = True
+            if text := self.misread(outputs):
+                warn(text)
 
     def log_prob_of_samples(self, outputs: Tensor, y: Tensor) -> Tensor:
         """As `log_prob`, without a look at the values of targets, which `sample` drew."""
@@ -180,6 +193,7 @@ class Likelihood(nn.Module, ABC):
                 f"outputs must be finite, got NaN or infinity in {int(invalid.sum())} of {outputs.numel()} values, "
                 f"{int(invalid.flatten(1).any(1).sum())} of {outputs.shape[0]} draws; training diverged or the precision is too low"
             )
+        self._tell_of_misreading(outputs)
         return self.mixture(at_least_float32(outputs.detach()))
 
     def sample(self, outputs: Tensor) -> Tensor:

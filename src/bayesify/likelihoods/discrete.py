@@ -3,6 +3,7 @@
 Shapes: S draws, B batch, K classes, D labels, * any further dimensions (tokens).
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,12 @@ from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredict
 from bayesify.predictive.targets import check_binary, check_labels
 
 __all__ = ["Bernoulli", "Categorical"]
+
+_ROUNDING = 0.01  # of sums of probabilities in half precision
+_RESHAPING = (
+    "Alias", "Cat", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "Stack", "ToCopy", "Transpose",
+    "Unflatten", "UnsafeView", "Unsqueeze", "View",
+)  # fmt: skip
 
 
 class Categorical(Likelihood):
@@ -58,6 +65,13 @@ class Categorical(Likelihood):
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_labels(y[y != self.ignore_index], None if outputs is None else self._classes_last(outputs).shape[-1])
 
+    def misread(self, outputs: Tensor) -> str:
+        rows = self._classes_last(outputs.detach())
+        sums = rows.sum(-1, dtype=torch.float64)
+        if sums.numel() > 1 and bool((rows >= 0).all()) and bool(((sums - 1).abs() < _ROUNDING).all()):
+            return "the outputs are probabilities, but Categorical expects logits: leave out the softmax at the end of the network"
+        return ""
+
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         if y.is_floating_point():
             raise TypeError(f"y must have integer class labels, got {y.dtype}; use y.long() if they are whole numbers")
@@ -100,6 +114,14 @@ class Bernoulli(Likelihood):
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_binary(y)
+
+    def misread(self, outputs: Tensor) -> str:
+        node = outputs.grad_fn  # logits between 0 and 1 are possible, so that values tell nothing
+        while node is not None and node.name().startswith(_RESHAPING):
+            node = node.next_functions[0][0]
+        if node is not None and node.name().startswith("SigmoidBackward"):
+            return "the outputs are probabilities, but Bernoulli expects logits: leave out the sigmoid at the end of the network"
+        return ""
 
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.logsigmoid((2 * y.to(outputs.dtype) - 1) * outputs)
