@@ -199,7 +199,7 @@ def _convolutional() -> nn.Module:
     return nn.Sequential(*start, nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
 
-@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning", "ignore:parameters of posteriors")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("training", [False, True])
 def test_comparisons_leave_no_trace(training: bool, dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from bayesify import (
 )
 from bayesify.core import turns
 from bayesify.core.forward_pass import ForwardPass
+from bayesify.errors import BayesifyWarning
 
 
 def _mlp() -> nn.Sequential:
@@ -35,6 +37,23 @@ def _mlp() -> nn.Sequential:
 def _seeded(bnn: Bayesian, *args, **kwargs):
     torch.manual_seed(5)
     return bnn(*args, **kwargs)
+
+
+@pytest.mark.parametrize("method", [MeanField(), MCDropout(), WHVI()], ids=["mean field", "dropout", "replaced weights"])
+def test_the_network_called_without_its_root_is_noticed_once(method):
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    bnn, x = bayesify(net, method), torch.randn(5, 4)
+    with pytest.warns(BayesifyWarning, match=r"called outside a pass of its Bayesian network, as by `net\(x\)`"):
+        net(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        net(x)
+        certain = nn.Linear(4, 2)
+        bayesify(certain, Deterministic())
+        certain(x)
+        with bayesify(nn.Linear(4, 2), MeanField()).drawn(seed=0) as drawn:
+            drawn(x)
+    assert bnn(x).outputs.shape == (1, 5, 2)
 
 
 def test_a_layer_called_on_its_own_knows_nothing_of_the_last_pass():

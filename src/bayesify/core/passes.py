@@ -20,7 +20,7 @@ from bayesify.core.objects import check_unchanged, states
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.turns import has_turn, turn
 from bayesify.core.unfolding import copied
-from bayesify.errors import PassError
+from bayesify.errors import PassError, warn
 
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
@@ -37,6 +37,7 @@ class Passes:
     held: ForwardPass | None = None  # the pass that calls of layers outside a pass belong to (`Bayesian.drawn`)
     select: Callable[[Any], Any] | None = None  # from the output of the network to that of a pass
     optimizer: NaturalGradient | None = None  # the last of `Bayesian.optimizer`
+    has_told: bool = False  # of a layer that was called on its own
     _backward: weakref.ref[ForwardPass] | None = None  # the pass whose backward pass began last
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class Passes:
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         """Output of a layer that is called outside a pass of the root: with a held draw, alone, or in a backward pass."""
         with self._turn(x):
-            before, self.current = self.current, self._recomputed() or self.held or _alone()
+            before, self.current = self.current, self._recomputed() or self.held or self._alone(layer)
             try:
                 return self.current.call(layer, x)
             finally:
@@ -146,6 +147,19 @@ class Passes:
         """The pass of which a backward pass recomputes a part."""
         return self._backward() if self._backward is not None and _in_backward() else None
 
+    def _alone(self, layer: BayesianLayer) -> ForwardPass:
+        """The pass of a layer that is called on its own; others wait until it is over."""
+        if layer.posterior.is_random and not self.has_told and not torch.compiler.is_compiling():
+            self.has_told = True
+            warn(
+                "a random layer was called outside a pass of its Bayesian network, as by `net(x)` in place of `bnn(x)`: it drew "
+                "noise of its own, without the KL, and the outputs are no draw of the network. Call what bayesify returned, or "
+                "predict"
+            )
+        forward_pass = ForwardPass()
+        forward_pass.thread = None
+        return forward_pass
+
     def watch_backward(self, forward_pass: ForwardPass, outputs: Any) -> None:
         """Let the backward pass through these outputs find its forward pass, if it will recompute layers."""
         if not forward_pass.checkpointed or torch.compiler.is_compiling():
@@ -157,13 +171,6 @@ class Passes:
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(begin)
-
-
-def _alone() -> ForwardPass:
-    """The pass of a layer that is called on its own; others wait until it is over."""
-    forward_pass = ForwardPass()
-    forward_pass.thread = None
-    return forward_pass
 
 
 def _in_backward() -> bool:
