@@ -1,14 +1,16 @@
 """Prediction with a fake Bayesian network whose draws are known, and with a real one."""
 
 import tracemalloc
+import warnings
 from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Subset, SubsetRandomSampler, TensorDataset
 
 from bayesify import MeanField, bayesify
+from bayesify.errors import BayesifyWarning
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.prediction import _BatchPrediction, predict
 from bayesify.predictive import GaussianPredictive
@@ -294,3 +296,38 @@ def test_the_standard_error_is_that_of_the_mean_of_independent_chunks():
     part = _BatchPrediction(cast(Any, None), None, 0, 4, torch.device("cpu"), samples=36, chunks=9, mixture=mixture)
     part.squares = 4 * means.square().sum(0)
     assert part.standard_error() == pytest.approx(float((means.std(0) / 3).max()), rel=1e-9)
+
+
+ROWS = TensorDataset(torch.randn(11, 3), torch.zeros(11))
+LOST = {
+    "shuffled": (DataLoader(ROWS, batch_size=4, shuffle=True), "the loader shuffles"),
+    "a random subset": (DataLoader(ROWS, sampler=SubsetRandomSampler(range(5))), "the loader shuffles"),
+    "of several processes": (
+        DataLoader(ROWS, sampler=DistributedSampler(ROWS, num_replicas=2, rank=0)), "the loader shuffles"
+    ),
+    "the last rows": (DataLoader(ROWS, batch_size=4, drop_last=True), "leaves out the last 3 rows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_loaders_whose_rows_fit_no_targets_are_noticed(name):
+    loader, text = LOST[name]
+    with pytest.warns(BayesifyWarning, match=text):
+        predict(bayesify(nn.Linear(3, 1), MeanField()), loader, Gaussian(), samples=2)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(ROWS, batch_size=4),
+        DataLoader(Subset(ROWS, range(8)), batch_size=4, drop_last=True),
+        DataLoader(ROWS, sampler=DistributedSampler(ROWS, num_replicas=2, rank=0, shuffle=False)),
+        DataLoader(ROWS, batch_sampler=[[0, 1], [2, 3]]),
+        [(torch.randn(4, 3),)],
+    ],
+    ids=["in order", "whole batches", "of several processes", "batches", "list"],
+)
+def test_other_loaders_are_not(loader):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        predict(bayesify(nn.Linear(3, 1), MeanField()), loader, Gaussian(), samples=2)

@@ -26,7 +26,7 @@ from bayesify.core.turns import turn
 from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
-from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call
+from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call, warn_of_lost_rows
 from bayesify.prediction.pooling import fast_pooling
 from bayesify.prediction.tokens import TokenScores, score_tokens
 from bayesify.predictive import Predictive
@@ -87,6 +87,9 @@ def predict(
         DataError: no rows, shapes that do not fit, inputs or outputs that are not finite.
         MissingDependencyError: `progress=True` without rich.
 
+    Warns:
+        BayesifyWarning: a loader shuffles, or leaves out the last rows.
+
     Example:
         >>> from bayesify import MeanField, bayesify
         >>> from bayesify.likelihoods import Categorical
@@ -107,6 +110,7 @@ def predict(
     device, dtype = tensors[0].device if tensors else None, network_dtype(bnn)
     with turn():  # the generator, from which loaders draw as well, may be in another thread's prediction
         batches, length = batches_of(inputs, batch_size, dim, device)
+        warn_of_lost_rows(inputs)
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu"))
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from bayesify.core.model import Bayesian
-from bayesify.errors import DataError
+from bayesify.errors import DataError, warn
+from bayesify.formatting import plural
 
-__all__ = ["arguments_of", "batches_of", "draws_per_call"]
+__all__ = ["arguments_of", "batches_of", "draws_per_call", "warn_of_lost_rows"]
 
 _ROWS_PER_CALL = 2048
 _BYTES_PER_CALL = 1_600_000  # of inputs on a CPU
@@ -45,6 +47,20 @@ def batches_of(inputs: Any, batch_size: int | None, dim: int, device: torch.devi
             f"inputs must be a tensor, a tuple or mapping of tensors or an iterable of batches, got {type(inputs).__name__}"
         )
     return (_checked(_without_targets(b, i), dim, f"batch {i}") for i, b in enumerate(inputs)), operator.length_hint(inputs) or None
+
+
+def warn_of_lost_rows(inputs: Any) -> None:
+    """Warn of a loader whose rows come in an order that is not known afterwards, or that leaves some out."""
+    if not isinstance(inputs, DataLoader):
+        return
+    sampler = inputs.sampler
+    if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) or getattr(sampler, "shuffle", False):
+        warn(
+            "the loader shuffles: predictions are in another order than the targets of its data set. Predict with "
+            "DataLoader(..., shuffle=False)"
+        )
+    elif inputs.drop_last and inputs.batch_size and isinstance(sampler, Sized) and (lost := len(sampler) % inputs.batch_size):
+        warn(f"the loader leaves out the last {plural(lost, 'row')}: predict with DataLoader(..., drop_last=False)")
 
 
 def _without_targets(batch: Any, index: int) -> Any:

@@ -20,7 +20,7 @@ from bayesify.core.modes import eval_mode
 from bayesify.core.turns import turn
 from bayesify.errors import DataError
 from bayesify.likelihoods import Categorical
-from bayesify.prediction.inputs import arguments_of, batches_of
+from bayesify.prediction.inputs import arguments_of, batches_of, warn_of_lost_rows
 from bayesify.predictive.discrete import CategoricalPredictive
 from bayesify.progress import ProgressBar
 
@@ -122,6 +122,7 @@ def score_tokens(
     device = tensors[0].device
     with turn():  # loaders draw from the random generator
         batches, count = batches_of(inputs, batch_size, 0, device)
+        warn_of_lost_rows(inputs)
     labels = _labels(targets, shift, ignore_index)
     scores = list[tuple[Tensor, ...]]()
     with (
