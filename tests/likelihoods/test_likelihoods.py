@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import distributions as D
 from torch import nn
 
-from bayesify import MeanField, bayesify
+from bayesify import MeanField, bayesify, fit
 from bayesify.errors import BayesifyWarning
 from bayesify.likelihoods import (
     Bernoulli,
@@ -410,3 +410,36 @@ def test_other_outputs_are_not(likelihood, last, classes):
         warnings.simplefilter("error", BayesifyWarning)
         likelihood.log_prob(outputs, y)
         likelihood.predictive(outputs.detach())
+
+
+def _residuals(std: float | list[float], learn: bool, scale: float, width: int) -> list[str]:
+    """Warnings of `fit` on targets of a standard deviation `scale`, most of it noise."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 3)
+    y = (scale * torch.randn(64, width)).squeeze(-1)
+    bnn, likelihood = bayesify(nn.Linear(3, width), MeanField()), Gaussian(std=std, learn=learn)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BayesifyWarning)
+        fit(bnn, (x, y), likelihood, epochs=2, progress=False)
+    texts = [str(warning.message) for warning in caught]
+    assert [text for text in texts if "residuals" in text] == bnn.findings
+    return texts
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_fixed_noise_of_another_unit_is_noticed(width):
+    wide = [1.0] * width
+    assert _residuals(wide, False, 1.0, width) == []
+    [text] = _residuals(wide, False, 0.05, width)
+    assert "so that there is nothing to learn" in text
+    [text] = _residuals(wide, False, 20.0, width)
+    ratio = float(text.split("residuals after training are ")[1].split(" times")[0])
+    assert ratio == pytest.approx(20, rel=0.3)
+    assert _residuals(wide, True, 0.05, width) == _residuals(wide, True, 20.0, width) == []
+
+
+def test_targets_that_do_not_vary_say_nothing_of_the_noise():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        Gaussian().log_prob(torch.zeros(1, 20), torch.ones(20))
+        Gaussian().log_prob(torch.zeros(1, 4), torch.tensor([0.0, 0.01, 0.0, 0.02]))  # too few

@@ -68,8 +68,17 @@ class Likelihood(nn.Module, ABC):
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         """Raise TypeError or DataError unless y has valid targets (for these outputs, if given)."""
 
-    def misread(self, outputs: Tensor) -> str:
-        """What valid draws (S, B, *) seem to be, if not what this likelihood takes them for; empty if nothing is known."""
+    def misread(self, outputs: Tensor, y: Tensor | None) -> str:
+        """What is wrong with valid draws (S, B, *), or with their targets (B, *) if given; empty if nothing."""
+        return ""
+
+    def misfit(self, nll: float, y: Tensor) -> str:
+        """What is wrong with noise that is not learned, given its NLL per example on the training data; empty if nothing.
+
+        Args:
+            nll: mean over examples and draws, nats.
+            y: targets of any examples.
+        """
         return ""
 
     @abstractmethod
@@ -111,7 +120,7 @@ class Likelihood(nn.Module, ABC):
         if not self._has_checked and may_look_at(y, outputs):
             self.check_values(y, outputs)
             self._has_checked = True
-            self._tell_of_misreading(outputs)
+            self._tell_of_misreading(outputs, targets)
         return self._sum_of_terms(outputs, targets)
 
     def _notice_stale_optimizer(self) -> None:
@@ -127,10 +136,10 @@ class Likelihood(nn.Module, ABC):
             self._unchanged = None
             warn(f"{name} of {self!r} has gradients, but does not change: give likelihood.parameters() to the optimizer")
 
-    def _tell_of_misreading(self, outputs: Tensor) -> None:
+    def _tell_of_misreading(self, outputs: Tensor, y: Tensor | None = None) -> None:
         if not self._has_told and may_look_at(outputs):
             self._has_told = True
-            if text := self.misread(outputs):
+            if text := self.misread(outputs, y):
                 warn(text)
 
     def log_prob_of_samples(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class Categorical(Likelihood):
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_labels(y[y != self.ignore_index], None if outputs is None else self._classes_last(outputs).shape[-1])
 
-    def misread(self, outputs: Tensor) -> str:
+    def misread(self, outputs: Tensor, y: Tensor | None) -> str:
         rows = self._classes_last(outputs.detach())
         sums = rows.sum(-1, dtype=torch.float64)
         if sums.numel() > 1 and bool((rows >= 0).all()) and bool(((sums - 1).abs() < _ROUNDING).all()):
@@ -115,7 +115,7 @@ class Bernoulli(Likelihood):
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_binary(y)
 
-    def misread(self, outputs: Tensor) -> str:
+    def misread(self, outputs: Tensor, y: Tensor | None) -> str:
         node = outputs.grad_fn  # logits between 0 and 1 are possible, so that values tell nothing
         while node is not None and node.name().startswith(_RESHAPING):
             node = node.next_functions[0][0]

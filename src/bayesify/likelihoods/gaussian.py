@@ -20,6 +20,10 @@ from bayesify.predictive.mixtures import normal_log_density
 __all__ = ["Gaussian", "HeteroscedasticGaussian", "check_numbers"]
 
 
+_SEVERAL = 3.0  # times as much as fixed noise, or as the targets vary
+_ROWS = 8  # from which their variation is known
+
+
 class Gaussian(Likelihood):
     r"""Normal noise with one standard deviation for all examples: $y = f + \sigma\epsilon$, $\epsilon \sim N(0, 1)$.
 
@@ -69,6 +73,30 @@ class Gaussian(Likelihood):
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_numbers(y)
+
+    def misfit(self, nll: float, y: Tensor) -> str:
+        if isinstance(self.log_std, nn.Parameter):
+            return ""
+        # NLL = log(sigma sqrt(2 pi)) + (r / sigma)^2 / 2 for every output
+        excess = nll / y[0].numel() - 0.5 * math.log(2 * math.pi) - float(self.log_std.mean())
+        ratio = math.sqrt(max(0.0, 2 * excess))
+        if ratio < _SEVERAL:
+            return ""
+        return (
+            f"residuals after training are {ratio:.2g} times the fixed noise of {self!r}, so that intervals are too narrow, unless "
+            "training has not converged: give std in the unit of the targets, or learn=True"
+        )
+
+    def misread(self, outputs: Tensor, y: Tensor | None) -> str:
+        if isinstance(self.log_std, nn.Parameter) or y is None or len(y) < _ROWS:
+            return ""
+        ratio = float((self.std / y.to(self.std).std(0)).max())
+        if not _SEVERAL < ratio < math.inf:
+            return ""
+        return (
+            f"the fixed noise of {self!r} is {ratio:.2g} times the standard deviation of the targets, so that there is nothing to "
+            "learn and intervals are too wide: give std in the unit of the targets, or learn=True"
+        )
 
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
         return normal_log_density(y.to(outputs.dtype), outputs, at_least_float32(self.log_std))
