@@ -27,7 +27,8 @@ class FirstSteps:
         bnn: the root of the converted network.
 
     Attributes:
-        uses_kl: whether the loss depends on the KL.
+        begun: whether there was a pass in training mode.
+        uses_kl: whether the loss depends on the KL; None before the first pass.
 
     Example:
         >>> net = nn.Linear(3, 1)
@@ -50,6 +51,7 @@ class FirstSteps:
         self.dropped = [weakref.ref(p) for p in old.values() if id(p) not in present]
         self.first = next((weakref.ref(p) for p in named.values()), None)
         self.initial = _versions(self.added.values())
+        self.begun = False
         self.uses_kl: bool | None = None
         self.passes = self.steps = 0
         self.trained: set[str] = set()  # names of those added

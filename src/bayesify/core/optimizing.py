@@ -143,7 +143,8 @@ class Optimizing(nn.Module):
         """Warn, in one of the first passes for training, of what the steps before reveal; return what observes this pass."""
         if torch.compiler.is_compiling() or self.first_steps is None or not self.training or not torch.is_grad_enabled():
             return None
-        if self.first_steps.passes == 0:
+        if not self.first_steps.begun:
+            self.first_steps.begun = True
             self.tell_of_rounding()
         finding = self.first_steps.finding(self)
         if finding is not None:
