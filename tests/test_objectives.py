@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bayesify import Constant, Cyclical, Draws, KLSchedule, LinearWarmup, MeanField, bayesify, elbo
+from bayesify.errors import DataError
 
 LOG_PROB = torch.tensor([[-1.0, -2.0, -6.0], [-3.0, -4.0, -2.0]], dtype=torch.float64)
 DRAWS = Draws(
@@ -152,3 +153,19 @@ def test_the_gradient_of_the_score_has_the_mean_of_the_other_draws_as_baseline(s
         expected = sum(float(log_prob[s, b] - others[:, b].mean()) for b in range(4)) / (4 * samples)
         assert score.grad is not None
         assert score.grad[s].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_some_rows_of_a_batch_have_the_bound_of_these_alone() -> None:
+    """As labelled nodes of a graph: their mean, and the KL by their number."""
+    local_kl, outputs = torch.rand(5).double(), torch.randn(2, 5, 3).double()
+    draws = Draws(outputs={"a": outputs, "b": (outputs[..., 0],)}, kl=torch.tensor(20.0).double(), local_kl=local_kl)  # pyright: ignore[reportArgumentType]
+    log_prob, mask = torch.randn(2, 5).double(), torch.tensor([True, False, False, True, True])
+    for index in (mask, torch.tensor([0, 3, 4])):
+        some = draws.rows(index)
+        bound = elbo(some, log_prob[:, mask], n=3, beta=0.5, local_beta=0.25)
+        expected = sum(float(log_prob[s, b]) for s in range(2) for b in (0, 3, 4)) / 6 - 0.5 * 20 / 3
+        assert bound.item() == pytest.approx(expected - 0.25 * float(local_kl[[0, 3, 4]].mean()))
+        assert some.outputs["b"][0].shape == (2, 3)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert draws.rows(slice(2)).local_kl.shape == (2,)
+    with pytest.raises(DataError, match=r"take draws\.rows\(mask\)"):
+        elbo(draws, log_prob[:, mask], n=3)

@@ -13,6 +13,7 @@ PAGES = [
     "calibration.md",
     "concepts.md",
     "conformal.md",
+    "graph-networks.md",
     "large-data.md",
     "out-of-distribution.md",
     "reading-a-report.md",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
@@ -41,6 +42,20 @@ class Draws(NamedTuple):
     score: Tensor | None = None
     local_beta: float = 1.0
     observation: Observation | None = None
+
+    def rows(self, index: Tensor | slice) -> Draws:
+        """The same draws for some rows of the batch, such as the labelled nodes of a graph; `n` of `elbo` counts only these.
+
+        Args:
+            index: a mask (B,), positions, or a slice.
+
+        Example:
+            >>> draws = bayesify(nn.Linear(3, 2), MeanField())(torch.zeros(5, 3), samples=4)
+            >>> draws.rows(torch.tensor([True, False, False, True, False])).outputs.shape
+            torch.Size([4, 2, 2])
+        """
+        outputs: Any = tree_map(lambda x: x[:, index], self.outputs)  # a network may return several tensors
+        return self._replace(outputs=outputs, local_kl=self.local_kl[index])
 
 
 class NormalOutputs(NamedTuple):

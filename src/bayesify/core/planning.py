@@ -266,7 +266,8 @@ class Planning(Bayesian):
         if verdict.finding:
             self.tell(verdict.finding)
         reads = any(layer.is_read for layer in layers.values())
-        if not verdict.independent_rows and self.batch_dim == 0 and (reads or not self.fold):
+        chosen = self.fold is False or self.batch_dim != 0  # separate passes are no news
+        if not verdict.independent_rows and not chosen and (reads or not self.fold):
             self._warn_of_separate_passes(verdict.reason)
         if unused := [name for name, layer in layers.items() if not layer.is_used]:
             self.tell(
