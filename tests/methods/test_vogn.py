@@ -9,7 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayesify import IVON, VOGN, Bayesian, BayesianLayer, ConfigurationError, Gaussian, NoisyAdam, bayesify, elbo, fit, update_prior
+from bayesify import (
+    IVON,
+    SLANG,
+    VOGN,
+    Bayesian,
+    BayesianLayer,
+    ConfigurationError,
+    Gaussian,
+    NoisyAdam,
+    NoisyKFAC,
+    bayesify,
+    elbo,
+    fit,
+    update_prior,
+)
+from bayesify.errors import BayesifyWarning
 from bayesify.train import Weighted
 
 F64 = torch.float64
@@ -216,6 +231,46 @@ def test_networks_without_gradients_of_single_examples_are_refused(net: nn.Modul
     bnn = bayesify(net, VOGN())
     with pytest.raises(ConfigurationError, match="single examples"):
         fit(bnn, (torch.randn(8, 3), torch.randn(8, 1)), Gaussian(), epochs=1, accelerator="cpu")
+
+
+class Mixed(nn.Module):
+    """Rows affect each other, with as many rows in every layer as in the batch, as in a graph network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x).tanh()
+        return self.last(hidden + hidden.mean(0, keepdim=True))
+
+
+@pytest.mark.parametrize("method", [VOGN(), NoisyKFAC(), SLANG()], ids=["VOGN", "NoisyKFAC", "SLANG"])
+def test_networks_whose_rows_affect_each_other_are_refused(method) -> None:
+    """The gradient at a row of a layer is that of several examples, and its square not a sum of theirs."""
+    data = torch.randn(8, 3), torch.randn(8, 1)
+    for fold in (None, False):
+        with pytest.raises(ConfigurationError, match=r"no gradients of single examples, .* because the rows of a batch affect"):
+            fit(bayesify(Mixed(), method, fold=fold), data, Gaussian(learn=True), epochs=1, accelerator="cpu")
+    fit(bayesify(Mixed(), IVON()), data, Gaussian(learn=True), epochs=1, accelerator="cpu")
+    fit(bayesify(Mixed(), method, fold=True), data, Gaussian(learn=True), epochs=1, accelerator="cpu")  # the user's promise
+
+
+@pytest.mark.parametrize("method", [VOGN(), NoisyKFAC(), SLANG()], ids=["VOGN", "NoisyKFAC", "SLANG"])
+def test_gradients_of_single_examples_are_approximate_with_batch_statistics(method) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    bnn, data = bayesify(net, {"0": method, "2": method}), (torch.randn(8, 3), torch.randn(8, 1))
+    with pytest.warns(BayesifyWarning, match="gradients of single examples are approximate"):
+        fit(bnn, data, Gaussian(learn=True), epochs=1, accelerator="cpu")
+
+
+@pytest.mark.parametrize("method", [VOGN(), NoisyKFAC(), SLANG()], ids=["VOGN", "NoisyKFAC", "SLANG"])
+def test_the_loss_of_some_rows_is_refused(method) -> None:
+    """Five of ten rows would be taken for five examples of two positions."""
+    bnn = bayesify(nn.Linear(3, 1), method).train()
+    bnn.optimizer(Gaussian())
+    with pytest.raises(ConfigurationError, match="observes every example of a batch"):
+        bnn(torch.randn(10, 3)).rows(slice(5))
 
 
 def test_methods_can_be_mixed_and_priors_updated() -> None:

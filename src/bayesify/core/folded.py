@@ -70,6 +70,8 @@ class Folded(Planning):
 
     def _draws(self, call: Inputs, samples: int, coherent: bool) -> Draws:
         plan = self.checked_plan(call, samples, coherent)
+        if self.is_observed and not self.fold:
+            self.check_single_examples(call)
         with noise_of_rank(self.net, self.training):
             tensors = [] if torch.compiler.is_compiling() else _on_devices_in_use(self, call)
             before = generator_states(tensors) if tensors else {}

@@ -113,6 +113,11 @@ class Observation:
         self.optimizer, self.passes = optimizer, passes
         self.weights: Tensor | None = None
 
+    @property
+    def sees_examples(self) -> bool:
+        """Whether posteriors observe single examples, which have to be all of the batch."""
+        return any(layer.posterior.observes for layer in self.optimizer.layers)
+
     def __call__(self, outputs: Any, log_prob: Tensor, n: float, beta: float | Tensor) -> None:
         """Tell the optimizer n and beta, and let posteriors observe the examples.
 

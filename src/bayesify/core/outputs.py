@@ -49,11 +49,19 @@ class Draws(NamedTuple):
         Args:
             index: a mask (B,), positions, or a slice.
 
+        Raises:
+            ConfigurationError: the optimizer of the network observes single examples (VOGN, NoisyKFAC, SLANG).
+
         Example:
             >>> draws = bayesify(nn.Linear(3, 2), MeanField())(torch.zeros(5, 3), samples=4)
             >>> draws.rows(torch.tensor([True, False, False, True, False])).outputs.shape
             torch.Size([4, 2, 2])
         """
+        if self.observation is not None and self.observation.sees_examples:
+            raise ConfigurationError(
+                "the optimizer of this network observes every example of a batch, so that the loss cannot be that of some rows: "
+                "give the network these rows alone, or use IVON"
+            )
         outputs: Any = tree_map(lambda x: x[:, index], self.outputs)  # a network may return several tensors
         return self._replace(outputs=outputs, local_kl=self.local_kl[index])
 

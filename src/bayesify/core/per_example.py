@@ -12,9 +12,10 @@ from torch import Tensor
 from bayesify.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from bayesify.core.folding import Verdict
     from bayesify.core.layer import BayesianLayer
 
-__all__ = ["Record", "per_example_gradients", "squared_gradients"]
+__all__ = ["Record", "per_example_gradients", "squared_gradients", "unlike_examples"]
 
 _ELEMENTS = 1e8  # of per-example gradients in memory at a time
 
@@ -83,3 +84,26 @@ def _gradient(layer: BayesianLayer, x: Tensor, gradient: Tensor) -> tuple[Tensor
         lambda weight, bias=None: layer.apply_weight(x, weight, bias), *(gradient.new_zeros(shape) for shape in shapes)
     )
     return values[1](gradient)
+
+
+def unlike_examples(verdict: Verdict | None, pools: bool) -> str:
+    """Why gradients of rows are only approximately those of single examples; empty if they are, or if it is not known.
+
+    Args:
+        verdict: on the network, if there is one.
+        pools: whether normalization computes statistics of the batch.
+
+    Raises:
+        ConfigurationError: the rows of a batch affect each other.
+    """
+    if verdict is not None and not verdict.independent_rows:
+        raise ConfigurationError(
+            f"there are no gradients of single examples, which the method needs, because {verdict.reason}; use IVON, or fold=True "
+            "if every row of the output depends on its row of the input alone"
+        )
+    if pools:
+        return (
+            "batch normalization in training mode lets the rows of a batch affect each other, so that the gradients of single "
+            "examples are approximate; in eval mode, layer.eval(), they are exact"
+        )
+    return ""

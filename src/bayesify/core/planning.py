@@ -17,6 +17,7 @@ from bayesify.core.inputs import Inputs
 from bayesify.core.layer import Posterior
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare
+from bayesify.core.per_example import unlike_examples
 from bayesify.core.plans import OtherDecisionsError, Plan, other_size
 from bayesify.core.recent import Recent
 from bayesify.core.shards import shards_of
@@ -121,6 +122,12 @@ class Planning(Bayesian):
         plan = Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers, verdict.decisions)
         varies = not verdict.independent_rows or any(verdict.decisions)
         return plan._replace(draws_weights=verdict.draws_weights, varies=varies)
+
+    def check_single_examples(self, call: Inputs) -> None:
+        """Check that gradients of rows are those of examples, if posteriors observe single examples."""
+        observes = any(layer.posterior.observes for layer in self._layers())
+        if observes and (text := unlike_examples(self._verdicts.get(call.kind), pools_batches(self.net))):
+            self.tell(text)
 
     def plan_for_other_decisions(self, call: Inputs, samples: int, error: OtherDecisionsError) -> Plan:
         """A plan for inputs by which the network decides otherwise than for those that were examined."""

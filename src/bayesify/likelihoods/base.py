@@ -137,10 +137,9 @@ class Likelihood(nn.Module, ABC):
             warn(f"{name} of {self!r} has gradients, but does not change: give likelihood.parameters() to the optimizer")
 
     def _tell_of_misreading(self, outputs: Tensor, y: Tensor | None = None) -> None:
-        if not self._has_told and may_look_at(outputs):
-            self._has_told = True
-            if text := self.misread(outputs, y):
-                warn(text)
+        self._has_told = True
+        if text := self.misread(outputs, y):
+            warn(text)
 
     def log_prob_of_samples(self, outputs: Tensor, y: Tensor) -> Tensor:
         """As `log_prob`, without a look at the values of targets, which `sample` drew."""
@@ -202,7 +201,8 @@ class Likelihood(nn.Module, ABC):
                 f"outputs must be finite, got NaN or infinity in {int(invalid.sum())} of {outputs.numel()} values, "
                 f"{int(invalid.flatten(1).any(1).sum())} of {outputs.shape[0]} draws; training diverged or the precision is too low"
             )
-        self._tell_of_misreading(outputs)
+        if not self._has_told and may_look_at(outputs):
+            self._tell_of_misreading(outputs)
         return self.mixture(at_least_float32(outputs.detach()))
 
     def sample(self, outputs: Tensor) -> Tensor:
