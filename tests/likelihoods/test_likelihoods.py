@@ -420,7 +420,7 @@ def _residuals(std: float | list[float], learn: bool, scale: float, width: int) 
     bnn, likelihood = bayesify(nn.Linear(3, width), MeanField()), Gaussian(std=std, learn=learn)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BayesifyWarning)
-        fit(bnn, (x, y), likelihood, epochs=2, progress=False)
+        fit(bnn, (x, y), likelihood, epochs=4, progress=False)
     texts = [str(warning.message) for warning in caught]
     assert [text for text in texts if "residuals" in text] == bnn.findings
     return texts
@@ -436,6 +436,14 @@ def test_fixed_noise_of_another_unit_is_noticed(width):
     ratio = float(text.split("residuals after training are ")[1].split(" times")[0])
     assert ratio == pytest.approx(20, rel=0.3)
     assert _residuals(wide, True, 0.05, width) == _residuals(wide, True, 20.0, width) == []
+
+
+def test_residuals_say_nothing_before_training_has_settled():
+    y = torch.zeros(4)
+    settled = [0.5 * 10.0**2, 0.5 * 9.5**2, 0.5 * 9.2**2, 0.5 * 9.0**2]
+    improving = [0.5 * 10.0**2, 0.5 * 8.0**2, 0.5 * 6.0**2, 0.5 * 4.0**2]
+    assert Gaussian().misfit(settled, y).startswith("residuals after training are 8.9 times")
+    assert Gaussian().misfit(settled[:3], y) == Gaussian().misfit(improving, y) == Gaussian(learn=True).misfit(settled, y) == ""
 
 
 def test_targets_that_do_not_vary_say_nothing_of_the_noise():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -72,11 +73,11 @@ class Likelihood(nn.Module, ABC):
         """What is wrong with valid draws (S, B, *), or with their targets (B, *) if given; empty if nothing."""
         return ""
 
-    def misfit(self, nll: float, y: Tensor) -> str:
-        """What is wrong with noise that is not learned, given its NLL per example on the training data; empty if nothing.
+    def misfit(self, nll: Sequence[float], y: Tensor) -> str:
+        """What is wrong with noise that is not learned, given the NLL on the training data; empty if nothing.
 
         Args:
-            nll: mean over examples and draws, nats.
+            nll: of every epoch, mean over examples and draws, nats.
             y: targets of any examples.
         """
         return ""

@@ -22,6 +22,7 @@ __all__ = ["Gaussian", "HeteroscedasticGaussian", "check_numbers"]
 
 _SEVERAL = 3.0  # times as much as fixed noise, or as the targets vary
 _ROWS = 8  # from which their variation is known
+_EPOCHS, _SETTLED = 4, 0.8  # training has settled if the second half of at least 4 epochs reduces residuals by less than a fifth
 
 
 class Gaussian(Likelihood):
@@ -74,18 +75,20 @@ class Gaussian(Likelihood):
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_numbers(y)
 
-    def misfit(self, nll: float, y: Tensor) -> str:
-        if isinstance(self.log_std, nn.Parameter):
+    def misfit(self, nll: Sequence[float], y: Tensor) -> str:
+        if isinstance(self.log_std, nn.Parameter) or len(nll) < _EPOCHS:
             return ""
-        # NLL = log(sigma sqrt(2 pi)) + (r / sigma)^2 / 2 for every output
-        excess = nll / y[0].numel() - 0.5 * math.log(2 * math.pi) - float(self.log_std.mean())
-        ratio = math.sqrt(max(0.0, 2 * excess))
-        if ratio < _SEVERAL:
+        half, last = (self._residual(nll[epoch] / y[0].numel()) for epoch in (len(nll) // 2, -1))
+        if last < _SEVERAL or last < _SETTLED * half:
             return ""
         return (
-            f"residuals after training are {ratio:.2g} times the fixed noise of {self!r}, so that intervals are too narrow, unless "
-            "training has not converged: give std in the unit of the targets, or learn=True"
+            f"residuals after training are {last:.2g} times the fixed noise of {self!r}, so that intervals are too narrow: give "
+            "std in the unit of the targets, or learn=True"
         )
+
+    def _residual(self, nll: float) -> float:
+        """Root mean square of residuals, in units of the noise, from the NLL per output: log(sigma sqrt(2 pi)) + r^2 / 2."""
+        return math.sqrt(max(0.0, 2 * (nll - 0.5 * math.log(2 * math.pi) - float(self.log_std.mean()))))
 
     def misread(self, outputs: Tensor, y: Tensor | None) -> str:
         if isinstance(self.log_std, nn.Parameter) or y is None or len(y) < _ROWS:

@@ -83,7 +83,7 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
         if sharded:
             copy_gathered(loop.objective, bnn=original.bnn, likelihood=original.likelihood)
         complete_posterior(training, loop.data, show)
-        if loop.last is not None and (text := original.likelihood.misfit(loop.state.history.nll[-1], loop.last.y)):
+        if loop.last is not None and (text := original.likelihood.misfit(loop.state.history.nll, loop.last.y)):
             original.bnn.tell(text)
         if loop.last is not None and fabric.world_size == 1:
             tell_of_misfits(original.bnn, [loop.last])
