@@ -451,3 +451,6 @@ def test_targets_that_do_not_vary_say_nothing_of_the_noise():
         warnings.simplefilter("error", BayesifyWarning)
         Gaussian().log_prob(torch.zeros(1, 20), torch.ones(20))
         Gaussian().log_prob(torch.zeros(1, 4), torch.tensor([0.0, 0.01, 0.0, 0.02]))  # too few
+        Gaussian().log_prob(torch.zeros(1, 20, 2), torch.randn(20, 2) * torch.tensor([1.0, 1e-3]))  # one output that hardly varies
+    with pytest.warns(BayesifyWarning, match="times the standard deviation of the targets"):  # one that does not vary
+        Gaussian().log_prob(torch.zeros(1, 20, 2), 0.01 * torch.randn(20, 2) * torch.tensor([1.0, 0.0]))

@@ -112,7 +112,7 @@ class Likelihood(nn.Module, ABC):
 
         Warns:
             BayesifyWarning: training does not change a learned parameter, because the optimizer lacks `likelihood.parameters()`;
-                or the outputs are probabilities where logits are expected.
+                the outputs are probabilities where logits are expected; or fixed noise is far above the variation of the targets.
         """
         self.check_outputs(outputs)
         if not torch.compiler.is_compiling() and self._unchanged is not None and torch.is_grad_enabled():

@@ -93,7 +93,7 @@ class Gaussian(Likelihood):
     def misread(self, outputs: Tensor, y: Tensor | None) -> str:
         if isinstance(self.log_std, nn.Parameter) or y is None or len(y) < _ROWS:
             return ""
-        ratio = float((self.std / y.to(self.std).std(0)).max())
+        ratio = float((self.std / y.to(self.std).std(0)).min())  # of all outputs, some of which may hardly vary
         if not _SEVERAL < ratio < math.inf:
             return ""
         return (
