@@ -29,6 +29,7 @@ from bayesify import (
     MCDropout,
     MeanField,
     NoisyAdam,
+    NoisyKFAC,
     Radial,
     RepulsiveEnsemble,
     VariationalDropout,
@@ -66,6 +67,8 @@ _OF_WEIGHTS = (
     "mask_as_large_as_the_batch",
     "slow_passes_are_announced",
     "read_weights",
+    "recurrent_network",
+    "multihead_attention",
     "subclassed_layer",
     "registered_layer",
     "unused_layer",
@@ -79,6 +82,7 @@ _OF_WEIGHTS = (
 _OF_EMBEDDINGS = (
     MeanField | ELRG | Radial | IVON | VOGN | NoisyAdam | SLANG | EMP | ECMP | Deterministic | SWA | SWAG | HMC | SGLD | SGHMC
 )
+_OF_SINGLE_EXAMPLES = VOGN | NoisyKFAC | SLANG
 
 
 def _exists(method: Method, name: str) -> bool:
@@ -87,6 +91,8 @@ def _exists(method: Method, name: str) -> bool:
     if name in _OF_ONE_MODEL and isinstance(method, _ENSEMBLES):
         return False
     if name in _OF_WEIGHTS and isinstance(method, VIFO | SNGP | DVI | _ENSEMBLES):
+        return False
+    if name == "recurrent_network" and isinstance(method, _OF_SINGLE_EXAMPLES):
         return False
     if name in ("functions", "weight_of_the_local_kl") and isinstance(method, DVI):  # their networks are no chains of ReLUs
         return False

@@ -86,13 +86,17 @@ def test_tied_weights_stay_as_they_are_and_are_reported():
     assert [name for name, _ in bnn.random_layers()] == ["1"]
 
 
+class Attention(nn.MultiheadAttention):
+    """A subclass, which may compute something else."""
+
+
 def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
     net = nn.Sequential(
         nn.utils.weight_norm(nn.Linear(4, 4)),
         nn.utils.spectral_norm(nn.Linear(4, 4)),
         nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
-        nn.MultiheadAttention(4, 2),
-        nn.LSTM(4, 4),
+        Attention(4, 2),
+        nn.Bilinear(4, 4, 4),
         nn.Linear(4, 4),
         nn.Linear(4, 4),
         nn.Embedding(3, 4, max_norm=1.0),
@@ -109,7 +113,7 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
         "1": "computed by a hook",
         "2": "computed by a hook",
         "3": "not supported",
-        "3.out_proj": "nn.MultiheadAttention reads its weight and does not call it",
+        "3.out_proj": "its nn.MultiheadAttention cannot be made random, and reads its weight",
         "4": "not supported",
         "6": "forward was replaced",
         "7": "max_norm",
@@ -132,8 +136,8 @@ def test_a_pattern_that_others_hide_is_an_error(first):
 
 
 def test_a_named_layer_that_cannot_be_made_random_is_an_error():
-    net = nn.ModuleDict({"body": nn.LSTM(3, 4), "head": nn.Linear(4, 2)})
-    with pytest.raises(NothingRandomError, match=r"no layer that 'body' names became random: body \(LSTM\): this type is not"):
+    net = nn.ModuleDict({"body": nn.Bilinear(3, 3, 4), "head": nn.Linear(4, 2)})
+    with pytest.raises(NothingRandomError, match=r"no layer that 'body' names became random: body \(Bilinear\): this type is not"):
         bayesify(net, {"body": MCDropout(), "*": MeanField()})
     assert type(net["head"]) is nn.Linear
     bayesify(net, {"body": Deterministic(), "*": MeanField()})

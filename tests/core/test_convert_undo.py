@@ -101,10 +101,10 @@ FAILURES = {
     "no patterns": (_mlp, {}, ValueError, "its name matches no pattern"),
     "no parameters": (nn.ReLU, MeanField(), ValueError, "it has no parameters"),
     "nothing supported": (
-        lambda: nn.LSTM(2, 2),
+        lambda: nn.Bilinear(2, 2, 2),
         MeanField(),
         ValueError,
-        r"itself \(LSTM\): this type is not supported",
+        r"itself \(Bilinear\): this type is not supported",
     ),
     "left alone": (lambda: nn.LayerNorm(2), MCDropout(), ValueError, "MCDropout leaves LayerNorm as it is"),
     "lazy": (

@@ -96,7 +96,7 @@ def test_large_layers_and_other_methods_draw_where_they_are_called(monkeypatch: 
     groups = _groups(monkeypatch)
     draws = bnn(torch.randn(3, 4))
     assert groups == [1]
-    torch.testing.assert_close(draws.kl, bnn.kl())
+    torch.testing.assert_close(draws.kl, bnn.kl(), rtol=1e-5, atol=0.0)  # sums of 90,000 terms in float32, in another order
 
 
 def test_groups_have_one_prior(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,29 +5,36 @@ import warnings
 import pytest
 from torch import nn
 
-from bayesify import VIFO, DeepEnsemble, Deterministic, MeanField, Method, bayesify, summary
+from bayesify import VIFO, VOGN, DeepEnsemble, Deterministic, MeanField, Method, bayesify, summary
 from bayesify.errors import BayesifyWarning
 
 
-def _recurrent(hidden: int = 8) -> nn.Module:
-    return nn.ModuleDict({"layer": nn.LSTM(3, hidden), "embedding": nn.Embedding(5, 3), "head": nn.Linear(hidden, 2)})
+def _bilinear(hidden: int = 8) -> nn.Module:
+    return nn.ModuleDict({"layer": nn.Bilinear(3, 5, hidden), "embedding": nn.Embedding(5, 3), "head": nn.Linear(hidden, 2)})
 
 
 def test_the_share_is_that_of_the_plain_network():
-    lstm, others = 4 * 8 * (3 + 8 + 2), 5 * 3 + 8 * 2 + 2
+    bilinear, others = 8 * (3 * 5 + 1), 5 * 3 + 8 * 2 + 2
     with pytest.warns(BayesifyWarning, match=r"^(\d+)% of the parameters") as caught:
-        bnn = bayesify(_recurrent(), MeanField())
+        bnn = bayesify(_bilinear(), MeanField())
     text = str(caught[0].message)
-    assert text.startswith(f"{lstm / (lstm + others):.0%} ")
-    assert "'layer' (LSTM)" in text
+    assert text.startswith(f"{bilinear / (bilinear + others):.0%} ")
+    assert "'layer' (Bilinear)" in text
     assert text in str(summary(bnn))
     assert len(caught) == 1
 
 
 def test_the_largest_layers_are_named_first():
-    net = nn.TransformerEncoderLayer(16, 2, 8)
-    with pytest.warns(BayesifyWarning, match=r"random: 'self_attn' \(MultiheadAttention\), 'self_attn.out_proj' \("):
+    net = nn.ModuleDict({"small": nn.Bilinear(2, 3, 4), "large": nn.Bilinear(2, 3, 9), "head": nn.Linear(4, 2)})
+    with pytest.warns(BayesifyWarning, match=r"random: 'large' \(Bilinear\), 'small' \(Bilinear\)"):
         bayesify(net, MeanField())
+
+
+def test_a_recurrent_network_that_a_method_cannot_serve_is_named_as_a_whole():
+    net = nn.ModuleDict({"layer": nn.LSTM(3, 8), "head": nn.Linear(8, 2)})
+    with pytest.warns(BayesifyWarning, match=r"^96% of the parameters .* random: 'layer' \(LSTM\);"):  # 416 of 434
+        bnn = bayesify(net, VOGN())
+    assert [(report.name, report.layer) for report in bnn.report] == [("layer", "LSTM"), ("head", "Linear")]
 
 
 def test_a_tied_weight_is_counted_once():
@@ -49,11 +56,11 @@ def test_a_tied_weight_is_counted_once():
 def test_what_someone_chose_needs_no_warning(method: Method | dict[str, Method]):
     with warnings.catch_warnings():
         warnings.simplefilter("error", BayesifyWarning)
-        bayesify(_recurrent(), method)
+        bayesify(_bilinear(), method)
 
 
 def test_neither_do_frozen_and_small_parts():
-    frozen, small = _recurrent(), _recurrent(1)
+    frozen, small = _bilinear(), _bilinear(1)
     frozen["layer"].requires_grad_(False)
     small["body"] = nn.Linear(30, 30)
     with warnings.catch_warnings():
@@ -64,5 +71,5 @@ def test_neither_do_frozen_and_small_parts():
 
 def test_members_of_an_ensemble_do_not_repeat_it():
     with pytest.warns(BayesifyWarning, match="of the parameters") as caught:
-        bayesify([_recurrent() for _ in range(3)], DeepEnsemble(members=3, base=MeanField()))
+        bayesify([_bilinear() for _ in range(3)], DeepEnsemble(members=3, base=MeanField()))
     assert len({str(warning.message) for warning in caught}) == 1

@@ -14,7 +14,9 @@ def _count(module: nn.Module) -> int:
 
 
 def _net() -> nn.Sequential:
-    return nn.Sequential(nn.Embedding(9, 4), nn.Conv1d(4, 6, 3, bias=False), nn.BatchNorm1d(6), nn.LSTM(6, 5), nn.Linear(5, 2))
+    return nn.Sequential(
+        nn.Embedding(9, 4), nn.Conv1d(4, 6, 3, bias=False), nn.BatchNorm1d(6), nn.Bilinear(6, 2, 5), nn.Linear(5, 2)
+    )
 
 
 @pytest.mark.parametrize("method", [MeanField(), VariationalDropout(alpha_per="layer"), MCDropout(), Deterministic(prior_std=1.0)])
@@ -43,22 +45,26 @@ def test_tied_and_shared_parameters_count_once():
     assert "b      Linear     -                   0         -" in str(result)
 
 
+class Attention(nn.MultiheadAttention):
+    """A subclass, which may compute something else."""
+
+
 def test_text():
-    net = nn.Sequential(nn.Linear(999, 1000), nn.MultiheadAttention(8, 2))
+    net = nn.Sequential(nn.Linear(999, 1000), Attention(8, 2))
     text = str(summary(bayesify(net, MeanField(prior_std=2.0)))).splitlines()
     assert [line.split() for line in text[:7]] == [
         ["layer", "type", "method", "parameters", "overhead"],
         ["-" * len(text[1])],
         ["0", "Linear", "MeanField", "2,000,000", "+100.0%"],
-        ["1", "MultiheadAttention", "-", "216", "+0.0%"],
+        ["1", "Attention", "-", "216", "+0.0%"],
         ["1.out_proj", "NonDynamicallyQuantizableLinear", "-", "72", "+0.0%"],
         ["-" * len(text[1])],
         ["total", "2,000,288", "+100.0%"],
     ]
     assert text[8] == "not converted:"
     unsupported = "this type is not supported; its own parameters (in_proj_weight, in_proj_bias) stay as they are"
-    assert text[9] == f"  1 (MultiheadAttention): {unsupported}"
-    assert text[10].startswith("  1.out_proj (NonDynamicallyQuantizableLinear): nn.MultiheadAttention reads")
+    assert text[9] == f"  1 (Attention): {unsupported}"
+    assert text[10].startswith("  1.out_proj (NonDynamicallyQuantizableLinear): its nn.MultiheadAttention cannot be made random")
     assert len(text) == 11
     assert len(text[1]) == max(map(len, text[:7])), "the rule is as wide as the table"
     assert text[7].startswith("1 of 3 layers are random; KL ")

@@ -23,6 +23,7 @@ from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import modes_kept
 from bayesify.core.obstacles import obstacle, tell_of_hindered_layers, tied_parameters, trainable_sizes
+from bayesify.core.packed import Unpacking, initial_bounds
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import restore, revert
 from bayesify.core.weight_decay import notice_decay
@@ -108,23 +109,27 @@ def bayesify(
 def _converted(
     net: nn.Module, methods: Mapping[str, Method], batch_dim: int, fold: bool | None, unbatched: tuple[str, ...]
 ) -> Bayesian:
-    layers = {name: module for name, module in net.named_modules() if any(True for _ in module.parameters(recurse=False))}
-    matches = _first_matches(layers, methods)
-    for layer in layers.values():
-        recognize(layer)
-    passes = Passes()
-    assigned = methods["*"].assign(layers) if "*" in methods else {}
-    before, sizes = [(layer, dict(layer._parameters)) for layer in layers.values()], trainable_sizes(layers)
+    unpacking = Unpacking.of(net, tied_parameters(_layers_of(net)))
+    before = list[tuple[nn.Module, dict[str, nn.Parameter | None]]]()
     try:
-        reports, hindered = _convert_layers(layers, matches, methods, assigned, passes)
+        layers = _layers_of(net)
+        before += [(layer, dict(layer._parameters)) for layer in layers.values()]
+        matches = _first_matches(layers, methods, unpacking.owners)
+        for layer in layers.values():
+            recognize(layer)
+        passes, sizes = Passes(), trainable_sizes(layers)
+        assigned = methods["*"].assign(layers) if "*" in methods else {}
+        reports, hindered = _convert_layers(layers, matches, methods, assigned, passes, unpacking)
         root = _root(net, [report.method for report in reports])
     except BaseException:
         for layer, parameters in before:
             revert(layer)
             layer._parameters.clear()
             layer._parameters.update(parameters)  # a posterior may have replaced some
+        unpacking.undo_all()
         raise
     _warn_of_lost_weights(net, dict(before))
+    reports = unpacking.undo_plain(reports, hindered, sizes)
     disable_fast_paths(net)
     root.passes, root.report = passes, tuple(reports)
     root.batch_dim, root.fold, root.unbatched = batch_dim, False if batch_dim else fold, unbatched
@@ -134,11 +139,20 @@ def _converted(
     return root
 
 
-def _first_matches(names: Collection[str], methods: Mapping[str, Method]) -> dict[str, str | None]:
-    """The first pattern that matches every name; raise a `ConfigurationError` for patterns without effect."""
-    if unmatched := [p for p in methods if p != "*" and not any(fnmatchcase(name, p) for name in names)]:
+def _layers_of(net: nn.Module) -> dict[str, nn.Module]:
+    """All modules with parameters of their own, by name."""
+    return {name: module for name, module in net.named_modules() if any(True for _ in module.parameters(recurse=False))}
+
+
+def _first_matches(names: Collection[str], methods: Mapping[str, Method], owners: Mapping[str, str]) -> dict[str, str | None]:
+    """The first pattern that matches every name, or its owner's; raise a `ConfigurationError` for patterns without effect."""
+
+    def matches_name(name: str, pattern: str) -> bool:
+        return fnmatchcase(name, pattern) or (name in owners and fnmatchcase(owners[name], pattern))
+
+    if unmatched := [p for p in methods if p != "*" and not any(matches_name(name, p) for name in names)]:
         raise ConfigurationError(f"no layer matches {listing(map(repr, unmatched))}; the layers are {listing(map(repr, names))}")
-    matches = {name: next((p for p in methods if fnmatchcase(name, p)), None) for name in names}
+    matches = {name: next((p for p in methods if matches_name(name, p)), None) for name in names}
     if hidden := [p for p in methods if p != "*" and p not in matches.values()]:
         raise ConfigurationError(
             f"{listing(map(repr, hidden))} would have no effect: the first pattern that matches a layer counts, and others come "
@@ -153,6 +167,7 @@ def _convert_layers(
     methods: Mapping[str, Method],
     assigned: Mapping[str, Method],
     passes: Passes,
+    unpacking: Unpacking,
 ) -> tuple[list[LayerReport], dict[str, str]]:
     """Convert the layers that patterns and methods choose.
 
@@ -181,6 +196,10 @@ def _convert_layers(
                 hindered[name] = kind
         if chosen is not None and not reason and not _convert(layer, chosen, passes):
             reason = f"{type(chosen).__name__} leaves {kind} as it is"
+        if isinstance(layer, BayesianLayer) and layer.posterior.needs_calls and not unpacking.is_called(name):
+            revert(layer)
+            reason = f"{type(chosen).__name__} needs the inputs of layers, and a recurrent network computes with weights alone"
+            hindered[name] = kind
         reports.append(LayerReport(name, kind, None if reason else chosen, reason))
     _check_random(layers, matches, reports, methods)
     return reports, hindered
@@ -267,12 +286,13 @@ def _root(net: nn.Module, methods: Sequence[Method | None]) -> Bayesian:
 
 def _warn_of_lost_weights(net: nn.Module, before: Mapping[nn.Module, Mapping[str, Any]]) -> None:
     """Warn if posteriors dropped weights that may not be those of an initialization."""
+    bounds = initial_bounds(net)
     lost = [
         name or "the network itself"
         for name, layer in net.named_modules()
         if isinstance(layer, BayesianLayer)
         and layer.posterior.drops_weights
-        and not looks_initialized(layer.original, before[layer]["weight"])
+        and not looks_initialized(layer.original, before[layer]["weight"], bounds.get(layer))
     ]
     if lost:
         warn(f"the weights of layers were dropped, and these start at random: {listing(lost)}; see `summary`")

@@ -227,21 +227,12 @@ class ForwardPass:
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         """Output of a random layer for x (S*B, ...); if the root must plan the pass differently, raise a `PassError`."""
         has_rows = self.has_rows(layer)
-        if self._unused and layer in self._unused:
-            raise NewLayerError("the network calls a random layer that it did not call before")
         repeats = None
         if torch.compiler.is_compiling():
+            self._check_used(layer)
             self._running = layer
         else:
-            self._check_thread()
-            if (
-                has_rows
-                and self.rows is not None
-                and layer.posterior.is_random
-                and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0)
-            ):
-                raise RowsError(f"a random layer got an input of shape {tuple(x.shape)} in a pass over {self.rows} rows")
-            self._notice_checkpoint()
+            self._begin_call(layer, x, has_rows)
             self.check_repeats(layer)
             repeats = self._repeats
         sampled, arguments = (layer.sampled, (x,)) if has_rows else (self.sampled_without_rows, (layer, x))
@@ -253,6 +244,65 @@ class ForwardPass:
         if self._records and layer.posterior.observes and not self._ended:
             self.calls.append((layer, x, y))
         return y
+
+    def apply(
+        self,
+        layers: Sequence[BayesianLayer],
+        inputs: Sequence[Tensor | None],
+        function: Callable[[Sequence[Tensor | None], Sequence[Mapping[Any, tuple[Tensor, Tensor | None]]]], T],
+    ) -> T:
+        """Result of a module that computes with the weights of its layers instead of calling them: a recurrent network.
+
+        Args:
+            layers: its random layers, which draw weights.
+            inputs: tensors (S*B, ...), or None.
+            function: from the inputs, and for each draw the weight and bias of every layer, to the result.
+        """
+        for layer in layers:
+            for x in inputs:
+                if x is not None:
+                    self._begin_call(layer, x, True)
+        drawn = [(layer, self.weights(layer)) for layer in layers]
+
+        def of(s: int, values: Tensor | None) -> Any:
+            return None if values is None else values[min(s, len(values) - 1)]  # one value if it is not random
+
+        draws = [{layer: (of(s, weight), of(s, bias)) for layer, (weight, bias) in drawn} for s in range(self.samples)]
+        return function(inputs, draws)
+
+    def weights(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a layer that the network uses without calling it: (S, *), or (1, *) if they are not random.
+
+        Raises:
+            PassError: the posterior has no weights of a plain layer.
+        """
+        if not layer.posterior.is_plain:
+            raise PassError(f"a recurrent network needs a weight, which {type(layer.posterior).__name__} has not; use MeanField()")
+        if layer.posterior.is_random:
+            return self.draw(layer)
+        weight, bias = self.inside(layer.posterior.mean, layer)
+        return weight.unsqueeze(0), None if bias is None else bias.unsqueeze(0)
+
+    def joined(self, layers: Sequence[BayesianLayer], values: Sequence[Tensor]) -> Tensor:
+        """A weight or bias that consists of those which were read of several layers."""
+        return torch.cat(list(values))
+
+    def _begin_call(self, layer: BayesianLayer, x: Tensor, has_rows: bool) -> None:
+        """Check a use of a layer; if the root must plan the pass differently, raise a `PassError`."""
+        self._check_used(layer)
+        self._check_thread()
+        if (
+            has_rows
+            and self.rows is not None
+            and layer.posterior.is_random
+            and (x.dim() == 0 or x.shape[0] % self.rows or x.shape[0] == 0)
+        ):
+            raise RowsError(f"a random layer got an input of shape {tuple(x.shape)} in a pass over {self.rows} rows")
+        self._notice_checkpoint()
+
+    def _check_used(self, layer: BayesianLayer) -> None:
+        if self._unused and layer in self._unused:
+            raise NewLayerError("the network calls a random layer that it did not call before")
 
     def _check_thread(self) -> None:
         """Raise a `PassError` for a layer that another thread calls while this pass is running."""

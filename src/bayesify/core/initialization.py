@@ -14,7 +14,7 @@ _MIN_ELEMENTS = 50  # for a test of the standard deviation
 
 
 @torch.no_grad()
-def looks_initialized(kind: type[nn.Module], weight: Tensor) -> bool | None:
+def looks_initialized(kind: type[nn.Module], weight: Tensor, bound: float | None = None) -> bool | None:
     r"""Whether a weight may come from `reset_parameters` of its layer; None for layers of unknown types.
 
     That is a uniform with bound $1/\sqrt{\text{fan-in}}$ in linear layers and convolutions, a standard normal in embeddings, and
@@ -23,11 +23,12 @@ def looks_initialized(kind: type[nn.Module], weight: Tensor) -> bool | None:
     Args:
         kind: the type of the layer.
         weight: its weight.
+        bound: of the uniform distribution of a linear layer or convolution, if it is another one.
     """
     if weight.is_meta or not weight.numel():
         return True
     if issubclass(kind, nn.Linear | _ConvNd):
-        bound = 1 / math.sqrt(math.prod(weight.shape[1:]))
+        bound = bound or 1 / math.sqrt(math.prod(weight.shape[1:]))
         within = float(weight.abs().max()) <= bound * 1.01
         return within and _spread_is(weight, bound / math.sqrt(3))
     if issubclass(kind, nn.Embedding):

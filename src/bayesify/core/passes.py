@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from bayesify.core.natural import NaturalGradient
 
 __all__ = ["Passes"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(eq=False)
@@ -120,10 +122,23 @@ class Passes:
 
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         """Output of a layer that is called outside a pass of the root: with a held draw, alone, or in a backward pass."""
+        with self._outside(layer, x) as forward_pass:
+            return forward_pass.call(layer, x)
+
+    def apply(self, layers: Sequence[BayesianLayer], inputs: Sequence[Tensor | None], function: Callable[..., T]) -> T:
+        """`ForwardPass.apply`, also outside a pass of the root."""
+        if (running := self.running) is not None:
+            return running.apply(layers, inputs, function)
+        with self._outside(layers[0], next(x for x in inputs if x is not None)) as forward_pass:
+            return forward_pass.apply(layers, inputs, function)
+
+    @contextmanager
+    def _outside(self, layer: BayesianLayer, x: Tensor) -> Iterator[ForwardPass]:
+        """The pass of a layer that is called with this input while its root is in none."""
         with self._turn(x):
             before, self.current = self.current, self._recomputed() or self.held or self._alone(layer)
             try:
-                return self.current.call(layer, x)
+                yield self.current
             finally:
                 self.current = before
 

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from bayesify.core.fast_paths import restore_fast_paths
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.packed import pack
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
 
-__all__ = ["as_plain", "check_plain", "restore", "revert"]
+__all__ = ["as_plain", "check_plain", "restore", "restore_layers", "revert"]
 
 _ATTRIBUTES = ("passes", "weight_shape", "bias_shape", "requires_grads", "is_read", "is_repeated", "is_used", "lacks_bias")
 
 
 def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tensor | None]]) -> None:
-    """Make a converted network a plain one, in place.
+    """Make a converted network the plain one from before `bayesify`, in place.
 
     Args:
         net: the network.
@@ -29,6 +30,13 @@ def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tens
     Raises:
         ConfigurationError: a posterior has no weights of a plain layer (SNGP); the network is unchanged.
     """
+    restore_layers(net, values)
+    pack(net)
+    restore_fast_paths(net)
+
+
+def restore_layers(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tensor | None]]) -> None:
+    """Make random layers plain ones, as `restore`; the network keeps all its layers, also those of unpacked modules."""
     check_plain(net)
     for layer in [module for module in net.modules() if isinstance(module, BayesianLayer)]:
         with torch.no_grad():
@@ -37,7 +45,6 @@ def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tens
             if value is not None and value is not layer._parameters[name]:
                 layer._parameters[name] = nn.Parameter(value.detach().clone(), requires_grad=trained)
         revert(layer)
-    restore_fast_paths(net)
 
 
 def check_plain(net: nn.Module) -> None:

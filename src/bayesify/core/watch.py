@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -57,11 +57,31 @@ class WatchedPass(ForwardPass):
         (self.watch.with_rows if rows else self.watch.without_rows).add(layer)
         return _traced(y, origin_of(x) | {layer}, rows)
 
+    def apply(self, layers: Sequence[BayesianLayer], inputs: Sequence[Tensor | None], function: Callable[..., Any]) -> Any:
+        with torch._C.DisableTorchFunction():
+            result = super().apply(layers, inputs, function)
+        if self.watch is None:
+            return result
+        given = [x for x in inputs if x is not None]
+        self.watch.reuses |= any(map(is_kept, given))
+        self.watch.called.update(layers)
+        self.watch.with_rows.update(layers)
+        self.watch.differentiates |= torch.is_grad_enabled() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None
+        origin = frozenset(layers).union(*map(origin_of, given))
+        return tree_map_only(Tensor, lambda y: _traced(y, origin, True), result)
+
+    def joined(self, layers: Sequence[BayesianLayer], values: Sequence[Tensor]) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            value = super().joined(layers, values)
+        if self.watch is not None:
+            self.watch.values[id(value)] = layers, value
+        return value
+
     def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
         with torch._C.DisableTorchFunction():
             value = super().read(layer, name)
         if self.watch is not None and value is not None:
-            self.watch.values[id(value)] = layer, value
+            self.watch.values[id(value)] = [layer], value
         return value
 
 
@@ -115,7 +135,9 @@ class Watch(TorchFunctionMode):
         self.by_value: set[str] = set()
         self.numbers: set[str] = set()
         self.reuses = self.differentiates = self.orders_rows = False
-        self.values: dict[int, tuple[BayesianLayer, Tensor]] = {}  # with the tensors, so that no other tensor gets their id
+        self.values: dict[
+            int, tuple[Sequence[BayesianLayer], Tensor]
+        ] = {}  # with the tensors, so that no other tensor gets their id
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -124,7 +146,7 @@ class Watch(TorchFunctionMode):
         tensors = list(tensors_in((args, kwargs)))
         self.reuses = self.reuses or any(map(is_kept, tensors))
         if self.values and next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
-            self.read.update(self.values[id(x)][0] for x in tensors if id(x) in self.values)
+            self.read.update(layer for x in tensors if id(x) in self.values for layer in self.values[id(x)][0])
         origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
         rows = any(has_rows(x) for x in tensors)
         if origin or rows:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from bayesify.core.restoration import restore
+from bayesify.core.restoration import restore_layers
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
 
@@ -41,7 +41,7 @@ class WeightDensity:
         dtype: of weights and inputs; None for that of the network.
 
     Attributes:
-        net: a plain copy of the network.
+        net: a copy of the network with plain layers of the same names.
         parameters: names of its weights and biases, in the order of the vector.
         start: the trained weights, (P,).
 
@@ -62,7 +62,7 @@ class WeightDensity:
         self.scale, self.prior_std, self.batch_dim, self.select = scale, prior_std, bnn.batch_dim, bnn.passes.select
         with torch.no_grad():  # copies of TorchScript modules would have a graph
             self.net = copy.deepcopy(bnn.net)
-        restore(self.net, lambda layer: layer.posterior.mean(layer))
+        restore_layers(self.net, lambda layer: layer.posterior.mean(layer))
         self.net.to(dtype).requires_grad_(False).eval()
         self.likelihood = copy.deepcopy(likelihood).requires_grad_(False)
         values = dict(self.net.named_parameters())

@@ -187,6 +187,7 @@ class KroneckerPosterior(LaplacePosterior):
         bias_std, bias_vectors: (O,), (O, O); without elements for a layer without bias.
     """
 
+    needs_calls = True
     std: Tensor
     output_vectors: Tensor
     input_vectors: Tensor

@@ -104,7 +104,7 @@ class KroneckerPosterior(NaturalPosterior):
         row_tril, column_tril: Cholesky factors of the covariances of rows (O, O) and columns (J, J), logarithms on their diagonals.
     """
 
-    observes = True
+    observes = needs_calls = True
     samples_labels = True
 
     def __init__(self, method: NoisyKFAC, layer: BayesianLayer) -> None:

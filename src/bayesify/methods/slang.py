@@ -115,7 +115,7 @@ class PrecisionPosterior(NaturalPosterior):
         factor: U, (P, L).
     """
 
-    observes = True
+    observes = needs_calls = True
     stacks = True
 
     def __init__(self, method: SLANG, layer: BayesianLayer) -> None:

@@ -70,7 +70,7 @@ class VOGN(GaussianFields, Method):
 class GaussNewtonPosterior(NaturalGaussian):
     """Normal distribution, with the Hessian from squared gradients of examples."""
 
-    observes = True
+    observes = needs_calls = True
 
     def observe(self, layer: BayesianLayer, record: Record) -> dict[str, Tensor]:
         weight, bias = squared_gradients(layer, record)

@@ -19,12 +19,14 @@ __all__ = [
     "Graph",
     "LateDropout",
     "Mixer",
+    "MultiheadAttention",
     "Named",
     "Nested",
     "Normalized",
     "OwnSamples",
     "Positions",
     "Reader",
+    "Recurrent",
     "RowCoupling",
     "Scaled",
     "SequenceFirst",
@@ -141,6 +143,32 @@ class Attention(nn.Module):
         query, key, value = self.layer(x).chunk(3, -1)
         weights = torch.softmax(query @ key.mT + mask, -1)
         return self.head(weights @ value)
+
+
+class MultiheadAttention(nn.Module):
+    """PyTorch's attention between the positions of x (B, T, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.MultiheadAttention(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.transpose(0, 1)
+        y, _ = self.layer(h[:1], h, torch.tanh(h))
+        return self.head(torch.tanh(y.squeeze(0)))
+
+
+class Recurrent(nn.Module):
+    """PyTorch's LSTM over x (B, T, D), in both directions, from a state that depends on x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 2, bidirectional=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = x[:, :2, :2].transpose(0, 1).contiguous()
+        y, (_, cells) = self.layer(x.transpose(0, 1), (start, torch.tanh(start)))
+        return self.head(torch.cat([y[-1, :, :2], cells[1]], -1))
 
 
 class Reader(nn.Module):

@@ -20,6 +20,7 @@ from bayesify.core.convert import bayesify
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
+from bayesify.core.packed import Unpacking
 from bayesify.errors import BayesifyWarning, NothingRandomError
 from bayesify.testing.require import NotApplicable, require, require_close, require_equal_means
 
@@ -67,6 +68,7 @@ class Trial:
         self.plain = make().double().eval()
         torch.manual_seed(8)
         self.bnn = convert(method, copy.deepcopy(self.plain), *layers, **layout)
+        Unpacking.of(self.plain, ())  # the converted network's names of parameters
 
     def require_equal_weights(self, coherent: Sequence[bool] = (False, True)) -> None:
         """Require that every draw of a pass is the output of the plain network with the weights of that draw.

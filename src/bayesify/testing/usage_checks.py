@@ -15,7 +15,18 @@ from bayesify.core.convert import bayesify
 from bayesify.core.method import Method
 from bayesify.diagnostics.summaries import LayerSummary, summary
 from bayesify.errors import BayesifyWarning, ConfigurationError, ContractError, NothingRandomError
-from bayesify.testing.nets import Named, Nested, OwnSamples, Reader, Scaled, SequenceFirst, TiedReader, TwoLayers
+from bayesify.testing.nets import (
+    MultiheadAttention,
+    Named,
+    Nested,
+    OwnSamples,
+    Reader,
+    Recurrent,
+    Scaled,
+    SequenceFirst,
+    TiedReader,
+    TwoLayers,
+)
 from bayesify.testing.require import NotApplicable, require
 from bayesify.testing.trial import Trial, convert, fixed_inputs, is_random, skip_ensembles, skip_unless_weights
 
@@ -30,6 +41,20 @@ def check_tied_embedding(method: Method) -> None:
     """An embedding that is called and whose weight is read has the same draw in both."""
     trial = Trial(method, TiedReader, (torch.tensor([[0, 1], [2, 2], [4, 3]]),), ("layer",))
     trial.require_equal_weights()
+
+
+def check_recurrent_network(method: Method) -> None:
+    """A recurrent network has one draw of its weights for all steps and rows."""
+    parts = [f"layer.{part}_l0{direction}" for direction in ("", "_reverse") for part in ("ih", "hh")]
+    trial = Trial(method, Recurrent, (fixed_inputs(3, 4, 3),), (*parts, "head"))
+    trial.require_equal_weights(coherent=[True])
+
+
+def check_multihead_attention(method: Method) -> None:
+    """The projections of PyTorch's attention are random layers."""
+    parts = [f"layer.{part}_proj" for part in ("q", "k", "v", "out")]
+    trial = Trial(method, MultiheadAttention, (fixed_inputs(3, 4, 4),), (*parts, "head"))
+    trial.require_equal_weights(coherent=[True])
 
 
 def check_subclassed_layer(method: Method) -> None:

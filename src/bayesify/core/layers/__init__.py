@@ -76,7 +76,7 @@ def layer_type(kind: type[nn.Module]) -> type[BayesianLayer] | None:
 def unsupported(kind: type[nn.Module]) -> str:
     """Why layers of this type cannot be made random; empty if they can."""
     if issubclass(kind, NonDynamicallyQuantizableLinear):
-        return "nn.MultiheadAttention reads its weight and does not call it"
+        return "its nn.MultiheadAttention cannot be made random, and reads its weight instead of calling it"
     base = _supported_base(kind)
     if base is None:
         return "this type is not supported; see register_layer"

@@ -6,7 +6,7 @@ Shapes: S draws, B batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -93,6 +93,12 @@ class Prefix(TorchFunctionMode):
                 return mark(layer.sampled(self._repeat(x)), False)
             moments = self._remember(layer, lambda: posterior.moments(layer, x), needed=True)
             return mark(local_reparameterization(*moments, draws=self.samples), False)
+
+    def apply(self, inputs: Sequence[Tensor | None], apply: Callable[[Sequence[Tensor | None]], Any]) -> Any:
+        """Result of a module that computes with weights of random layers, for inputs as in `call`."""
+        with torch._C.DisableTorchFunction():
+            result = apply([x if x is None else self._expanded(x) for x in inputs])
+        return tree_map_only(Tensor, lambda y: mark(y, False), result)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -190,6 +196,9 @@ class ReplayPass(ForwardPass):
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         self.check_repeats(layer)
         return self.inside(self.prefix.call, layer, x, self)
+
+    def apply(self, layers: Sequence[BayesianLayer], inputs: Sequence[Tensor | None], function: Callable[..., Any]) -> Any:
+        return self.prefix.apply(inputs, lambda repeated: super(ReplayPass, self).apply(layers, repeated, function))
 
 
 def is_worth_replay(net: nn.Module, inputs: Iterable[Any]) -> bool:

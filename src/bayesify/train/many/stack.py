@@ -16,7 +16,7 @@ from bayesify.train.batch import Batch
 from bayesify.train.many.graph import Function
 from bayesify.train.many.random_streams import Streams
 from bayesify.train.many.stacked_data import StackedData
-from bayesify.train.many.vectorization import UntraceableError, VectorizedFunction
+from bayesify.train.many.vectorization import UNTRACEABLE, UntraceableError, VectorizedFunction
 from bayesify.train.objective import Objective
 
 if TYPE_CHECKING:
@@ -149,7 +149,10 @@ class Stack:
         before = self.streams.states()
         vectorized = VectorizedFunction(functions, unstacked, arguments, self.compile and train)
         self.streams.restore(before)
-        outputs = vectorized(arguments, self.streams)
+        try:
+            outputs = vectorized(arguments, self.streams)
+        except UNTRACEABLE as error:  # a graph that PyTorch's vmap made of an operator without a rule (mkldnn_rnn_layer)
+            raise UntraceableError(str(error)) from error
         self.streams.restore(before)
         for model in {0, len(functions) - 1}:
             self.streams.activate(model)

@@ -25,7 +25,7 @@ from bayesify.train.many.random_streams import Draw, Noise, Streams
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["UntraceableError", "VectorizedFunction"]
+__all__ = ["UNTRACEABLE", "UntraceableError", "VectorizedFunction"]
 
 # Random operators whose distribution depends on shapes and numbers alone, not on the values of a tensor.
 _DRAWS = {
@@ -75,7 +75,7 @@ class VectorizedFunction:
             self.constants = [constant[torch.tensor(indices, device=constant.device)] for constant in constants]
             with torch.no_grad():
                 replay = simplify(trace_graph(vmap(module), [*stacked, *self.noise.buffers, *self.constants]))
-        except _UNTRACEABLE as error:
+        except UNTRACEABLE as error:
             raise UntraceableError(str(error)) from error
         self.replay = torch.compile(replay, dynamic=False, fullgraph=True) if compile else replay
 
@@ -86,7 +86,7 @@ class VectorizedFunction:
 
 
 # Raised in tracing by branches on values and .item() (several types), by graphs that differ, by operators without a vmap rule.
-_UNTRACEABLE = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError)
+UNTRACEABLE = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError)
 
 
 def _trace(function: Function, arguments: Sequence[Tensor]) -> _Graph:
