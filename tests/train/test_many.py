@@ -30,6 +30,7 @@ from bayesify import (
     BayesianLayer,
     BLoB,
     ConcreteDropout,
+    DeepEnsemble,
     Deterministic,
     DropConnect,
     MCDropout,
@@ -574,3 +575,20 @@ def test_weights_of_the_best_epoch_are_kept() -> None:
     trainings = [training(k, validation=(x, y), learning_rate=0.3) for k in range(2)]
     histories = check_equal(trainings, epochs=6)
     assert any(history.best_epoch != 6 for history in histories)
+
+
+def test_networks_that_vmap_cannot_vectorize_train_one_by_one():
+    """PyTorch's fallback for its LSTM kernel gives a graph that fails in its first call."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    bnn = bayesify([Recurrent() for _ in range(2)], DeepEnsemble(members=2))
+    fit(bnn, (torch.randn(16, 5, 3), torch.randn(16, 1)), likelihood=Gaussian(learn=True), epochs=2, progress=False)
+    assert bnn(torch.randn(4, 5, 3), samples=2).outputs.shape == (2, 4, 1)

@@ -120,6 +120,9 @@ def _converted(
         passes, sizes = Passes(), trainable_sizes(layers)
         assigned = methods["*"].assign(layers) if "*" in methods else {}
         reports, hindered = _convert_layers(layers, matches, methods, assigned, passes, unpacking)
+        output = methods["*"].output_layer(layers) if "*" in methods else None
+        if output is not None and matches[output] == "*" and isinstance(layer := layers[output], BayesianLayer):
+            layer.is_taken_for_output = True
         root = _root(net, [report.method for report in reports])
     except BaseException:
         for layer, parameters in before:

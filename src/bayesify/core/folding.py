@@ -19,6 +19,7 @@ from bayesify.core.fidelity import unlike_plain
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
+from bayesify.core.output_layer import LaterLayers
 from bayesify.core.passes import Passes
 from bayesify.core.posterior_uses import PosteriorUses
 from bayesify.core.watch import keep_results
@@ -85,13 +86,14 @@ def examine(
     with examination.with_draws():
         finding = ""
         with eval_mode(net):
-            with PosteriorUses(net, layers, passes) as uses:
+            with PosteriorUses(net, layers, passes) as uses, LaterLayers(net, layers) as later:
                 accepted = next((rows for rows in candidates(inputs, whole) if examination.runs(inputs, rows)), None)
             if accepted is not None:
                 finding = (
                     _remembers(net, examination, inputs, accepted)
                     or unlike_plain(net, examination, inputs, accepted)
                     or uses.finding()
+                    or later.finding()
                 )
         if any(not layer.posterior.is_plain for layer in examination.read):
             raise PassError(

@@ -161,6 +161,7 @@ class BayesianLayer(Channels):
         is_read: whether the network computes with the layer's weight instead of calling the layer.
         is_repeated: whether the network calls the layer several times in a pass: then it draws weights, not noise per row.
         is_used: whether the network's outputs depend on the layer; None before the first pass.
+        is_taken_for_output: whether the method chose it as the output layer of the network, which the first pass verifies.
 
     Example:
         >>> layer = bayesify(nn.Linear(3, 1), MeanField()).net
@@ -184,6 +185,7 @@ class BayesianLayer(Channels):
     is_read: bool
     is_repeated: bool = False
     is_used: bool | None
+    is_taken_for_output: bool = False
 
     def forward(self, input: Tensor) -> Tensor:
         current = self.passes.running

@@ -92,6 +92,10 @@ class Method:
         """
         return dict.fromkeys(layers, self)
 
+    def output_layer(self, layers: Mapping[str, nn.Module]) -> str | None:
+        """The layer that `assign` takes for the output layer of the network; the first pass warns if it is not."""
+        return None
+
     def root(self, net: nn.Module) -> nn.Module:
         """Make the root module (a `Bayesian`) of a converted network, if the method declares `has_root`."""
         raise NotImplementedError(f"{type(self).__name__} declares has_root but does not implement `root`")

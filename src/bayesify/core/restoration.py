@@ -17,7 +17,17 @@ from bayesify.formatting import listing
 
 __all__ = ["as_plain", "check_plain", "restore", "restore_layers", "revert"]
 
-_ATTRIBUTES = ("passes", "weight_shape", "bias_shape", "requires_grads", "is_read", "is_repeated", "is_used", "lacks_bias")
+_ATTRIBUTES = (
+    "passes",
+    "weight_shape",
+    "bias_shape",
+    "requires_grads",
+    "is_read",
+    "is_repeated",
+    "is_used",
+    "is_taken_for_output",
+    "lacks_bias",
+)
 
 
 def restore(net: nn.Module, values: Callable[[BayesianLayer], tuple[Tensor, Tensor | None]]) -> None:

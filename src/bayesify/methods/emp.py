@@ -42,6 +42,7 @@ from bayesify.core.checks import check_choice, check_integer, check_positive, ch
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
+from bayesify.core.output_layer import last_layer
 from bayesify.errors import ConfigurationError, NothingRandomError
 from bayesify.formatting import listing
 from bayesify.methods._patches import PatchPosterior
@@ -138,6 +139,9 @@ class EMP(Method):
         shared = self.replace(components=1, probabilities=None, learn_probabilities=False)
         return {name: self if name in patched else shared for name in layers}
 
+    def output_layer(self, layers: Mapping[str, nn.Module]) -> str | None:
+        return last_layer(layers) if "out" in self._terms() else None
+
     def build(self, layer: BayesianLayer) -> Posterior:
         return PatchPosterior(self, layer)
 
@@ -157,9 +161,13 @@ class EMP(Method):
         """Names of the layers of `where`, in module order."""
         # also layers that cannot be patched: then bayesify reports why
         kinds = {name: kind_of(layer) for name, layer in layers.items()}
-        contracting = [name for name, kind in kinds.items() if kind.contracts]
+        last = last_layer(layers)
         entries = [name for name, layer in layers.items() if kinds[name].contracts or isinstance(layer, nn.Embedding)]
-        groups = {"bn": [name for name, kind in kinds.items() if kind.normalizes], "in": entries[:1], "out": contracting[-1:]}
+        groups = {
+            "bn": [name for name, kind in kinds.items() if kind.normalizes],
+            "in": entries[:1],
+            "out": [] if last is None else [last],
+        }
         chosen: set[str] = set()
         for term in self._terms():
             names = groups[term] if term in groups else [name for name in layers if fnmatchcase(name, term)]

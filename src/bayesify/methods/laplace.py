@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_scale
 from bayesify.core.completion import CompletedPosterior
 from bayesify.core.layer import BayesianLayer, Posterior
-from bayesify.core.layers import kind_of
 from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
+from bayesify.core.output_layer import last_layer
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import ConfigurationError
 from bayesify.functional import standard_normal
@@ -96,7 +96,11 @@ class Laplace(Method):
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
         if self.layers == "all":
             return dict.fromkeys(layers, self)
-        return dict.fromkeys([name for name, layer in layers.items() if kind_of(layer).contracts][-1:], self)
+        last = self.output_layer(layers)
+        return {} if last is None else {last: self}
+
+    def output_layer(self, layers: Mapping[str, nn.Module]) -> str | None:
+        return None if self.layers == "all" else last_layer(layers)
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         if self.structure == "full":

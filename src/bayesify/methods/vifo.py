@@ -28,6 +28,7 @@ from bayesify.core.checks import check_choice, check_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
+from bayesify.core.output_layer import last_layer
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
 from bayesify.functional import (
@@ -125,10 +126,11 @@ class VIFO(Method):
             raise ConfigurationError(f"initial_std must be above {_SMALLEST_STD}, got {self.initial_std!r}")
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
+        if self.head is None:
+            last = last_layer(layers)
+            return {} if last is None else {last: self}
         # also layers that cannot be made random: then bayesify reports why
         candidates = [name for name, layer in layers.items() if kind_of(layer).contracts]
-        if self.head is None:
-            return dict.fromkeys(candidates[-1:], self)
         if self.head not in candidates:
             raise ConfigurationError(
                 f"head must name a linear layer or convolution, got {self.head!r}; there are "
