@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.packed import Unpacking
+
 __all__ = ["Arguments", "Foreign", "differences"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -45,6 +47,15 @@ class Foreign:
                 if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                     module.weight[module.padding_idx] = 0
         return net.eval()
+
+    def unpacked(self) -> nn.Module:
+        """The plain network with the layers that it has when it is converted."""
+        net = self.network()
+        Unpacking.of(net, ())
+        for module in net.modules():
+            if isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False  # of kernels for packed weights
+        return net
 
     def arguments(self) -> Arguments:
         torch.manual_seed(1)

@@ -170,7 +170,7 @@ def _collapsed(foreign: Foreign, method: Method, samples: int, training: bool) -
 
 def _draws(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
     """Coherent draws are the plain network with their weights."""
-    plain = foreign.network()
+    plain = foreign.unpacked()
     args, kwargs = foreign.arguments()
     with captured_weights(bnn) as weights, torch.no_grad():
         draws = bnn(*args, samples=_DRAWS, coherent=True, **kwargs).outputs
@@ -191,7 +191,7 @@ def _means(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
 
 def _gradients(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
     """All parameters of the layers in use have finite gradients, where the plain network has some."""
-    plain = foreign.network()
+    plain = foreign.unpacked()
     args, kwargs = foreign.arguments()
     foreign.pick(plain(*args, **kwargs)).double().square().mean().backward()
     reached = {name.rpartition(".")[0] for name, p in plain.named_parameters() if p.grad is not None and bool(p.grad.any())}

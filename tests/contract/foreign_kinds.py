@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from bayesify import ECMP, BatchEnsemble, Bayesian, Gaussian, Laplace, bayesify, unbayesify
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.packed import Unpacked
 from bayesify.errors import BayesifyWarning
 from bayesify.testing.trial import captured_weights
 
@@ -62,10 +63,14 @@ def factored_members(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
 
 def _factored(foreign: Foreign, layers: dict[str, BayesianLayer], k: int) -> Tensor:
     """Outputs of member k, from the plain network and its factors alone."""
-    plain = foreign.network()
+    plain = foreign.unpacked()
     for name, layer in layers.items():
         r, s = (layer.posterior.get_parameter(f"{side}_mean")[k].detach() for side in ("input", "output"))
         module = plain.get_submodule(name)
+        if not is_called(plain, name):
+            with torch.no_grad():
+                module.weight.mul_(torch.outer(s, r))
+            continue
 
         def before(module: nn.Module, inputs: tuple[Tensor], r: Tensor = r) -> tuple[Tensor]:
             return (inputs[0] * _along_channels(r, module),)
@@ -78,6 +83,12 @@ def _factored(foreign: Foreign, layers: dict[str, BayesianLayer], k: int) -> Ten
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
     return foreign.outputs(plain)
+
+
+def is_called(net: nn.Module, name: str) -> bool:
+    """Whether the network calls this layer, and is no recurrent network that computes with its weight."""
+    owner = net.get_submodule(name.rpartition(".")[0])
+    return not isinstance(owner, Unpacked) or owner.calls_parts
 
 
 def _along_channels(v: Tensor, module: nn.Module) -> Tensor:
@@ -129,7 +140,7 @@ def collect(bnn: Bayesian) -> dict[str, Tensor]:
 
 def snapshot_mean(bnn: Bayesian, foreign: Foreign, mean: dict[str, Tensor]) -> Iterator[str]:
     """The restored network has the mean of the snapshots. It ends the checks, because it takes the network apart."""
-    plain = foreign.network()
+    plain = foreign.unpacked()
     args, kwargs = foreign.arguments()
     with torch.no_grad():
         torch.manual_seed(2)
@@ -162,7 +173,7 @@ def _positional(foreign: Foreign) -> Tensor | Arguments:
 def linearized(bnn: Bayesian, foreign: Foreign, method: Laplace) -> Iterator[str]:
     """Draws are linear in their weights, and the variances are those of the Jacobian of the plain network."""
     args, kwargs = foreign.arguments()
-    plain = foreign.network()
+    plain = foreign.unpacked()
     names = [name for name, _ in bnn.random_layers()]
     with torch.no_grad():
         torch.manual_seed(6)
@@ -197,7 +208,7 @@ def _curvature(foreign: Foreign, method: Laplace, names: list[str]) -> Iterator[
         bnn = bayesify(foreign.network(), diagonal, output=foreign.pick).eval()
         complete(bnn, foreign)
     found = torch.cat([layer.posterior.get_buffer("std") for _, layer in bnn.random_layers()])
-    plain = foreign.network()
+    plain = foreign.unpacked()
     args, kwargs = foreign.arguments()
     parameters = [plain.get_parameter(name).requires_grad_() for name in names]
     precision = [torch.full_like(p, method.prior_std**-2) for p in parameters]

@@ -64,7 +64,7 @@ def page(rows: dict[str, tuple[str, list[str]]]) -> str:
     """The text of the page, from what `_row` returns for every network."""
     packages = groupby(rows, key=lambda name: NAMED[name].package)
     members = {package: list(names) for package, names in packages}
-    versions = [f"{package} {version(DISTRIBUTIONS.get(package, package))}" for package in ("torch", *members)]
+    versions = [f"{package} {version(DISTRIBUTIONS.get(package, package))}" for package in {"torch": None, **members}]
     columns, shared = _columns(rows)
     text = HEAD.format(versions=", ".join(versions), shared=" ".join(shared))
     for package, names in members.items():
