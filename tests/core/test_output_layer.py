@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import EMP, SWAG, Laplace, MeanField, Method, bayesify
+from bayesify import EMP, SNGP, SWAG, VIFO, Laplace, MeanField, Method, bayesify
+from bayesify.core.output_layer import last_layer
 from bayesify.errors import BayesifyWarning
 
 
@@ -61,6 +62,26 @@ def test_it_is_noticed_if_the_output_layer_is_random_too():
 )
 def test_what_someone_chose_is_not(method):
     assert not _findings(_Net(nn.Linear(4, 4)), method)
+
+
+def test_parts_of_attention_and_recurrent_networks_are_no_output_layers():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.cell = nn.Linear(4, 2), nn.GRUCell(4, 4)
+            self.attention = nn.MultiheadAttention(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cell(x))
+
+    for method in (EMP(), Laplace(), VIFO(), SNGP()):
+        net = Net()
+        assert last_layer(dict(net.named_modules())) == "attention.out_proj"  # as in the plain network
+        del net.attention
+        bnn = bayesify(net, method)
+        bnn(torch.randn(3, 4))
+        assert "head" in [name for name, layer in bnn.random_layers() if layer.posterior.is_random or isinstance(method, Laplace)]
+        assert not bnn.findings
 
 
 def test_nor_the_last_of_several_outputs():

@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import kind_of
+from bayesify.core.packed import is_inner
 from bayesify.core.replay.marks import tensors_in
 from bayesify.core.watch import origin_of
 from bayesify.formatting import listing
@@ -19,7 +20,8 @@ __all__ = ["LaterLayers", "last_layer"]
 
 def last_layer(layers: Mapping[str, nn.Module]) -> str | None:
     """The name of the last linear layer or convolution in module order, also if it cannot be made random; None without any."""
-    return next((name for name in reversed(list(layers)) if kind_of(layers[name]).contracts), None)
+    names = [name for name, layer in layers.items() if kind_of(layer).contracts and not is_inner(layer)]
+    return names[-1] if names else None
 
 
 class LaterLayers:

@@ -51,6 +51,7 @@ from bayesify.core.layers import kind_of
 from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.core.modes import eval_mode, without_autocast
+from bayesify.core.output_layer import last_layer
 from bayesify.errors import ConfigurationError
 from bayesify.functional import dropout_kl, standard_normal
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
@@ -103,10 +104,10 @@ class SNGP(Method):
             check_scale(name, getattr(self, name))
 
     def assign(self, layers: Mapping[str, nn.Module]) -> Mapping[str, Method]:
-        contracting = [name for name, layer in layers.items() if kind_of(layer).contracts]
         bounded = Method.from_dict({"method": "SpectralNorm", "max_norm": self.max_norm})
-        hidden = dict.fromkeys(contracting[:-1], bounded)
-        return hidden | dict.fromkeys(contracting[-1:], self)
+        last = last_layer(layers)
+        contracting = [name for name, layer in layers.items() if kind_of(layer).contracts]
+        return {name: self if name == last else bounded for name in contracting}
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         return RandomFeaturePosterior(self, layer) if isinstance(layer, OutputMajorLinear) else None

@@ -23,9 +23,9 @@ from bayesify.core.packed.recurrent import (
     UnpackedRNN,
     UnpackedRNNCell,
 )
-from bayesify.core.packed.unpacked import Unpacked
+from bayesify.core.packed.unpacked import Unpacked, is_inner
 
-__all__ = ["Unpacked", "Unpacking", "initial_bounds", "pack"]
+__all__ = ["Unpacked", "Unpacking", "initial_bounds", "is_inner", "pack"]
 
 _KINDS: dict[type[nn.Module], type[Unpacked]] = {
     kind.packed: kind

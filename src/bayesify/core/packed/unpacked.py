@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer
 
-__all__ = ["Place", "Unpacked"]
+__all__ = ["Place", "Unpacked", "is_inner"]
 
 Place = tuple[str, str]  # a part, and "weight" or "bias"
 
@@ -66,6 +66,7 @@ class Unpacked(nn.Module):
             outputs, inputs = own["weight"].shape
             linear = nn.Linear(inputs, outputs, bias="bias" in own, device="meta").train(self.training)
             linear._parameters.update(own)
+            vars(linear)["is_inner"] = True
             self._modules[part] = linear
 
     def pack(self, parameters: dict[str, nn.Parameter | None] | None = None) -> None:
@@ -112,3 +113,8 @@ class Unpacked(nn.Module):
                 for (part, kind), piece in zip(places, state_dict.pop(prefix + name).chunk(len(places)), strict=True):
                     state_dict[f"{prefix}{part}.{kind}"] = piece
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def is_inner(layer: nn.Module) -> bool:
+    """Whether a layer is a part of an unpacked module, whose outputs are never those of the network."""
+    return vars(layer).get("is_inner", False)
