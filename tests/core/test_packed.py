@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from bayesify import (
     EMP,
@@ -398,6 +399,31 @@ def test_methods_after_training_find_all_weights(method):
 def _packed_name(name: str) -> str:
     head, part, kind = name.rpartition(".")[0].rpartition(".")[0], *name.split(".")[-2:]
     return name if not head else f"{head}.{kind}_{part}"
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("method", [MeanField(initial_std=0.5), MeanField(noise="shared", initial_std=0.5), WHVI()], ids=repr)
+def test_activation_checkpoints_repeat_the_draw(method, reentrant):
+    class Checkpointed(_Sequence):
+        wraps = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x * self.scale
+            y = checkpoint(lambda h: self.rnn(h)[0], h, use_reentrant=reentrant) if self.wraps else self.rnn(h)[0]
+            return self.head(y[:, -1])
+
+    net = Checkpointed()
+    net.scale = nn.Parameter(torch.ones(3))
+    bnn, x = bayesify(net, method), torch.randn(5, 6, 3)
+    results = []
+    for net.wraps in (False, True, True):
+        torch.manual_seed(1)
+        bnn.zero_grad()
+        draws = bnn(x, coherent=True)
+        (draws.outputs.square().sum() + draws.kl).backward()
+        results.append([draws.outputs, draws.kl, *(p.grad for p in bnn.parameters())])
+    torch.testing.assert_close(results[0], results[2])
+    torch.testing.assert_close(results[1], results[2])
 
 
 def test_a_layer_called_outside_its_network_warns_once():

@@ -71,6 +71,7 @@ def test_linearized_attention(make: Callable[[], Net], method: Laplace, gradient
     torch.manual_seed(0)
     plain = make().double().eval()
     bnn = _completed(copy.deepcopy(plain), method)
+    Unpacking.of(plain, ())  # the names of its layers
     with torch.set_grad_enabled(gradients):
         torch.manual_seed(6)
         draw = bnn(_inputs()).outputs[0]

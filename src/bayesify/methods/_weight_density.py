@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from bayesify.core.restoration import restore_layers
 from bayesify.errors import ConfigurationError, DataError
+from bayesify.formatting import listing
 from bayesify.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class WeightDensity:
         start: the trained weights, (P,).
 
     Raises:
-        ConfigurationError: a likelihood that trains with a penalty, which belongs to no density.
+        ConfigurationError: a likelihood that trains with a penalty, which belongs to no density; a layer without a weight of its own.
     """
 
     def __init__(
@@ -66,6 +67,11 @@ class WeightDensity:
         self.net.to(dtype).requires_grad_(False).eval()
         self.likelihood = copy.deepcopy(likelihood).requires_grad_(False)
         values = dict(self.net.named_parameters())
+        if missing := [name for name in names if f"{name}.weight".lstrip(".") not in values]:
+            raise ConfigurationError(
+                f"there is no density of {listing(map(repr, missing), most=3)}: a plain copy of the network has no such parameter, or "
+                "shares it with another layer; leave these layers out by patterns"
+            )
         layers = [f"{name}.{part}".lstrip(".") for name in names for part in ("weight", "bias")]
         self.parameters = [name for name in layers if name in values]
         self.shapes = [values[name].shape for name in self.parameters]
