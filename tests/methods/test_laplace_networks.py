@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from bayesify import Bayesian, BayesifyWarning, ConfigurationError, Gaussian, Laplace, bayesify, predict
 from bayesify.core.method import Method
+from bayesify.core.packed import Unpacking
 from bayesify.errors import PassError
 
 pytest.importorskip("laplace")

@@ -47,7 +47,7 @@ class WeightDensity:
         start: the trained weights, (P,).
 
     Raises:
-        ConfigurationError: a likelihood that trains with a penalty, which belongs to no density; a layer without a weight of its own.
+        ConfigurationError: a likelihood that trains with a penalty, which belongs to no density, or a layer without own weight.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class WeightDensity:
         values = dict(self.net.named_parameters())
         if missing := [name for name in names if f"{name}.weight".lstrip(".") not in values]:
             raise ConfigurationError(
-                f"there is no density of {listing(map(repr, missing), most=3)}: a plain copy of the network has no such parameter, or "
-                "shares it with another layer; leave these layers out by patterns"
+                f"there is no density of the weights of {listing(map(repr, missing), most=3)}: a plain copy of the network lacks them, "
+                "or other layers share them; leave these layers out by patterns"
             )
         layers = [f"{name}.{part}".lstrip(".") for name in names for part in ("weight", "bias")]
         self.parameters = [name for name in layers if name in values]
