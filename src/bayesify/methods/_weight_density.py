@@ -69,8 +69,8 @@ class WeightDensity:
         values = dict(self.net.named_parameters())
         if missing := [name for name in names if f"{name}.weight".lstrip(".") not in values]:
             raise ConfigurationError(
-                f"there is no density of the weights of {listing(map(repr, missing), most=3)}: a plain copy of the network lacks them, "
-                "or other layers share them; leave these layers out by patterns"
+                f"there is no density of the weights of {listing(map(repr, missing), most=3)}: a plain copy of the network lacks "
+                "them, or other layers share them; leave these layers out by patterns"
             )
         layers = [f"{name}.{part}".lstrip(".") for name in names for part in ("weight", "bias")]
         self.parameters = [name for name in layers if name in values]
