@@ -265,6 +265,23 @@ def test_the_rows_of_draws_stay_apart_in_folded_passes():
     assert [verdict.independent_rows for verdict in bnn._verdicts.values()] == [True]
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_draws_share_a_pass_if_the_batch_is_the_second_dimension(kind):
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = kind(3, 4, bidirectional=True), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.mean(1).new_zeros(2, len(x), 4) + x.sum((1, 2)).unsqueeze(-1)
+            y, _ = self.rnn(x.transpose(0, 1), (h, h) if kind is nn.LSTM else h)
+            return self.head(y[-1])
+
+    bnn = bayesify(Transposed(), MeanField(initial_std=0.5))
+    bnn(torch.randn(5, 4, 3), samples=3)
+    assert [verdict.independent_rows for verdict in bnn._verdicts.values()] == [True]
+
+
 def test_the_kl_is_that_of_all_weights():
     bnn = bayesify(_Sequence(num_layers=2), MeanField(prior_std=0.7, initial_std=0.1))
     stds = torch.cat([p.flatten().exp() for name, p in bnn.named_parameters() if name.endswith("log_std")])
@@ -324,6 +341,10 @@ def test_reading_a_packed_parameter_gives_the_draw():
 
     net = Reading()
     net.attention = nn.MultiheadAttention(4, 2)
+    of_attention = bayesify(copy.deepcopy(net), {"attention": MeanField(initial_std=0.5), "*": Deterministic()})
+    with pytest.warns(BayesifyWarning, match="reads the weights"):
+        draws = of_attention(torch.randn(5, 6, 3), samples=2).outputs
+    assert (draws[0] != draws[1]).all()
     bnn, x = bayesify(net, MeanField(initial_std=0.5)), torch.randn(5, 6, 3)
     with pytest.warns(BayesifyWarning, match="reads the weights"):
         bnn(x)
