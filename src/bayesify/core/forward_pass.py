@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.core.modes import current_saved_tensors_hooks
 from bayesify.core.repeated_draws import RepeatedDraws
+from bayesify.core.shards import shards_of
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -274,10 +275,14 @@ class ForwardPass:
         """Weight and bias of a layer that the network uses without calling it: (S, *), or (1, *) if they are not random.
 
         Raises:
-            PassError: the posterior has no weights of a plain layer.
+            PassError: the posterior has no weights of a plain layer, or they are sharded.
         """
         if not layer.posterior.is_plain:
             raise PassError(f"a recurrent network needs a weight, which {type(layer.posterior).__name__} has not; use MeanField()")
+        if shards_of(layer):
+            raise PassError(
+                "a recurrent network gets shards of its weights: shard it as a whole, fully_shard(net.rnn), not its layers"
+            )
         if layer.posterior.is_random:
             return self.draw(layer)
         weight, bias = self.inside(layer.posterior.mean, layer)

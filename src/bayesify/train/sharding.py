@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from bayesify.core.collection import CollectedPosterior
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.packed import Unpacked
 from bayesify.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -52,15 +53,17 @@ def sharding_strategy(processes: int) -> ModelParallelStrategy:
 
 
 def _shard(objective: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Shard in place: each random layer is gathered for itself, everything else together."""
+    """Shard in place: each random layer and recurrent network is gathered for itself, everything else together."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     _reshape_scalars(objective)
     uses = Counter(p for module in objective.modules() for p in module.parameters(recurse=False))
+    recurrent = [module for module in objective.modules() if isinstance(module, Unpacked) and not module.calls_parts]
+    uncalled = {part for module in recurrent for part in module.parts.values()}
     for module in reversed([*objective.modules()]):  # children first
         # Weights that other modules read are gathered with the whole, as those modules would find shards.
         alone = isinstance(module, BayesianLayer) and not module.is_read and all(uses[p] == 1 for p in module.parameters())
-        if alone or module is objective:
+        if (alone and module not in uncalled) or module in recurrent or module is objective:
             fully_shard(module, mesh=mesh["data_parallel"])
     register_fsdp_forward_method(objective, "log_prob")
     return objective
