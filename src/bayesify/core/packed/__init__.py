@@ -81,7 +81,7 @@ class Unpacking:
     def undo_all(self) -> None:
         """Make all modules what they were before; their parts are plain layers."""
         for name in list(self.modules):
-            self.modules.pop(name).pack(self._before.pop(name))
+            self._undo(name)
 
     def undo_plain(
         self, reports: Sequence[LayerReport], hindered: dict[str, str], sizes: dict[str, dict[int, int]]
@@ -106,8 +106,11 @@ class Unpacking:
             if hindered.pop(report.name, None):
                 hindered[name] = kind
         for name in plain:
-            self.modules.pop(name).pack(self._before.pop(name))
+            self._undo(name)
         return list(merged.values())
+
+    def _undo(self, name: str) -> None:
+        self.modules.pop(name).pack(self._before.pop(name))
 
 
 def _is_whole(module: nn.Module, kind: type[Unpacked], tied: Collection[int]) -> bool:
