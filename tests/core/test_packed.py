@@ -353,6 +353,15 @@ def test_reading_a_packed_parameter_gives_the_draw():
     assert torch.equal(net.attention.in_proj_weight, torch.cat([net.attention.get_submodule(f"{p}_proj").weight for p in "qkv"]))
 
 
+def test_a_packed_parameter_cannot_be_replaced():
+    net = _Sequence()
+    net.attention = nn.MultiheadAttention(4, 2)
+    bayesify(net, MeanField())
+    for module, name, parts in ((net.rnn, "weight_hh_l0", "hh_l0.weight"), (net.attention, "in_proj_bias", "q_proj.bias, k_proj")):
+        with pytest.raises(ConfigurationError, match=f"^{name} cannot be replaced, because it became {parts}"):
+            setattr(module, name, nn.Parameter(torch.zeros(16, 4)))
+
+
 def test_patterns_name_modules_and_parts():
     for pattern, expected in (
         ("rnn", ["rnn.ih_l0", "rnn.hh_l0"]),

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer
+from bayesify.errors import ConfigurationError
+from bayesify.formatting import listing
 
 __all__ = ["Place", "Unpacked", "is_inner"]
 
@@ -94,6 +96,15 @@ class Unpacked(nn.Module):
     def __getattr__(self, name: str) -> Any:
         places = vars(self).get("places", {}).get(name)
         return super().__getattr__(name) if places is None else self._read(places)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        places = vars(self).get("places", {}).get(name)
+        if places is not None:
+            parts = listing(f"{part}.{kind}" for part, kind in places)
+            raise ConfigurationError(
+                f"{name} cannot be replaced, because it became {parts}; set it before `bayesify`, or change these"
+            )
+        super().__setattr__(name, value)
 
     def _read(self, places: Sequence[Place]) -> Tensor:
         """A packed parameter: the mean or the draw of its parts, as for `BayesianLayer.weight`."""
