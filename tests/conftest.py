@@ -16,6 +16,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start: sums are rounded differently by more threads
     torch.set_num_threads(1)
 
+if "BAYESIFY_TEST_DEVICE" in os.environ:
+    torch.set_default_device(os.environ["BAYESIFY_TEST_DEVICE"])
+
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 

@@ -89,5 +89,6 @@ class VectorDistribution(nn.Module):
         if self.flow_u is None:
             return self.mean
         generator = torch.Generator().manual_seed(0)
-        eps = torch.randn(_MEAN_PAIRS, *self.mean.shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
+        shape = _MEAN_PAIRS, *self.mean.shape
+        eps = torch.randn(shape, generator=generator, dtype=self.mean.dtype, device="cpu").to(self.mean.device)
         return self.draw(2 * _MEAN_PAIRS, torch.cat([eps, -eps]))[0].mean(0)

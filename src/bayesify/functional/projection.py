@@ -64,7 +64,7 @@ _TRIAL = 8  # sweeps from each start, to choose the best
 def _starts(w: Tensor) -> list[tuple[Tensor, Tensor]]:
     """s1 and s2 of ones, and of three fixed draws of random signs."""
     generator = torch.Generator().manual_seed(0)
-    signs = [torch.randint(0, 2, (2, *w.shape[:2]), generator=generator).to(w) * 2 - 1 for _ in range(3)]
+    signs = [torch.randint(0, 2, (2, *w.shape[:2]), generator=generator, device="cpu").to(w) * 2 - 1 for _ in range(3)]
     return [(start[0], start[1]) for start in (torch.ones_like(signs[0]), *signs)]
 
 

@@ -140,7 +140,7 @@ class FlowPosterior(Posterior):
     def mean(self, layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         """The posterior mean, with the average of 8,192 fixed draws of z."""
         generator, like = torch.Generator().manual_seed(0), at_least_float32(self.z_mean)
-        eps = torch.randn(_MEAN_PAIRS, like.shape[0], generator=generator, dtype=like.dtype).to(like.device)
+        eps = torch.randn(_MEAN_PAIRS, like.shape[0], generator=generator, dtype=like.dtype, device="cpu").to(like.device)
         z, _, _ = self.draw_z(2 * _MEAN_PAIRS, torch.cat([eps, -eps]))
         return self._scaled(layer.weight, z.mean(0, keepdim=True)).squeeze(0), layer.bias
 

@@ -147,7 +147,7 @@ def class_calibration(probs: Tensor, y: Tensor) -> ClassCalibration:
     generator = torch.Generator().manual_seed(0)
     probs, y = probs.detach().double().cpu(), y.cpu()
     if len(y) > _MOST_ROWS:
-        rows = torch.randperm(len(y), generator=generator)[:_MOST_ROWS]
+        rows = torch.randperm(len(y), generator=generator, device="cpu")[:_MOST_ROWS]
         probs, y = probs[rows], y[rows]
     probs = probs / probs.sum(1, keepdim=True)
     confidence, predicted = probs.max(1)

@@ -190,8 +190,9 @@ def warnings_ignored() -> Iterator[None]:
 
 
 def fixed_inputs(*shape: int) -> Tensor:
-    """Standard normal inputs in float64, always the same."""
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    """Standard normal inputs in float64, always the same, on PyTorch's default device."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu").to(torch.get_default_device())
 
 
 def _is_ensemble(method: Method) -> bool:

@@ -55,7 +55,8 @@ class Order(Sampler[list[int]]):
         """Yield the row numbers of each batch of this epoch."""
         order = torch.arange(self.n)
         if self.seed is not None:
-            order = torch.randperm(self.n, generator=torch.Generator().manual_seed(seed_for(self.seed, "order", self.epoch)))
+            generator = torch.Generator().manual_seed(seed_for(self.seed, "order", self.epoch))
+            order = torch.randperm(self.n, generator=generator, device="cpu")
         if self.world_size > 1:
             padded = -(-self.n // self.world_size) * self.world_size
             order = order[torch.arange(self.rank, padded, self.world_size) % self.n]
@@ -173,7 +174,7 @@ class RowGroupBatches(Batches):
         """Return the row numbers of each batch of a window."""
         sizes = self.windows.sizes(window, epoch)
         generator = torch.Generator().manual_seed(seed_for(self.seed, "order", epoch, window, self.rank))
-        return torch.randperm(sum(sizes), generator=generator).split(sizes)
+        return torch.randperm(sum(sizes), generator=generator, device="cpu").split(sizes)
 
 
 def seed_loader(loader: DataLoader[Any], seed: int) -> None:

@@ -74,7 +74,7 @@ def _shuffled(inputs: Any, dim: int, batch_size: int, seed: int) -> Any:
     sizes = {x.shape[dim] for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim() > dim}
     if len(sizes) != 1:
         return inputs  # refused by `batches_of`
-    order = torch.randperm(sizes.pop(), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(sizes.pop(), generator=torch.Generator().manual_seed(seed), device="cpu")
     if len(order) % batch_size == 1 and len(order) > 1:
         order = order[1:]  # batch normalization cannot normalize a last batch of one row
     return tree_map(lambda x: x.index_select(dim, order.to(x.device)) if isinstance(x, Tensor) else x, inputs)

@@ -134,7 +134,7 @@ class Windows:
         sizes = self.data.sizes
         seed = seed_for(self.data.seed, "groups", (epoch - 1) // self.data.parts)
         offset = 0
-        for group in torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed)).tolist():
+        for group in torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed), device="cpu").tolist():
             start, stop = max(first - offset, 0), min(end - offset, sizes[group])
             if start < stop:
                 name = f"group {group} of {self.name}"

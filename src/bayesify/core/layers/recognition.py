@@ -36,9 +36,9 @@ def recognized(layer: nn.Module) -> type[BayesianLayer] | None:
     if not candidates or size > _LARGEST:
         return None
     generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < _LARGE else torch.float32
-    values = {name: torch.rand(shape, generator=generator, dtype=dtype).sub_(0.4) for name, shape in shapes.items()}
+    values = {name: torch.rand(shape, generator=generator, dtype=dtype, device="cpu").sub_(0.4) for name, shape in shapes.items()}
     for kind, inputs, function in candidates:
-        x = torch.randn(2, 3, inputs, generator=generator, dtype=dtype)
+        x = torch.randn(2, 3, inputs, generator=generator, dtype=dtype, device="cpu")
         x[1] *= 1e-3  # where the eps of a normalization is of consequence
         if all(_agrees(layer, values, x, function, training) for training in (False, True)):
             return kind

@@ -44,7 +44,7 @@ def fold_rows(n: int, folds: int, seed: int) -> list[Tensor]:
         >>> sorted(torch.cat(fold_rows(6, 3, seed=0)).tolist())
         [0, 1, 2, 3, 4, 5]
     """
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed_for(seed, "folds")))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed_for(seed, "folds")), device="cpu")
     return [order[k * (n // folds) : (k + 1) * (n // folds)] for k in range(folds)]
 
 
