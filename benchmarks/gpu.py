@@ -26,7 +26,7 @@ from bayesify.native.switch import LIBRARIES
 from bayesify.train import Training, fit, fit_many
 from benchmarks.hadamard import layers, transforms
 from benchmarks.measure import interleave, parser, print_timings, repeat, write
-from benchmarks.nets import WORKLOADS, mlp
+from benchmarks.nets import WORKLOADS, Workload, mlp, resnet18
 from benchmarks.prediction import candidates as prediction_candidates
 from benchmarks.training_step import steps
 
@@ -39,6 +39,14 @@ METHODS: dict[str, Method] = {
     "WHVI": WHVI(),
     "EMP": EMP(),
     "VIFO": VIFO(),
+}
+SMALL = "MLP 784-400-400-10"
+NETS: dict[str, Workload] = {  # the last two keep a GPU busy; the others have the sizes of the page's other sections
+    SMALL: WORKLOADS[SMALL],
+    "LeNet5": WORKLOADS["LeNet5"],
+    "ResNet18": WORKLOADS["ResNet18"],
+    "ResNet18, batch 512": Workload(resnet18, (3, 32, 32), 512, channels_last=True),
+    "MLP 4096-4096-4096-10, batch 2048": Workload(lambda: mlp(4096, 4096, 4096, 10), (4096,), 2048),
 }
 WITH_KERNELS = ("MeanField", "MeanField, shared noise", "VariationalDropout", "WHVI")
 _MOST_ROUNDS = 30
@@ -63,16 +71,14 @@ def _both(name: str, run: Callable[[], object], device: torch.device) -> Candida
 
 def training(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
     """Steps of eager code against the plain network; as in benchmarks.training_step."""
-    nets = ("MLP 784-400-400-10",) if quick else ("MLP 784-400-400-10", "LeNet5", "ResNet18")
-    return {net: steps(WORKLOADS[net], METHODS) for net in nets}
+    return {net: steps(NETS[net], METHODS) for net in ((SMALL,) if quick else NETS)}
 
 
 def native(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
     """Steps with PyTorch's operators and with native ones, against the plain network; as in benchmarks.native_steps."""
-    nets = ("MLP 784-400-400-10",) if quick else ("MLP 784-400-400-10", "LeNet5", "ResNet18")
     parts: dict[str, Candidates] = {}
-    for net in nets:
-        plain, *others = steps(WORKLOADS[net], {name: METHODS[name] for name in WITH_KERNELS}).items()
+    for net in (SMALL,) if quick else NETS:
+        plain, *others = steps(NETS[net], {name: METHODS[name] for name in WITH_KERNELS}).items()
         parts[net] = dict([plain])
         for name, step in others:
             parts[net] |= _both(name, step, device)
@@ -84,7 +90,7 @@ def compiled(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
     kinds = {"eager": None, "compiled": {}}
     if device.type == "cuda":
         kinds["compiled, CUDA graphs"] = {"mode": "reduce-overhead"}
-    nets = {"MLP 13-50-1": (13, 50, 1)} if quick else {"MLP 13-50-1": (13, 50, 1), "MLP 784-400-400-10": (784, 400, 400, 10)}
+    nets = {"MLP 13-50-1": (13, 50, 1)} if quick else {"MLP 13-50-1": (13, 50, 1), SMALL: (784, 400, 400, 10)}
     methods = {"MeanField": MeanField()} if quick else {name: METHODS[name] for name in ("MeanField", "VariationalDropout", "WHVI")}
     return {
         f"{net}, {name}": {kind: _compiled_step(sizes, method, options) for kind, options in kinds.items()}
@@ -118,9 +124,9 @@ def _compiled_step(sizes: Sequence[int], method: Method, options: Mapping[str, A
 
 def prediction(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
     """Predictions from 100 draws against one pass; as in benchmarks.prediction."""
-    nets = ("MLP 784-400-400-10",) if quick else ("MLP 784-400-400-10", "LeNet5", "ResNet18")
     methods = ["VIFO", "MeanField", "MeanField, last layer", "MCDropout", "EMP"]
-    return {net: prediction_candidates(WORKLOADS[net], methods, samples=10 if quick else 100) for net in nets}
+    nets = (SMALL,) if quick else (SMALL, "LeNet5", "ResNet18")
+    return {net: prediction_candidates(NETS[net], methods, samples=10 if quick else 100) for net in nets}
 
 
 def hadamard(device: torch.device, quick: bool) -> Mapping[str, Candidates]:
