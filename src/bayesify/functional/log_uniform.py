@@ -1,6 +1,7 @@
 """KL of Gaussian dropout from the log-uniform prior, in nats, elementwise: exact, and the approximations of two papers."""
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from bayesify.functional.kl import at_least_float32
 from bayesify.functional.nodes import Node
 from bayesify.native.dropout import evaluates_natively, log_uniform_kl_and_slope
+from bayesify.native.operators import is_eager
 
 __all__ = ["LOG_UNIFORM_TABLE", "log_uniform_kl", "log_uniform_kl_cubic", "log_uniform_kl_sigmoid"]
 
@@ -60,15 +62,16 @@ _Q = (
 LOG_UNIFORM_TABLE = torch.tensor([_P, _Q], dtype=torch.float64, device="cpu")
 _DP = (*(k * c for k, c in enumerate(_P) if k), 0.0)
 _DQ = (*(k * c for k, c in enumerate(_Q) if k), 0.0)
+_COEFFICIENTS = _P, _Q, _DP, _DQ
 _FEW = 2**14
 
 
-def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> tuple[Tensor, ...]:
-    """Evaluate several polynomials of one degree at s."""
-    table = torch.tensor(coefficients, dtype=s.dtype, device=s.device)
-    if s.numel() <= _FEW:  # a product with the powers of s: few operations, whose number determines the time for small s
+def _polynomials(s: Tensor) -> tuple[Tensor, ...]:
+    """P, Q and their derivatives at s. It has no matrix product, which autocast would compute in half precision."""
+    table = _table_of(s)
+    if s.numel() <= _FEW:  # sums of the powers of s: few operations, whose number determines the time for small s
         powers = s.unsqueeze(-1).expand(*s.shape, table.shape[1] - 1).cumprod(-1)
-        return torch.matmul(powers, table[:, 1:].T).add(table[:, 0]).unbind(-1)
+        return (powers.unsqueeze(-2) * table[:, 1:]).sum(-1).add(table[:, 0]).unbind(-1)
     highest, *others = table.T.reshape(table.shape[1], -1, *[1] * s.dim()).flip(0)
     value = highest.expand(-1, *s.shape)
     for row in others:  # Horner's rule
@@ -76,11 +79,24 @@ def _polynomials(s: Tensor, *coefficients: tuple[float, ...]) -> tuple[Tensor, .
     return value.unbind(0)
 
 
+def _table_of(s: Tensor) -> Tensor:
+    """The coefficients in the dtype of s and on its device: of a GPU copied once, which waits for it and cannot be captured."""
+    if s.is_cuda and is_eager():
+        return _on_device(s.dtype, s.device)
+    return torch.tensor(_COEFFICIENTS, dtype=s.dtype, device=s.device)
+
+
+@cache
+def _on_device(dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(mode=False):  # for passes with gradients, too
+        return torch.tensor(_COEFFICIENTS, dtype=dtype, device=device)
+
+
 def _value_and_slope(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
     """The KL and its derivative with respect to log alpha."""
     shifted = log_alpha + math.log(2)
     s, rest = torch.sigmoid(shifted), torch.sigmoid(-shifted)
-    p, q, dp, dq = _polynomials(s, _P, _Q, _DP, _DQ)
+    p, q, dp, dq = _polynomials(s)
     ratio, square = p / q, rest * rest
     value = torch.nn.functional.softplus(-log_alpha) / 2 + square * ratio
     # d/ds of (1 - s)^2 P / Q, times ds / d log alpha = s (1 - s)
@@ -132,7 +148,7 @@ def log_uniform_kl_cubic(log_alpha: Tensor) -> Tensor:
 
 
 _CUBIC = (1.161451241083230, -1.502041176441722, 0.586299206427007)
-_CUBIC_AT_ONE = float(_value_and_slope(torch.zeros((), dtype=torch.float64))[0]) + sum(_CUBIC)
+_CUBIC_AT_ONE = float(_value_and_slope(torch.zeros((), dtype=torch.float64, device="cpu"))[0]) + sum(_CUBIC)
 
 
 def log_uniform_kl_sigmoid(log_alpha: Tensor) -> Tensor:

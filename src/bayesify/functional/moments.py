@@ -103,7 +103,7 @@ def _density(x: Tensor) -> Tensor:
 
 def _gauss_legendre(n: int) -> list[tuple[float, float]]:
     """Nodes and weights on [0, 1], by the eigenvalues of the Jacobi matrix (Golub & Welsch)."""
-    k = torch.arange(1, n, dtype=torch.float64)
+    k = torch.arange(1, n, dtype=torch.float64, device="cpu")
     offdiagonal = k / (4 * k.square() - 1).sqrt()
     values, vectors = torch.linalg.eigh(torch.diag(offdiagonal, 1) + torch.diag(offdiagonal, -1))
     return list(zip(((values + 1) / 2).tolist(), vectors[0].square().tolist(), strict=True))

@@ -12,7 +12,16 @@ from bayesify.native.gpu import hadamard as gpu_hadamard
 from bayesify.native.switch import LIBRARIES, load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
-__all__ = ["LEAST_SIZE", "has_kernels", "is_exporting", "is_transformed", "kernels_for", "native_fwht", "transforms_natively"]
+__all__ = [
+    "LEAST_SIZE",
+    "has_kernels",
+    "is_eager",
+    "is_exporting",
+    "is_transformed",
+    "kernels_for",
+    "native_fwht",
+    "transforms_natively",
+]
 
 _LIBRARY = torch.library.Library("bayesify", "DEF")
 _LIBRARY.define("fwht(Tensor x) -> Tensor")
@@ -58,7 +67,7 @@ def native_fwht(x: Tensor) -> Tensor:
 
 
 def _transform(x: Tensor) -> Tensor:
-    if runs_triton(x):
+    if not x.is_cpu or runs_triton(x):  # also in code that was compiled before they were turned off
         return gpu_hadamard.transform(x)
     kernels = load_kernels("hadamard_kernels")
     assert kernels is not None
@@ -97,6 +106,13 @@ for _function in (is_transformed, is_exporting):
     cast(Any, _function)._dynamo_marked_constant = True
 
 
+def is_eager() -> bool:
+    """Whether nothing traces or transforms what is computed now."""
+    if torch.compiler.is_compiling() or is_transformed():
+        return False
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state())
+
+
 def kernels_for(*tensors: Tensor) -> str | None:
     """The library whose kernels can compute with tensors: plain ones of one dtype and device that nothing traces or transforms.
 
@@ -112,9 +128,7 @@ def kernels_for(*tensors: Tensor) -> str | None:
             return None
         if not on_cpu and t.device != first.device:
             return None
-    if is_transformed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
-        return None
-    return library
+    return library if is_eager() else None
 
 
 def has_kernels(tensor: Tensor) -> bool:

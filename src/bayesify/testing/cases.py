@@ -109,7 +109,7 @@ class Case:
 
     def fresh(self) -> Bayesian:
         """A new Bayesian network in eval mode, with the same initial weights every time."""
-        with own_noise(()) as reseed:
+        with own_noise((self.x,)) as reseed:
             reseed(7)
             return bayesify(copy.deepcopy(self.plain), self.method)
 

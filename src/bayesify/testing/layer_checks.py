@@ -196,7 +196,7 @@ def check_precision(case: Case) -> None:
     single = case.fresh().float()
     x = case.x.float() if case.x.is_floating_point() else case.x
     reference = single.kl()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
         draws = single(x, samples=2)
     require(draws.outputs.isfinite().all(), "not finite under autocast")
     require(draws.kl.dtype == torch.float32, f"the KL is {draws.kl.dtype} under autocast")

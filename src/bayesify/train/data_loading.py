@@ -53,13 +53,13 @@ class Order(Sampler[list[int]]):
 
     def indices(self) -> Iterator[Tensor]:
         """Yield the row numbers of each batch of this epoch."""
-        order = torch.arange(self.n)
+        order = torch.arange(self.n, device="cpu")
         if self.seed is not None:
             generator = torch.Generator().manual_seed(seed_for(self.seed, "order", self.epoch))
             order = torch.randperm(self.n, generator=generator, device="cpu")
         if self.world_size > 1:
             padded = -(-self.n // self.world_size) * self.world_size
-            order = order[torch.arange(self.rank, padded, self.world_size) % self.n]
+            order = order[torch.arange(self.rank, padded, self.world_size, device="cpu") % self.n]
         return iter(order.split(self.sizes()))
 
     def __iter__(self) -> Iterator[list[int]]:

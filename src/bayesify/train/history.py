@@ -88,7 +88,7 @@ class History:
 
 def epoch_record(table: Tensor, sizes: Sequence[float], betas: Sequence[float], learning_rate: float) -> dict[str, float]:
     """Return the record of an epoch from the loss, NLL and KL of its batches (steps, 3), their sizes and KL weights."""
-    means = (torch.tensor(sizes).double() @ table / sum(sizes)).tolist()
+    means = (torch.tensor(sizes, dtype=torch.float64, device=table.device) @ table / sum(sizes)).tolist()
     record: dict[str, float] = dict(zip(("loss", "nll", "kl"), means, strict=True))
     return record | {"beta": sum(betas) / len(betas), "learning_rate": learning_rate}
 

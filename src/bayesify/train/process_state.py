@@ -54,7 +54,7 @@ def _flushed_subnormals() -> Iterator[None]:
     The weights of inputs that are always zero, such as the border of an image, and Adam's moments shrink to subnormals, with which
     CPUs compute slowly: an epoch on MNIST took eight times as long.
     """
-    before = bool(torch.tensor(1e-310, dtype=torch.float64) * 1.0 == 0)  # PyTorch has no getter
+    before = bool(torch.tensor(1e-310, dtype=torch.float64, device="cpu") * 1.0 == 0)  # PyTorch has no getter
     torch.set_flush_denormal(True)
     try:
         yield

@@ -35,6 +35,7 @@ from bayesify.train.many.stack_checkpoint import part_of
 from bayesify.train.many.vectorization import UntraceableError
 from bayesify.train.model_data import ModelData, load_model_data
 from bayesify.train.objective import Objective
+from bayesify.train.process_state import preserved_state
 from bayesify.train.running_statistics import tell_of_misfits
 
 __all__ = ["fit_many"]
@@ -198,8 +199,9 @@ class _Trainer:
                 histories = train_together(models, data, *common, checkpoint, self.resume)
                 for model, part, history in zip(models, data, histories, strict=True):
                     if history.failure is None:
-                        complete_posterior(model, part)
-                        tell_of_misfits(model.bnn, part.train.epoch(0))
+                        with preserved_state(Objective(model.bnn, model.likelihood, part.auxiliary), self.device):
+                            complete_posterior(model, part)
+                            tell_of_misfits(model.bnn, part.train.epoch(0))
                 return dict(zip(group, histories, strict=True))
             except UntraceableError as error:  # only the progress bar has changed, and the first checkpoint
                 self.bar.done, reason = done, str(error)
