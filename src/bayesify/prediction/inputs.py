@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = ["arguments_of", "batches_of", "draws_per_call", "warn_of_lost_rows"]
 _ROWS_PER_CALL = 2048
 _BYTES_PER_CALL = 1_600_000  # of inputs on a CPU
 _BYTES_OF_IMAGES = 400_000  # of those of all draws of a call: features of convolutions then fit the caches
+_ROWS_ON_GPU, _BYTES_ON_GPU = 2**14, 50_000_000  # of inputs, where the number of operations determines the time
 
 
 def batches_of(inputs: Any, batch_size: int | None, dim: int, device: torch.device | None) -> tuple[Iterable[Any], int | None]:
@@ -107,18 +109,20 @@ def draws_per_call(root: Bayesian | None, batch: Any, dim: int, device: torch.de
     # what precedes a single random layer, often the last, is replayed: the cost of a draw does not depend on the inputs' size
     single = root is not None and sum(layer.posterior.is_random for _, layer in root.random_layers()) == 1
     images = any(leaf.dim() > 3 for leaf in tree_leaves(batch))
-    size = _BYTES_OF_IMAGES if images else _BYTES_PER_CALL
-    per_call = _ROWS_PER_CALL if single else _rows_per_call(batch, dim, device, size)
+    size = math.inf if single else _BYTES_OF_IMAGES if images else _BYTES_PER_CALL
     rows = tree_leaves(batch)[0].shape[dim]
-    return samples if root is not None and root.one_pass else max(1, per_call // rows)
+    return samples if root is not None and root.one_pass else max(1, _rows_per_call(batch, dim, device, size) // rows)
 
 
-def _rows_per_call(x: Any, dim: int, device: torch.device | None, most: int = _BYTES_PER_CALL) -> int:
+def _rows_per_call(x: Any, dim: int, device: torch.device | None, most: float = _BYTES_PER_CALL) -> int:
     """Rows per call of the network, from the size of these rows and the device; on a CPU about `most` bytes."""
-    if device is not None and device.type != "cpu":
+    leaves = tree_leaves(x)
+    size = max(1, sum(leaf.numel() * leaf.element_size() / leaf.shape[dim] for leaf in leaves))
+    if device is None or device.type == "cpu":
+        return int(max(64, min(_ROWS_PER_CALL, most / size)))
+    if not all(leaf.is_floating_point() for leaf in leaves):  # tokens: their size says nothing of that of the features
         return _ROWS_PER_CALL
-    size = sum(leaf.numel() * leaf.element_size() / leaf.shape[dim] for leaf in tree_leaves(x))
-    return max(64, min(_ROWS_PER_CALL, int(most / max(1, size))))
+    return int(max(_ROWS_PER_CALL, min(_ROWS_ON_GPU, _BYTES_ON_GPU / size)))
 
 
 def _values(x: Tensor) -> Tensor:

@@ -40,10 +40,12 @@ def compile_steps(objective: Objective, device: torch.device, *, sizes_vary: boo
         objective: to compile, as one graph.
         device: where it computes.
         sizes_vary: whether batches may have many sizes. Otherwise each size has code of its own, which is faster than code for all
-            sizes.
+            sizes, and on a GPU a CUDA graph, whose kernels are launched at once.
     """
     # The compiler's own draws are slower than PyTorch's on a CPU, and others than those without a compiler (nn.Dropout).
     compiler = {"fallback_random": device.type == "cpu", "guard_filter_fn": _kept_guards}
+    if device.type == "cuda" and not sizes_vary:
+        compiler["triton.cudagraphs"] = True
     # PyTorch limits the versions of one code object: with its own, networks that were trained before do not count.
     call = FunctionType(_call.__code__.replace(), globals(), _call.__name__)
     dynamic = None if sizes_vary else False

@@ -123,6 +123,7 @@ class _Loop:
         else:
             self.model, self.optimizer = fabric.setup(self.objective, self.state.optimizer)
         self.done = 0.0  # fraction of training up to which snapshots were taken
+        self.starts_step = True  # whether the next batch is the first of its group
         self.last: Batch | None = None
 
     def _state(self, parameters: list[nn.Parameter]) -> TrainingState:
@@ -255,6 +256,9 @@ class _Loop:
 
     def _step(self, batch: Batch, beta: float, group: int, is_last: bool) -> Tensor:
         """Accumulate the gradients of a batch, one of `group`, update the weights after the last; return loss, NLL and KL."""
+        if self.options.compile and self.fabric.device.type == "cuda" and self.starts_step:
+            torch.compiler.cudagraph_mark_step_begin()  # the memory of the last step can be used again
+        self.starts_step = is_last
         with self.fabric.no_backward_sync(self.model, enabled=not is_last):
             weight = self._kl_weight(beta)
             loss, nll, kl = self.model(batch, self.settings.samples, self.data.n, weight, self.training.local_beta)
