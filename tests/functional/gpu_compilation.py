@@ -38,8 +38,8 @@ def main():
     for capability in (80, 90):
         for name in ("fwht", "layer", "layer_gradient"):
             largest = hadamard.LARGEST_ROW if name == "fwht" else hadamard.LARGEST_LAYER
-            for n in (16, 512, largest):
-                sizes, warps = hadamard.sizes(hadamard.tile_rows(128, n), n)
+            for n in (16, 512, hadamard.LARGEST_PRODUCTS[name], largest):
+                sizes, warps = hadamard.sizes(hadamard.tile_rows(128, n), n, name)
                 kernel = getattr(hadamard_kernels, name)
                 print(name, n, spilled(kernel, capability, warps, **sizes))
                 ones = {argument: 1 for argument in ("rows", "blocks", "tiles") if argument in kernel.arg_names}

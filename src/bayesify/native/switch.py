@@ -9,6 +9,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor
 
 from bayesify.errors import ConfigurationError, MissingDependencyError, warn
@@ -16,6 +17,7 @@ from bayesify.errors import ConfigurationError, MissingDependencyError, warn
 __all__ = ["LIBRARIES", "load_kernels", "native_is_used", "runs_triton", "use_native"]
 
 _PACKAGES = {"cpu": "numba", "cuda": "triton"}
+_LEAST_CAPABILITY = (8, 0)  # that of the tensor cores which compute products of float32
 _FOLDERS = {"numba": "native", "triton": "native.gpu"}
 
 
@@ -33,7 +35,7 @@ def _is_wanted(variable: str, default: str, package: str) -> bool:
 
 LIBRARIES: dict[str, str | None] = {
     "cpu": "numba" if _is_wanted("BAYESIFY_NATIVE", "1", "numba") else None,
-    "cuda": "triton" if _is_wanted("BAYESIFY_NATIVE_CUDA", "0", "triton") else None,
+    "cuda": "triton" if _is_wanted("BAYESIFY_NATIVE_CUDA", "1", "triton") and torch.version.hip is None else None,
 }
 """By type of device, the library whose kernels the operators run, or None for PyTorch's operators."""
 
@@ -60,8 +62,9 @@ def native_is_used(device: Literal["cpu", "cuda"] = "cpu") -> bool:
 def use_native(use: bool = True, device: Literal["cpu", "cuda"] = "cpu") -> None:
     """Turn the native operators of a type of device on or off for this process.
 
-    On a CPU they are on if numba is installed and `BAYESIFY_NATIVE` is not 0; on a GPU they are off, unless `BAYESIFY_NATIVE_CUDA`
-    is 1. Compiled functions (`torch.compile`) keep the operators that they were compiled with.
+    On a CPU they are on if numba is installed and `BAYESIFY_NATIVE` is not 0; on a GPU of NVIDIA if triton is installed, which
+    comes with PyTorch for CUDA, and `BAYESIFY_NATIVE_CUDA` is not 0. Compiled functions (`torch.compile`) keep the operators that
+    they were compiled with.
 
     Args:
         use: whether to use them.
@@ -86,14 +89,30 @@ def use_native(use: bool = True, device: Literal["cpu", "cuda"] = "cpu") -> None
 
 @cache
 def load_kernels(name: str, library: str = "numba") -> ModuleType | None:
-    """Import a module of kernels. If the library cannot be imported, warn, turn its operators off and return None.
+    """Import a module of kernels. If the library cannot be imported or used, warn, turn its operators off and return None.
 
     Importing numba takes half a second, compiling a kernel one or two more, once per machine.
     """
     try:
-        return importlib.import_module(f"bayesify.{_FOLDERS[library]}.{name}")
+        module = importlib.import_module(f"bayesify.{_FOLDERS[library]}.{name}")
+        if library == "triton":
+            _probe()
+        return module
     except ImportError as error:
-        warn(f"{library} is installed but cannot be imported, so its native operators are off: {error}")
-        for device in [device for device, used in LIBRARIES.items() if used == library]:
-            use_native(False, cast(Any, device))
-        return None
+        reason, cause = "cannot be imported", error
+    except Exception as error:  # noqa: BLE001 # whatever a compiler raises; PyTorch's operators compute the same
+        reason, cause = "cannot run kernels here", error
+    warn(f"{library} is installed but {reason}, so its native operators are off: {cause}")
+    for device in [device for device, used in LIBRARIES.items() if used == library]:
+        use_native(False, cast(Any, device))
+    return None
+
+
+@cache
+def _probe() -> None:
+    """Compile and run a kernel on the GPU, or raise whatever forbids it; without a GPU, kernels run in Triton's interpreter."""
+    if not torch.cuda.is_available():
+        return
+    if torch.cuda.get_device_capability() < _LEAST_CAPABILITY:
+        raise RuntimeError(f"the GPU has a compute capability below {'.'.join(map(str, _LEAST_CAPABILITY))}")
+    importlib.import_module("bayesify.native.gpu.probe_kernels").run()

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from bayesify.native.switch import load_kernels
 
-__all__ = ["LARGEST_LAYER", "LARGEST_ROW", "layer", "layer_gradient", "sizes", "tile_rows", "transform"]
+__all__ = ["LARGEST_LAYER", "LARGEST_PRODUCTS", "LARGEST_ROW", "layer", "layer_gradient", "sizes", "tile_rows", "transform"]
 
 LARGEST_LAYER = 2**12  # units, whose gradients of a tile fit into registers, but for 100 to 200 bytes
 LARGEST_ROW = 2**14  # elements of a transform that a program exchanges in 64 KB of shared memory
 _LARGEST_OF_LIBRARY = 2**15
 _TILE = 1024  # elements, of one row or several
 _PER_WARP = 256  # elements
+_LEAST_PRODUCTS = 2**8  # elements of a row that is a matrix of at least 16 x 16
+LARGEST_PRODUCTS = {"fwht": 2**12, "layer": 2**12, "layer_gradient": 2**10}  # that fit into registers
 _PROGRAMS = 256  # that compute parts of the sums of a gradient
 
 
@@ -79,11 +81,12 @@ def tile_rows(rows: int, n: int) -> int:
     return max(1, min(_TILE // n, 1 << (rows - 1).bit_length()))
 
 
-def sizes(tile: int, n: int) -> tuple[dict[str, int], int]:
+def sizes(tile: int, n: int, name: str = "fwht") -> tuple[dict[str, int], int]:
     """The constants of a kernel for tiles of rows, and the number of warps."""
     elements = tile * n
-    constants = {"ROWS": tile, "N": n, "BITS": n.bit_length() - 1, "RANK": elements.bit_length() - 1}
-    return constants, max(1, min(16, elements // _PER_WARP))
+    products = _LEAST_PRODUCTS <= n <= LARGEST_PRODUCTS[name]
+    constants = {"ROWS": tile, "N": n, "BITS": n.bit_length() - 1, "RANK": elements.bit_length() - 1, "PRODUCTS": products}
+    return constants, max(1, min(8 if products else 16, elements // _PER_WARP))
 
 
 def _padded(x: Tensor, n: int) -> Tensor:
@@ -92,7 +95,7 @@ def _padded(x: Tensor, n: int) -> Tensor:
 
 
 def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], tile: int, n: int) -> None:
-    kernel, (constants, warps) = getattr(load_kernels("hadamard_kernels", "triton"), name), sizes(tile, n)
+    kernel, (constants, warps) = getattr(load_kernels("hadamard_kernels", "triton"), name), sizes(tile, n, name)
     with torch.cuda.device_of(arguments[0]):
         kernel[grid](*arguments, **constants, num_warps=warps)
 
