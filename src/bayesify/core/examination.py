@@ -24,7 +24,7 @@ from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import buffers_kept
+from bayesify.core.modes import buffers_kept, own_casts
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
@@ -90,7 +90,13 @@ class Examination:
     @contextmanager
     def with_draws(self) -> Iterator[None]:
         """Draw, and restore random generators and running statistics on exit; without gradients and warnings."""
-        with torch.no_grad(), own_noise(self.net.parameters()) as reseed, buffers_kept(self.net), warnings.catch_warnings():
+        with (
+            torch.no_grad(),
+            own_casts(),
+            own_noise(self.net.parameters()) as reseed,
+            buffers_kept(self.net),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # of a checkpoint without gradients
             reseed(0)
             for layer in self.layers:

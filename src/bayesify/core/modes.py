@@ -18,6 +18,7 @@ __all__ = [
     "eval_mode",
     "keeping_saved_tensors",
     "modes_kept",
+    "own_casts",
     "without_autocast",
     "without_compiler",
 ]
@@ -61,6 +62,19 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     kind = device.type
     available = kind != "meta" if torch.compiler.is_compiling() else kind == "cpu" or torch.amp.is_autocast_available(kind)
     return torch.autocast(kind, enabled=False) if available and torch.is_autocast_enabled(kind) else nullcontext()
+
+
+@contextmanager
+def own_casts() -> Iterator[None]:
+    """Forget on entry and on exit what autocast keeps: parameters in lower precision, whatever happens to their values meanwhile.
+
+    It also keeps what it cast without gradients, for passes with gradients.
+    """
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 def without_compiler() -> AbstractContextManager[object]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.core.fast_paths import restore_fast_paths
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.modes import own_casts
 from bayesify.core.packed import pack
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
@@ -82,23 +83,24 @@ def revert(layer: nn.Module) -> None:
 def as_plain(weights: Mapping[BayesianLayer, tuple[Tensor, Tensor | None]]) -> Iterator[None]:
     """Make layers plain ones with these weights; random again on exit. Parameters keep their identity, not their values."""
     undo: list[Callable[[], None]] = []
-    try:
-        for layer, values in weights.items():
-            undo.append(_state_restorer(layer))
-            for name, value in zip(("weight", "bias"), values, strict=True):
-                parameter = layer._parameters[name]
-                if value is None:
-                    continue
-                if parameter is None:
-                    layer._parameters[name] = nn.Parameter(value.clone(), requires_grad=False)
-                else:  # a network may hold the parameter itself
-                    undo.append(_data_restorer(parameter))
-                    parameter.data = value.clone()
-            revert(layer)
-        yield
-    finally:
-        for step in reversed(undo):
-            step()
+    with own_casts():
+        try:
+            for layer, values in weights.items():
+                undo.append(_state_restorer(layer))
+                for name, value in zip(("weight", "bias"), values, strict=True):
+                    parameter = layer._parameters[name]
+                    if value is None:
+                        continue
+                    if parameter is None:
+                        layer._parameters[name] = nn.Parameter(value.clone(), requires_grad=False)
+                    else:  # a network may hold the parameter itself
+                        undo.append(_data_restorer(parameter))
+                        parameter.data = value.clone()
+                revert(layer)
+            yield
+        finally:
+            for step in reversed(undo):
+                step()
 
 
 def _state_restorer(layer: BayesianLayer) -> Callable[[], None]:
