@@ -4,8 +4,8 @@
     python -m benchmarks.gpu --device cpu --quick --dry        # the same code on small networks, without a GPU
 
 Every part gets an equal share of the time that is left, and makes as many interleaved rounds as fit in. A part that fails is
-recorded with its error, and the others go on. Writes results/gpu.json after every part; `python -m benchmarks.page` writes the
-section of docs/performance.md.
+recorded with its error, and the others go on. Writes results/gpu.json after every part, in which parts of earlier runs stay that
+this one does not measure; `python -m benchmarks.page` writes the section of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from bayesify import EMP, VIFO, VSD, WHVI, Categorical, Gaussian, MeanField, Method, VariationalDropout, bayesify, elbo
+from bayesify.environment import machine
 from bayesify.native import use_native
 from bayesify.native.switch import LIBRARIES
 from bayesify.train import Training, fit, fit_many
 from benchmarks.hadamard import layers, transforms
-from benchmarks.measure import interleave, parser, print_timings, repeat, write
+from benchmarks.measure import interleave, parser, print_timings, read, repeat, write
 from benchmarks.nets import WORKLOADS, Workload, mlp, resnet18
 from benchmarks.prediction import candidates as prediction_candidates
 from benchmarks.training_step import steps
@@ -50,6 +51,7 @@ NETS: dict[str, Workload] = {  # the last two keep a GPU busy; the others have t
 }
 WITH_KERNELS = ("MeanField", "MeanField, shared noise", "VariationalDropout", "WHVI")
 _MOST_ROUNDS = 30
+_NO_TIME = "left out: the time was over"
 
 
 def _both(name: str, run: Callable[[], object], device: torch.device) -> Candidates:
@@ -228,31 +230,43 @@ def main() -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         options.error("PyTorch has no CUDA device here; --device cpu --quick runs the same code on small networks")
     deadline = time.perf_counter() + 60 * arguments.minutes - 20  # the last round of a part may end late
-    results, errors = dict[str, Any](), dict[str, str]()
-    content = {"device": arguments.device, "quick": arguments.quick, "bandwidth": _peak_bandwidth(device)}
+    facts = {"machine": machine(), "device": arguments.device, "quick": arguments.quick, "bandwidth": _peak_bandwidth(device)}
+    parts = _measured_before()
+    failures = dict[str, str]()
     for number, name in enumerate(arguments.parts):
-        if time.perf_counter() > deadline:
-            errors[name] = "left out: the time was over"
+        results, errors = dict[str, Any](), dict[str, str]()
         share = (deadline - time.perf_counter()) / (len(arguments.parts) - number)
         until = time.perf_counter() + share
         try:
             with torch.device(device):
-                parts = {} if name in errors else PARTS[name](device, arguments.quick)
-            for label, candidates in parts.items():
-                seconds = 0.0 if arguments.quick else (until - time.perf_counter()) / len(parts)
+                labelled = {} if share < 0 else PARTS[name](device, arguments.quick)
+            for label, candidates in labelled.items():
+                seconds = 0.0 if arguments.quick else (until - time.perf_counter()) / len(labelled)
                 if time.perf_counter() > deadline:
-                    errors[f"{name}, {label}"] = "left out: the time was over"
+                    errors[label] = _NO_TIME
                     continue
-                results.setdefault(name, {})[label] = timed = measure(candidates, device, seconds)
+                results[label] = timed = measure(candidates, device, seconds)
                 print_timings(f"{name}: {label}", timed)
         except Exception as error:  # noqa: BLE001 # the other parts are measured, and the page says what failed
-            errors[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            print(f"{name}: {errors[name]}", flush=True)
-        finally:
-            if not arguments.dry:
-                write("gpu", {**content, "errors": errors, "results": results})
-    if errors and arguments.quick:
-        raise SystemExit(f"failed: {errors}")
+            errors["all" if not results else "others"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        if share < 0:
+            errors["all"] = _NO_TIME
+        for label, reason in errors.items():
+            print(f"{name}, {label}: {reason}", flush=True)
+        failures |= {f"{name}, {label}": reason for label, reason in errors.items()}
+        parts[name] = {**facts, "results": results, "errors": errors}
+        if not arguments.dry:
+            write("gpu", {"parts": parts}, measured=False)
+    if failures and arguments.quick:
+        raise SystemExit(f"failed: {failures}")
+
+
+def _measured_before() -> dict[str, Any]:
+    """The parts of earlier runs, which those of this one replace."""
+    try:
+        return read("gpu")["parts"]
+    except FileNotFoundError:
+        return {}
 
 
 if __name__ == "__main__":

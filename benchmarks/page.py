@@ -110,19 +110,25 @@ def _compiled_small() -> str:
 def _gpu() -> str:
     if not (RESULTS / "gpu.json").exists():
         return "Not measured yet: `python -m benchmarks.gpu` on a machine with a GPU writes this section."
-    results = read("gpu")
-    tables = []
-    for part, rows in results["results"].items():
-        lines = [
-            [label, _code(name), f"{row['milliseconds']:.3f}", f"{row['ratio']:.2f}"]
-            for label, timed in rows.items()
-            for name, row in timed.items()
-        ]
-        tables.append(_table([part, "", "ms", "of the first"], lines))
-    failures = [f"`{part}` failed: {error}." for part, error in results["errors"].items()]
-    gpu = results["machine"].get("gpu", results["device"])
-    where = f"{gpu}, a copy moves {results['bandwidth']:g} GB/s. {_environment(results)}"
-    return "\n\n".join([*tables, *failures, where])
+    texts, environments = list[str](), dict[str, list[str]]()
+    for name, part in read("gpu")["parts"].items():
+        gpu = part["machine"].get("gpu", part["device"])
+        where = f"{gpu}, a copy moves {part['bandwidth']:g} GB/s. {_environment(part)}"
+        environments.setdefault(where, []).append(f"`{name}`")
+        failures = [f"{label}: {reason}." for label, reason in part["errors"].items()]
+        texts += [f"`{name}`", *([_gpu_table(part["results"])] if part["results"] else []), *failures]
+    return "\n\n".join([*texts, *(f"{', '.join(names)}: {where}" for where, names in environments.items())])
+
+
+def _gpu_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    if len({tuple(timed) for timed in rows.values()}) == 1:
+        return _ratios(rows)
+    lines = [
+        [label, _code(kind), f"{row['milliseconds']:.3f}", f"{row['ratio']:.2f}"]
+        for label, timed in rows.items()
+        for kind, row in timed.items()
+    ]
+    return _table(["", "", "ms", "of the first"], lines)
 
 
 def _prediction() -> str:

@@ -82,6 +82,15 @@ def test_draws_per_call():
     assert draws_per_call(bnn, torch.zeros(128, 10), 0, cpu, 100) == 16
 
 
+def test_draws_per_call_of_a_gpu():
+    """Up to 16,384 rows or 50 MB of inputs, but at least 2,048 rows, as of tokens, whose size is not that of their features."""
+    gpu, bnn = torch.device("cuda"), conv_net()
+    assert draws_per_call(bnn, torch.zeros(128, 1, 28, 28), 0, gpu, 1000) == 15_943 // 128
+    assert draws_per_call(bnn, torch.zeros(128, 10), 0, gpu, 1000) == 16_384 // 128
+    assert draws_per_call(bnn, torch.zeros(128, 10, dtype=torch.int64), 0, gpu, 1000) == 2_048 // 128
+    assert draws_per_call(bnn, torch.zeros(16, 3, 224, 224), 0, gpu, 1000) == 2_048 // 16
+
+
 @pytest.mark.parametrize("least", [0, 1_000_000])
 def test_small_networks_make_no_comparison_of_passes(monkeypatch, least):
     """The prediction is the same up to rounding."""

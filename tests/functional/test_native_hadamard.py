@@ -192,6 +192,27 @@ def test_missing_and_broken_numba(monkeypatch):
     assert not native_is_used()
 
 
+def test_triton_that_cannot_run_kernels(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+
+    def fails():
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(switch, "_probe", fails)
+    use_native(True, "cuda")
+    message = "triton is installed but cannot run kernels here, so its native operators are off: Failed to find C compiler"
+    with pytest.warns(errors.BayesifyWarning, match=message):
+        assert switch.load_kernels.__wrapped__("channel_kernels", "triton") is None
+    assert not native_is_used("cuda")
+
+
+def test_old_gpus_have_no_kernels(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
+    with pytest.raises(errors.ConfigurationError, match=r"compute capability below 8\.0"):
+        switch._probe.__wrapped__()
+
+
 def _numba_is_loaded(code, **environment):
     program = f"import sys, torch, bayesify; {code}; print('numba' in sys.modules)"
     result = subprocess.run(

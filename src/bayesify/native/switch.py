@@ -114,5 +114,5 @@ def _probe() -> None:
     if not torch.cuda.is_available():
         return
     if torch.cuda.get_device_capability() < _LEAST_CAPABILITY:
-        raise RuntimeError(f"the GPU has a compute capability below {'.'.join(map(str, _LEAST_CAPABILITY))}")
+        raise ConfigurationError(f"the GPU has a compute capability below {'.'.join(map(str, _LEAST_CAPABILITY))}")
     importlib.import_module("bayesify.native.gpu.probe_kernels").run()
