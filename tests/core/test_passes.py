@@ -27,7 +27,7 @@ from bayesify import (
 )
 from bayesify.core import turns
 from bayesify.core.forward_pass import ForwardPass
-from bayesify.errors import BayesifyWarning
+from bayesify.errors import BayesifyWarning, PassError
 
 
 def _mlp() -> nn.Sequential:
@@ -494,3 +494,19 @@ def test_a_copy_that_is_made_in_a_pass_is_in_no_pass():
     bnn(torch.zeros(4, 3))
     handle.remove()
     copies[0](torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_captured_pass_that_would_be_an_examination(monkeypatch, samples):
+    bnn, x = bayesify(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), MeanField()), torch.randn(40, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.cuda.is_initialized", lambda: True)
+        patch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+        with pytest.raises(PassError, match="call the network with such inputs a few times, in the same mode, before the capture"):
+            bnn(x, samples=samples)
+    bnn(x, samples=samples)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+    assert bnn(x, samples=samples).outputs.shape == (samples, 40, 1)
+    with pytest.raises(PassError, match="before the capture"):
+        bnn(torch.randn(80, 3), samples=samples)

@@ -83,6 +83,7 @@ class Planning(Bayesian):
             return True
         key = self._size(call, samples)
         if self._sizes.recall(key) is None:
+            _check_no_capture()
             sizes = BatchSizes(self.net, self._layers(), self.passes, call, verdict)
             if samples == 1:
                 self._sizes[key] = sizes.act_as_few_rows()
@@ -262,6 +263,7 @@ class Planning(Bayesian):
     _agrees_while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
+        _check_no_capture()
         verdict = examine(self.net, self._layers(), self.passes, call, whole)
         if verdict is not None:
             self._report(verdict)
@@ -305,4 +307,13 @@ class Planning(Bayesian):
         self.tell(
             f"every draw takes a separate pass, with one draw of the weights for the whole batch, because {reason}; S draws take "
             "the time of S passes"
+        )
+
+
+def _check_no_capture() -> None:
+    """Raise a `PassError` while a CUDA graph is captured, which the comparisons of an examination would end."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise PassError(
+            "a CUDA graph cannot record the first pass over inputs of a kind and size, which examines the network; call the "
+            "network with such inputs a few times, in the same mode, before the capture"
         )
