@@ -234,31 +234,38 @@ def main() -> None:
     parts = _measured_before()
     failures = dict[str, str]()
     for number, name in enumerate(arguments.parts):
-        results, errors = dict[str, Any](), dict[str, str]()
         share = (deadline - time.perf_counter()) / (len(arguments.parts) - number)
-        until = time.perf_counter() + share
-        try:
-            with torch.device(device):
-                labelled = {} if share < 0 else PARTS[name](device, arguments.quick)
-            for label, candidates in labelled.items():
-                seconds = 0.0 if arguments.quick else (until - time.perf_counter()) / len(labelled)
-                if time.perf_counter() > deadline:
-                    errors[label] = _NO_TIME
-                    continue
-                results[label] = timed = measure(candidates, device, seconds)
-                print_timings(f"{name}: {label}", timed)
-        except Exception as error:  # noqa: BLE001 # the other parts are measured, and the page says what failed
-            errors["all" if not results else "others"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        if share < 0:
-            errors["all"] = _NO_TIME
-        for label, reason in errors.items():
-            print(f"{name}, {label}: {reason}", flush=True)
+        results, errors = _measure_part(name, device, arguments.quick, time.perf_counter() + share, deadline)
         failures |= {f"{name}, {label}": reason for label, reason in errors.items()}
         parts[name] = {**facts, "results": results, "errors": errors}
         if not arguments.dry:
             write("gpu", {"parts": parts}, measured=False)
+    for label, reason in failures.items():
+        print(f"{label}: {reason}")
     if failures and arguments.quick:
         raise SystemExit(f"failed: {failures}")
+
+
+def _measure_part(
+    name: str, device: torch.device, quick: bool, until: float, deadline: float
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Results by label, and by label why there are none: an error, or no time before the deadline."""
+    results, errors = dict[str, Any](), dict[str, str]()
+    if time.perf_counter() > deadline:
+        return {}, {"all": _NO_TIME}
+    try:
+        with torch.device(device):
+            labelled = PARTS[name](device, quick)
+        for label, candidates in labelled.items():
+            if time.perf_counter() > deadline:
+                errors[label] = _NO_TIME
+                continue
+            seconds = 0.0 if quick else (until - time.perf_counter()) / len(labelled)
+            results[label] = timed = measure(candidates, device, seconds)
+            print_timings(f"{name}: {label}", timed)
+    except Exception as error:  # noqa: BLE001 # the other parts are measured, and the page says what failed
+        errors["others" if results else "all"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return results, errors
 
 
 def _measured_before() -> dict[str, Any]:

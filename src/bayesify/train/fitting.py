@@ -121,7 +121,8 @@ def fit(
         precision: "32-true" computes in the network's dtype; "bf16-mixed" and "16-mixed" run the network under autocast.
             Likelihood and KL are at least float32.
         compile: whether to compile the loss of a step, forward and backward, by `torch.compile`: seconds to minutes at the start,
-            twice if the last batch is smaller, for steps of fully connected networks that take half to nine tenths of the time.
+            twice if the last batch is smaller, for steps of fully connected networks that take half to nine tenths of the time;
+            on a GPU, a CUDA graph launches the kernels of a step at once, which small networks gain most from.
             Random numbers are those without it (on the CPU), results equal up to rounding. Validation, and what methods do after
             training, is not compiled. It needs a C++ compiler, and a network and likelihood without Python code that depends on
             values; methods with an optimizer (IVON, VOGN, ...) cannot be compiled. Of an ensemble as for `fit_many`.
