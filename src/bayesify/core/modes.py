@@ -66,7 +66,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 @contextmanager
 def own_casts() -> Iterator[None]:
-    """Forget on entry and on exit what autocast keeps: parameters in lower precision, whatever happens to their values meanwhile."""
+    """Forget on entry and exit what autocast keeps: parameters in lower precision, whatever happens to their values meanwhile."""
     torch.clear_autocast_cache()
     try:
         yield
