@@ -115,8 +115,8 @@ def _gpu() -> str:
         gpu = part["machine"].get("gpu", part["device"])
         where = f"{gpu}, a copy moves {part['bandwidth']:g} GB/s. {_environment(part)}"
         environments.setdefault(where, []).append(f"`{name}`")
-        failures = [f"{label}: {reason}." for label, reason in part["errors"].items()]
-        texts += [f"`{name}`", *([_gpu_table(part["results"])] if part["results"] else []), *failures]
+        failures = " ".join(f"{label}: {reason}." for label, reason in part["errors"].items())
+        texts += filter(None, [f"`{name}`", _gpu_table(part["results"]) if part["results"] else "", failures])
     return "\n\n".join([*texts, *(f"{', '.join(names)}: {where}" for where, names in environments.items())])
 
 
