@@ -54,6 +54,7 @@ class TestTarget:
     @pytest.mark.parametrize(
         ("values", "task", "message"),
         [
+            ([1.0], "regression", "1 row; at least 10"),
             ([1.0, 2.0], "regression", "2 rows; at least 10"),
             ([1.0, np.nan] * 10, "regression", "missing in 10 of 20 rows \\(first: row 1\\)"),
             ([1.0, 1e200] * 10, "regression", "beyond 1e\\+150 in 10 of 20"),

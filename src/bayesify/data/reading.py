@@ -93,7 +93,9 @@ def read_table(
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, ValueError) as error:  # also those of pandas and pyarrow
         raise DataError(f"{source} cannot be read as a table: {error}") from error
     if table.shape[1] == 0 or len(table) == 0:
-        raise DataError(f"{source} has {len(table)} rows and {table.shape[1]} columns; at least one of each is needed")
+        raise DataError(
+            f"{source} has {plural(len(table), 'row')} and {plural(table.shape[1], 'column')}; at least one of each is needed"
+        )
     check_unique_names(table.columns, source)
     table.attrs["decimal"] = decimal or "."
     return table

@@ -13,7 +13,7 @@ from bayesify.data.column import format_value
 from bayesify.data.columns import SMALLEST_RANGE, check_unique_names, check_value_types
 from bayesify.data.text_values import number_format, parse_numbers
 from bayesify.errors import DataError, warn
-from bayesify.formatting import listing
+from bayesify.formatting import listing, plural
 
 __all__ = [
     "LARGEST_TARGET",
@@ -216,7 +216,7 @@ def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
     check_choice("task", task, ("regression", "classification"))
     name = f"the target {y.name!r}"
     if len(y) < least_rows:
-        raise DataError(f"the table has {len(y)} rows; at least {least_rows} are needed for training and evaluation")
+        raise DataError(f"the table has {plural(len(y), 'row')}; at least {least_rows} are needed for training and evaluation")
     if missing := int(y.isna().sum()):
         raise DataError(f"{name} is missing in {missing} of {len(y)} rows (first: row {int(y.isna().argmax())}); drop these rows")
     if task == "regression":
