@@ -100,6 +100,13 @@ def test_resuming_is_exact(tmp_path, variant, stop_after):
     assert_same(uninterrupted(**VARIANTS[variant]), interrupted(tmp_path / "run.ckpt", stop_after, **VARIANTS[variant]))
 
 
+def test_resuming_in_mixed_precision_without_kernels_is_exact(tmp_path):
+    """As on a GPU: the first pass of a run, before which the network is examined, computes as the others."""
+    switch.use_native(False)
+    settings = VARIANTS["bfloat16"]
+    assert_same(uninterrupted(**settings), interrupted(tmp_path / "run.ckpt", 3, **settings))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 def test_resuming_on_a_gpu_is_exact(tmp_path, precision):
