@@ -577,8 +577,8 @@ def test_weights_of_the_best_epoch_are_kept() -> None:
     assert any(history.best_epoch != 6 for history in histories)
 
 
-def test_networks_that_vmap_cannot_vectorize_train_one_by_one():
-    """PyTorch's fallback for its LSTM kernel gives a graph that fails in its first call."""
+def test_networks_that_vmap_cannot_vectorize_train_one_by_one(capfd):
+    """PyTorch's fallback for its LSTM kernel gives a graph that fails in its first call, and a warning on the standard error."""
 
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -592,3 +592,4 @@ def test_networks_that_vmap_cannot_vectorize_train_one_by_one():
     bnn = bayesify([Recurrent() for _ in range(2)], DeepEnsemble(members=2))
     fit(bnn, (torch.randn(16, 5, 3), torch.randn(16, 1)), likelihood=Gaussian(learn=True), epochs=2, progress=False)
     assert bnn(torch.randn(4, 5, 3), samples=2).outputs.shape == (2, 4, 1)
+    assert "batching rule" not in capfd.readouterr().err

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_unflatten
 
 from bayesify.core.module_comparison import same_function
+from bayesify.core.packed.unpacked import Unpacked
 from bayesify.train.batch import Batch
 from bayesify.train.many.graph import Function
 from bayesify.train.many.random_streams import Streams
@@ -61,6 +62,8 @@ class Stack:
     def __init__(
         self, objectives: Sequence[Objective], n: int, device: torch.device, samples: int, compile: bool, join: bool = False
     ) -> None:
+        if any(isinstance(x, nn.RNNBase) and not isinstance(x, Unpacked) for x in objectives[0].modules()):
+            raise UntraceableError("PyTorch's vmap has no rule for its recurrent kernels, and warns where it falls back")
         self.objectives, self.n, self.samples, self.compile = objectives, n, samples, compile
         states = [{**dict(o.named_parameters()), **dict(o.named_buffers())} for o in objectives]
         learned = [name for name, p in objectives[0].named_parameters() if p.requires_grad]
@@ -151,7 +154,7 @@ class Stack:
         self.streams.restore(before)
         try:
             outputs = vectorized(arguments, self.streams)
-        except UNTRACEABLE as error:  # a graph that PyTorch's vmap made of an operator without a rule (mkldnn_rnn_layer)
+        except UNTRACEABLE as error:  # a graph that PyTorch's vmap made of an operator without a rule
             raise UntraceableError(str(error)) from error
         self.streams.restore(before)
         for model in {0, len(functions) - 1}:
