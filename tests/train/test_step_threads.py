@@ -16,6 +16,7 @@ from bayesify.train.threads import one_thread
 
 x, y = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(24, 1)
 images = torch.randn(24, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+sequences = torch.randn(24, 5, 2, generator=torch.Generator().manual_seed(0))
 
 
 class Group(RowGroups):
@@ -32,6 +33,28 @@ def two_threads():
     yield
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+class Convolution(nn.Module):
+    """Means over channels."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(1, channels, 3)
+
+    def forward(self, images):
+        return self.conv(images).mean(1).flatten(1)
+
+
+class Last(nn.Module):
+    """What an LSTM says after the last step."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(2, 1, batch_first=True)
+
+    def forward(self, sequences):
+        return self.rnn(sequences)[0][:, -1]
 
 
 def dense():
@@ -51,10 +74,12 @@ def test_one_thread_for_little_work():
         (dense, (x, y), 1),
         (dense, Group(), 1),
         (dense, DataLoader(TensorDataset(x, y), batch_size=8), 2),  # whose batches are not known
-        (lambda: bayesify(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten()), MeanField()), (images, y), 2),
+        (lambda: bayesify(Convolution(1), MeanField()), (images, y), 1),
+        (lambda: bayesify(Convolution(100_000), MeanField()), (images, y), 2),  # 1e6 weights and biases, 2 numbers each, 9 pixels
+        (lambda: bayesify(Last(), MeanField()), (sequences, y), 1),
         (lambda: bayesify(nn.Linear(3, 1_000_000), MeanField()), (x, torch.zeros(24, 1_000_000)), 2),
     ],
-    ids=["vectors", "row groups", "loader", "images", "large"],
+    ids=["vectors", "row groups", "loader", "images", "images, large", "sequences", "large"],
 )
 def test_training_of_a_network_with_little_work_uses_one_thread(make, data, threads):
     seen = []
@@ -70,9 +95,7 @@ def test_training_of_a_network_with_little_work_uses_one_thread(make, data, thre
     assert seen == [threads]
 
 
-@pytest.mark.parametrize(
-    ("net", "inputs", "threads"), [(nn.Linear(3, 1), x, 1), (nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten()), images, 2)]
-)
+@pytest.mark.parametrize(("net", "inputs", "threads"), [(nn.Linear(3, 1), x, 1), (Convolution(100_000), images, 2)])
 def test_models_that_are_trained_together_follow_the_same_rule(net, inputs, threads, monkeypatch):
     seen, run_epoch = [], Loop.run_epoch
     monkeypatch.setattr(Loop, "run_epoch", lambda loop, epoch: [seen.append(torch.get_num_threads()), run_epoch(loop, epoch)])

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from bayesify.train.arguments import Settings
 from bayesify.train.data_loading import Batches, RowGroupBatches
@@ -36,13 +37,14 @@ def one_thread(device: torch.device, work: float) -> Iterator[None]:
 
 
 def step_work(models: Sequence[nn.Module], train: Batches, settings: Settings) -> float:
-    """Return the multiplications of the forward pass of a training step.
+    """Return an upper bound of the multiplications of the forward pass of a training step.
 
-    A network whose examples are vectors uses each parameter once per example and draw. Infinity for other inputs (images, token
-    ids), over whose positions weights are used many times, and for loaders, whose batches are not known before training.
+    A network whose examples are vectors uses each parameter once per example and draw; of sequences, images and token ids, at most
+    once per number in them. Infinity for loaders, whose batches are not known before training.
     """
     rows = train.data.example if isinstance(train, RowGroupBatches) else train.tensors
-    inputs = None if rows is None else rows.inputs
-    if not (isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.is_floating_point()):
+    if rows is None:
         return float("inf")
-    return sum(p.numel() for model in models for p in model.parameters()) * float(settings.batch_size * settings.samples)
+    numbers = [1 if x.dim() == 2 and x.is_floating_point() else x[0].numel() for x in tree_leaves(rows.inputs)]
+    parameters = sum(p.numel() for model in models for p in model.parameters())
+    return parameters * sum(numbers) * float(settings.batch_size * settings.samples)
