@@ -227,6 +227,36 @@ def test_the_batch_in_the_second_dimension():
     assert draws.local_kl.shape == (3,)
 
 
+class _Last(nn.Module):
+    """Time steps come in dimension 0, and rows go out there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][-1])
+
+
+@pytest.mark.parametrize(
+    ("batch_dim", "message"),
+    [(0, "if only the inputs have it there .*, transpose them"), (1, "same dimension in inputs and outputs: transpose")],
+)
+def test_a_batch_in_one_dimension_of_the_inputs_and_another_of_the_outputs_is_refused(batch_dim, message):
+    bnn = bayesify(_Last(), MeanField(), batch_dim=batch_dim)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BayesifyWarning)  # of separate passes
+        with pytest.raises(ValueError, match=message):
+            bnn(torch.randn(7, 3, 4))
+
+
+@pytest.mark.parametrize(("net", "name"), [(_Last(), "'rnn'"), (nn.TransformerEncoderLayer(4, 2), "'self_attn'")])
+def test_modules_to_which_rows_are_time_steps_are_named(net, name):
+    bnn = bayesify(net, MeanField())
+    with pytest.warns(BayesifyWarning, match=rf"rows are time steps to {name}, without batch_first=True: .*batch_dim=1"):
+        bnn(torch.randn(3, 3, 4), samples=2)
+
+
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_recurrent_nets_with_batch_first_fold(kind):
     class Recurrent(nn.Module):

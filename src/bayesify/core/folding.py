@@ -168,7 +168,14 @@ def _reason(net: nn.Module, examination: Examination, inputs: Inputs) -> str:
             f"the network calls {layers} on inputs without rows, such as positions, and expects one result for all rows (with "
             "Deterministic() for these layers, draws share a pass)"
         )
-    return "the rows of a batch affect each other in the network"
+    reason = "the rows of a batch affect each other in the network"
+    time_first = [name for module, name in names.items() if getattr(module, "batch_first", True) is False]
+    if time_first:
+        reason += (
+            f" (rows are time steps to {listing(map(repr, time_first), most=3)}, without batch_first=True: if the batch is "
+            "dimension 1, use bayesify(net, method, batch_dim=1))"
+        )
+    return reason
 
 
 def _remembers(net: nn.Module, examination: Examination, inputs: Inputs, candidate: Candidate) -> str:

@@ -64,9 +64,15 @@ def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:
                 'tensors with bayesify(net, method, output=...), such as "logits", a position or a function'
             )
     elif y.dim() <= batch_dim or y.shape[batch_dim] != samples * batch:
+        if batch_dim == 0:
+            way_out = (
+                "For a batch in dimension 1 of inputs and outputs, use bayesify(net, method, batch_dim=1); if only the inputs have "
+                "it there (an LSTM without batch_first=True), transpose them in the network's forward. A network without a row per "
+                "example, such as an object detector, gives one draw at a time: bnn.function(seed)(images)"
+            )
+        else:
+            way_out = "It must be the same dimension in inputs and outputs: transpose one of them in the network's forward"
         raise ConfigurationError(
             f"the network returned a tensor of shape {tuple(y.shape)} for {batch} examples and {samples} draws in one pass; its "
-            f"dimension {batch_dim} must be the batch ({samples * batch} rows). For a batch in another dimension, use "
-            "bayesify(net, method, batch_dim=1). A network without a row per example, such as an object detector, gives one draw "
-            "at a time: bnn.function(seed)(images)"
+            f"dimension {batch_dim} must be the batch ({samples * batch} rows). {way_out}"
         )
