@@ -17,6 +17,7 @@ PAGES = [
     "large-data.md",
     "out-of-distribution.md",
     "reading-a-report.md",
+    "sequences.md",
     "serving.md",
     "start.md",
     "tracking.md",
