@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = ["MINUS", "duration", "listing", "looks_numeric", "number", "percent", "plural", "with_error"]
+__all__ = ["MINUS", "duration", "first_line", "listing", "looks_numeric", "number", "percent", "plural", "with_error"]
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -59,6 +59,16 @@ def plural(count: int, noun: str) -> str:
         ('1 row', '1,234 rows')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def first_line(error: Exception) -> str:
+    r"""The first line of an error, or its type if it has no text.
+
+    Example:
+        >>> first_line(ValueError("wrong\nat length")), first_line(TypeError())
+        ('wrong', 'TypeError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def listing(items: Iterable[str], separator: str = ", ", most: int = 10) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from foreign import Foreign, differences
 from foreign_kinds import collect, complete, components, factored_members, linearized, separate_members, snapshot_mean
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify import (
@@ -160,12 +160,17 @@ def _collapsed(foreign: Foreign, method: Method, samples: int, training: bool) -
         if name in buffers and value.is_floating_point():
             yield from differences(name, buffers[name], value, foreign.rounding)
     restored = unbayesify(bnn)
-    if [*map(type, restored.modules())] != [*map(type, plain.modules())]:
+    if [*map(_class, restored.modules())] != [*map(_class, plain.modules())]:
         yield "unbayesify gives other classes"
     if [name for name, _ in restored.named_parameters()] != [name for name, _ in plain.named_parameters()]:
         yield "unbayesify gives other parameters"
     for (name, value), original in zip(restored.named_parameters(), plain.parameters(), strict=False):
         yield from differences(f"the restored {name}", value, original, foreign.rounding)
+
+
+def _class(module: nn.Module) -> tuple[str, str]:
+    """A module's class; classes that PyTorch's tracer makes for every copy (`GraphModule`) have one name."""
+    return type(module).__module__, type(module).__qualname__
 
 
 def _draws(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:

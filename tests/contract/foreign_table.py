@@ -17,7 +17,12 @@ from bayesify.core.method import Method
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-networks.md"
 NAMED: dict[str, Foreign] = {f"{each.package}/{name}": each for name, each in NETWORKS}
-DISTRIBUTIONS = {"open_clip": "open_clip_torch"}
+DISTRIBUTIONS = {
+    "chronos": "chronos-forecasting",
+    "kan": "pykan",
+    "neuralop": "neuraloperator",
+    "open_clip": "open_clip_torch",
+}
 HEAD = """# Networks that are known to work
 
 Any network can be tried; these were. Each is a small network of another library with random weights. It was compared with the plain

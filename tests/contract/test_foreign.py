@@ -10,6 +10,7 @@ from foreign import Foreign
 from foreign_checks import check, collapsed_problems
 from foreign_libraries import LIBRARIES
 from foreign_others import OTHERS
+from foreign_science import SCIENCE
 from foreign_sequences import SEQUENCES
 from foreign_transformers import TRANSFORMERS
 
@@ -43,7 +44,7 @@ METHODS: list[Method] = [
     VIFO(),
 ]
 VARIANTS: list[Method] = [ECMP(), Laplace(layers="all", structure="diagonal")]
-NETWORKS = [*SEQUENCES.items(), *TRANSFORMERS.items(), *LIBRARIES.items(), *OTHERS.items()]
+NETWORKS = [*SEQUENCES.items(), *TRANSFORMERS.items(), *LIBRARIES.items(), *OTHERS.items(), *SCIENCE.items()]
 
 
 @pytest.mark.slow

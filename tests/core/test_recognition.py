@@ -204,6 +204,22 @@ def test_layers_with_further_inputs_are_not_recognized():
     assert [name for name, _ in bnn.random_layers()] == ["1"]
 
 
+def test_modules_without_a_forward_method_are_left_alone():
+    """As the manifolds of geoopt, which parameters refer to."""
+
+    class Manifold(nn.Module):
+        forward = NotImplemented
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8, 8))
+
+    net = Net(nn.Identity())
+    net.manifold = Manifold()
+    bnn = bayesify(net, {"head": MeanField()})
+    assert [name for name, _ in bnn.random_layers()] == ["head"]
+
+
 def test_every_layer_of_a_class_is_verified():
     """Settings differ between layers of a class."""
     bnn = bayesify(Net(RMSNorm(8), RMSNorm(8, offset=1.0)), MeanField())

@@ -164,12 +164,9 @@ class Completing(nn.Module):
             member.complete(batches, likelihood, scale=scale, seed=seed + k, progress=progress)
         if self.members:
             return
-        methods: dict[Method, list[str]] = {}
-        for name, posterior in self._completed():
-            methods.setdefault(posterior.method, []).append(name)
         with own_noise([*self.parameters(), *self.buffers()]) as reseed:
             reseed(seed)
-            for method, names in methods.items():
+            for method, names in self._completing_methods().items():
                 with ProgressBar(type(method).__name__, progress, total=1.0) as bar, _named(method):
                     method.complete(cast("Bayesian", self), names, batches, likelihood, scale, bar.advance)
 
@@ -177,6 +174,21 @@ class Completing(nn.Module):
         """Raise an error, before training, if `complete` cannot serve a likelihood or weights of examples, or lacks a package."""
         for method in {posterior.method for _, posterior in self._completed()}:
             method.check_completion(likelihood, weighted)
+
+    def rehearse_completion(self, batch: Any, likelihood: Any) -> None:
+        """Raise an error, before training, if `complete` cannot serve the network as it is called with the first batch."""
+        for member in self.members:
+            member.rehearse_completion(batch, likelihood)
+        if not self.members:
+            for method, names in self._completing_methods().items():
+                method.rehearse(cast("Bayesian", self), names, batch, likelihood)
+
+    def _completing_methods(self) -> dict[Method, list[str]]:
+        """Names of the layers whose posteriors each method makes after training."""
+        methods: dict[Method, list[str]] = {}
+        for name, posterior in self._completed():
+            methods.setdefault(posterior.method, []).append(name)
+        return methods
 
     def forget(self) -> None:
         """Drop posteriors that were made after training, which belong to other weights after more of it."""

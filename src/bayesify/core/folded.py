@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
+from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import FirstBatchError
 from bayesify.core.forward_pass import DrawnAheadError, ForwardPass, NewLayerError, RowsError
@@ -286,7 +286,7 @@ class Folded(Planning):
     def sample_network(self, seed: int) -> nn.Module:
         check_whole(self)
         weights = self._weights(seed)
-        net = copy.deepcopy(self.net)
+        net = copied_module(self.net)
         copies = (module for module in net.modules() if isinstance(module, BayesianLayer))
         original = dict(zip(copies, weights, strict=True))
 

@@ -29,6 +29,7 @@ def looks_initialized(kind: type[nn.Module], weight: Tensor, bound: float | None
         return True
     if issubclass(kind, nn.Linear | _ConvNd):
         bound = bound or 1 / math.sqrt(math.prod(weight.shape[1:]))
+        weight = torch.view_as_real(weight) if weight.is_complex() else weight
         within = float(weight.abs().max()) <= bound * 1.01
         return within and _spread_is(weight, bound / math.sqrt(3))
     if issubclass(kind, nn.Embedding):
@@ -40,4 +41,5 @@ def looks_initialized(kind: type[nn.Module], weight: Tensor, bound: float | None
 
 def _spread_is(weight: Tensor, std: float) -> bool:
     """Whether the standard deviation is within 25 % of `std`; True for too few elements."""
-    return weight.numel() < _MIN_ELEMENTS or abs(float(weight.float().std()) / std - 1) < 0.25
+    spread = weight.std() if weight.is_complex() else weight.float().std()
+    return weight.numel() < _MIN_ELEMENTS or abs(float(spread) / std - 1) < 0.25

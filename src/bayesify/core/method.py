@@ -112,6 +112,9 @@ class Method:
     def check_completion(self, likelihood: Any, weighted: bool) -> None:
         """Raise an error if `complete` cannot serve a likelihood or weights of examples, or lacks a package; before training."""
 
+    def rehearse(self, bnn: Bayesian, names: Sequence[str], batch: Any, likelihood: Any) -> None:
+        """Raise an error, before training, if `complete` cannot serve this network: it gets the first batch."""
+
     def complete(
         self,
         bnn: Bayesian,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bayesify.core.checks import check_integer
+from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.initialization import looks_initialized
@@ -35,7 +35,7 @@ def nets_of_members(nets: Sequence[nn.Module], members: int, method: str) -> Seq
     """
     if len(nets) == 1 < members:
         check_initialized(nets[0], method)
-        nets = [nets[0], *(copy.deepcopy(nets[0]) for _ in range(members - 1))]
+        nets = [nets[0], *(copied_module(nets[0]) for _ in range(members - 1))]
         for fresh in nets[1:]:
             reset_parameters(fresh)
     elif len(nets) != members:
@@ -71,7 +71,7 @@ class PlainMember(Bayesian):
             yield self.net
 
     def sample_network(self, seed: int) -> nn.Module:
-        return copy.deepcopy(self.net)
+        return copied_module(self.net)
 
     def _expanded(self, y: Any, samples: int) -> Any:
         if not isinstance(y, Tensor):

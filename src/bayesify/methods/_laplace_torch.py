@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.errors import BayesifyError, ConfigurationError, DataError, MissingDependencyError
-from bayesify.formatting import listing
+from bayesify.formatting import first_line, listing
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods._weight_density import WeightDensity
 
-__all__ = ["STRUCTURES", "UNDIFFERENTIABLE", "Curvature", "check_laplace", "first_line", "fit_laplace"]
+__all__ = ["STRUCTURES", "UNDIFFERENTIABLE", "Curvature", "check_laplace", "check_network", "fit_laplace"]
 
 STRUCTURES = {"diagonal": "diag", "kronecker": "kron", "full": "full"}
 UNDIFFERENTIABLE = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
@@ -92,9 +92,9 @@ def fit_laplace(
     return Curvature(_tensors(density, names, approximation, structure), prior_std, evidence)
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error, or its type if it has no text."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def check_network(density: WeightDensity, batch: Any) -> None:
+    """Raise an error if the network of a density has inputs or outputs that laplace-torch cannot take, shown by a batch."""
+    list(_standardized(density, [batch]))
 
 
 def check_laplace(likelihood: Any, weighted: bool) -> None:
@@ -122,7 +122,8 @@ class _Standardized(nn.Module):
 
     def __init__(self, density: WeightDensity, std: Tensor) -> None:
         super().__init__()
-        self.net, self.select, self.std = density.net, density.select, std
+        self.std = nn.Parameter(std, requires_grad=False)  # the library takes its dtype from the first parameter
+        self.net, self.select = density.net, density.select
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.net(x)
@@ -159,8 +160,7 @@ def _standardized(density: WeightDensity, batches: Iterable[Any]) -> Iterator[tu
         check_laplace(likelihood, weights is not None)
         if not isinstance(x, Tensor):
             raise ConfigurationError(f"Laplace() takes networks with one input tensor, got {type(x).__name__}")
-        with torch.no_grad():
-            outputs = density.outputs(density.start, x)
+        outputs = density.trial(x)
         if outputs.dim() > 2 or (isinstance(likelihood, Categorical) and outputs.dim() != 2):
             raise DataError(f"Laplace() takes networks with outputs (B, K), one vector per example, got {tuple(outputs.shape)}")
         if isinstance(likelihood, Gaussian):

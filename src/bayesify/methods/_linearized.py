@@ -24,7 +24,8 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.outputs import Draws
 from bayesify.errors import ConfigurationError
-from bayesify.methods._laplace_torch import UNDIFFERENTIABLE, first_line
+from bayesify.formatting import first_line
+from bayesify.methods._laplace_torch import UNDIFFERENTIABLE
 
 __all__ = ["Linearized"]
 

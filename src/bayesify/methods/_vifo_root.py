@@ -5,7 +5,6 @@ Shapes: S draws, B batch, K outputs.
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
+from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.examination import SHAPE_ERRORS
 from bayesify.core.first_batch import no_parameters_set
@@ -95,7 +95,7 @@ class RandomOutputs(Bayesian):
                 f"VIFO must be the only method of a network and makes its last layer random, got {len(layers)} random layers"
             )
         if method.separate_std:
-            self.second = copy.deepcopy(net, {id(layers[0].passes): layers[0].passes})
+            self.second = copied_module(net, {id(layers[0].passes): layers[0].passes})
             last = next(module for module in self.second.modules() if isinstance(module, BayesianLayer))
             with torch.no_grad():
                 last.weight = nn.Parameter(torch.zeros_like(last.weight))  # a tied weight stays in the other layer

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from bayesify.core.copies import copied_module
 from bayesify.core.restoration import restore_layers
 from bayesify.errors import ConfigurationError, DataError
-from bayesify.formatting import listing
+from bayesify.formatting import first_line, listing
 from bayesify.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -62,9 +63,13 @@ class WeightDensity:
         check_density(likelihood)
         self.scale, self.prior_std, self.batch_dim, self.select = scale, prior_std, bnn.batch_dim, bnn.passes.select
         with torch.no_grad():  # copies of TorchScript modules would have a graph
-            self.net = copy.deepcopy(bnn.net)
+            self.net = copied_module(bnn.net)
         restore_layers(self.net, lambda layer: layer.posterior.mean(layer))
-        self.net.to(dtype).requires_grad_(False).eval()
+        self.is_converted = dtype is not None and any(p.is_floating_point() and p.dtype != dtype for p in self.net.parameters())
+        if dtype is not None:
+            for x in (*self.net.parameters(), *self.net.buffers()):
+                x.data = _in_precision(x.data, dtype)
+        self.net.requires_grad_(False).eval()
         self.likelihood = copy.deepcopy(likelihood).requires_grad_(False)
         values = dict(self.net.named_parameters())
         if missing := [name for name in names if f"{name}.weight".lstrip(".") not in values]:
@@ -92,6 +97,23 @@ class WeightDensity:
             raise DataError(f"the network must return one tensor, got {type(outputs).__name__}; select one: bayesify(..., output=)")
         return outputs.movedim(self.batch_dim, 0)
 
+    @torch.no_grad()
+    def trial(self, inputs: Any) -> Tensor:
+        """The outputs with the trained weights.
+
+        Raises:
+            ConfigurationError: the network does not run in the precision in which the posterior is computed.
+        """
+        try:
+            return self.outputs(self.start, inputs)
+        except RuntimeError as error:
+            if not self.is_converted:
+                raise
+            raise ConfigurationError(
+                f"the posterior is computed in {self.start.dtype}, but the network fails in it ({first_line(error)}); where its "
+                "forward converts tensors, let it use the dtype of a weight: x.to(self.linear.weight.dtype)"
+            ) from error
+
     def log_likelihood(self, vector: Tensor, inputs: Any, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """The log likelihood of a batch, weighted, summed and times λ: nats, a scalar."""
         log_prob = self.likelihood.log_prob(self.outputs(vector, inputs).unsqueeze(0), y).squeeze(0)
@@ -113,7 +135,14 @@ class WeightDensity:
         return inputs, y, weights
 
     def _cast(self, x: Any) -> Any:
-        return x.to(self.start.device, self.start.dtype if x.is_floating_point() else x.dtype) if isinstance(x, Tensor) else x
+        return _in_precision(x.to(self.start.device), self.start.dtype) if isinstance(x, Tensor) else x
+
+
+def _in_precision(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in the precision of a floating point type: complex numbers stay complex, integers as they are."""
+    if x.is_complex():
+        return x.to(dtype.to_complex())
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def check_density(likelihood: Likelihood) -> None:

@@ -90,6 +90,10 @@ class HMC(Method):
         check_density(likelihood)
         _sampler()
 
+    def rehearse(self, bnn: Bayesian, names: Sequence[str], batch: Any, likelihood: Likelihood) -> None:
+        density = WeightDensity(bnn, names, likelihood, 1.0, self.prior_std, torch.float64)
+        density.trial(density.moved(batch)[0])
+
     def complete(
         self,
         bnn: Bayesian,
@@ -102,6 +106,7 @@ class HMC(Method):
         mcmc = _sampler()
         density = WeightDensity(bnn, names, likelihood, scale, self.prior_std, torch.float64)
         data = [density.moved(batch) for batch in batches]
+        density.trial(data[0][0])
 
         def energy(parameters: dict[str, Tensor]) -> Tensor:
             vector = parameters["weights"]

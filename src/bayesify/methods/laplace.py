@@ -40,7 +40,7 @@ from bayesify.core.output_layer import last_layer
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import ConfigurationError
 from bayesify.functional import standard_normal
-from bayesify.methods._laplace_torch import STRUCTURES, check_laplace, fit_laplace
+from bayesify.methods._laplace_torch import STRUCTURES, check_laplace, check_network, fit_laplace
 from bayesify.methods._linearized import Linearized
 from bayesify.methods._weight_density import WeightDensity
 
@@ -116,6 +116,9 @@ class Laplace(Method):
 
     def check_completion(self, likelihood: Likelihood, weighted: bool) -> None:
         check_laplace(likelihood, weighted)
+
+    def rehearse(self, bnn: Bayesian, names: Sequence[str], batch: Any, likelihood: Likelihood) -> None:
+        check_network(WeightDensity(bnn, names, likelihood, 1.0, self.prior_std, torch.float64), batch)
 
     def complete(
         self,

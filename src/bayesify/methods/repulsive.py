@@ -151,7 +151,7 @@ class RepulsiveRoot(Ensemble):
         def drawn(y: Tensor) -> Tensor:
             return y.movedim(self.batch_dim + 1, 1).repeat_interleave(count, 0)
 
-        weights = torch.cat([at_least_float32(p).flatten(1) for p in parameters.values()] or [self._weights()], 1)
+        weights = torch.cat([_real(p).flatten(1) for p in parameters.values()] or [self._weights()], 1)
         kl = torch.zeros((), device=weights.device)
         return Draws(tree_map(drawn, outputs), kl, kl.new_zeros(call.batch), local_beta=self.local_beta), weights
 
@@ -173,7 +173,13 @@ class RepulsiveRoot(Ensemble):
 
 def _weights(member: nn.Module) -> Tensor:
     """All trained parameters (D,), at least float32."""
-    trained = [at_least_float32(p).flatten() for p in member.parameters() if p.requires_grad]
+    trained = [_real(p).flatten() for p in member.parameters() if p.requires_grad]
     if not trained:
         raise ConfigurationError("RepulsiveEnsemble needs a network with trainable parameters; all are frozen")
     return torch.cat(trained)
+
+
+def _real(parameter: Tensor) -> Tensor:
+    """Real numbers of at least float32: of complex ones their parts."""
+    parameter = at_least_float32(parameter)
+    return torch.view_as_real(parameter) if parameter.is_complex() else parameter

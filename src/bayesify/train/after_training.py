@@ -7,12 +7,12 @@ from typing import Any
 
 from bayesify.errors import ConfigurationError
 from bayesify.train.arguments import Training
-from bayesify.train.batch import Weighted
+from bayesify.train.batch import Batch, Weighted
 from bayesify.train.data_loading import Batches
 from bayesify.train.model_data import ModelData
 from bayesify.train.process_state import seed_for
 
-__all__ = ["check_completable", "complete_posterior"]
+__all__ = ["check_completable", "complete_posterior", "rehearse_completion"]
 
 
 class _Passes:
@@ -45,6 +45,12 @@ def check_completable(training: Training, processes: int = 1) -> None:
     if training.beta_at(1.0) == 0:
         raise ConfigurationError("beta is 0 at the end of training, which leaves no prior for a posterior; make it positive")
     bnn.check_completion(training.likelihood, weighted=isinstance(training.data, Weighted))
+
+
+def rehearse_completion(training: Training, batch: Batch) -> None:
+    """Raise an error, before the first step, if no posterior can be made after training of a network with such batches."""
+    if training.bnn.completes:
+        training.bnn.rehearse_completion(batch.tensors, training.likelihood)
 
 
 def complete_posterior(training: Training, data: ModelData, progress: bool | None = False) -> None:

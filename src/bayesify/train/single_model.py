@@ -23,7 +23,7 @@ from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
 from bayesify.jobs.worker import versions
 from bayesify.objectives import KLSchedule
 from bayesify.progress import ProgressBar
-from bayesify.train.after_training import check_completable, complete_posterior
+from bayesify.train.after_training import check_completable, complete_posterior, rehearse_completion
 from bayesify.train.agreement import check_agreement, raised_everywhere
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.batch import Batch
@@ -139,8 +139,9 @@ class _Loop:
         training = self.training
         if training.bnn.has_optimizer:
             return training.bnn.optimizer(training.likelihood, learning_rate=training.learning_rate)
-        # Fused Adam unscales gradients itself, which is incompatible with clipping under a gradient scaler.
-        adam = partial(torch.optim.Adam, lr=training.learning_rate, fused=self.options.precision != "16-mixed")
+        # Fused Adam takes no complex numbers, and unscales gradients itself, which excludes clipping under a gradient scaler.
+        fused = self.options.precision != "16-mixed" and not any(p.is_complex() for p in parameters)
+        adam = partial(torch.optim.Adam, lr=training.learning_rate, fused=fused)
         optimizer = (self.settings.optimizer or adam)(parameters)
         exempt_from_decay(optimizer, set(self.objective.without_decay().values()))
         return optimizer
@@ -215,6 +216,8 @@ class _Loop:
         sizes: list[int] = []
         betas: list[float] = []
         for number, (batch, group, is_last) in enumerate(_grouped(self.data.train, epoch, self.options.accumulate)):
+            if epoch == 1 and number == 0:
+                rehearse_completion(self.training, batch)
             betas.append(self.training.beta_at(self._progress(epoch, number)))
             try:
                 terms.append(self._step(batch, betas[-1], group, is_last))

@@ -61,7 +61,10 @@ def _candidates(
 
 
 def _has_one_input(layer: nn.Module) -> bool:
-    parameters = inspect.signature(type(layer).forward).parameters.values()
+    try:
+        parameters = inspect.signature(type(layer).forward).parameters.values()
+    except (TypeError, ValueError):  # geoopt's manifolds are modules whose `forward` is NotImplemented
+        return False
     return len(parameters) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
 
 

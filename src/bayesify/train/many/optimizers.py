@@ -60,7 +60,8 @@ class Optimizers:
         def make_group(models: Sequence[int]) -> _Group:
             first, last = models[0], models[-1] + 1
             views = {name: nn.Parameter(x[first:last]) for name, x in parameters.items()}
-            make = optimizer or partial(torch.optim.Adam, lr=learning_rates[first], fused=True)
+            fused = not any(x.is_complex() for x in views.values())
+            make = optimizer or partial(torch.optim.Adam, lr=learning_rates[first], fused=fused)
             stacked = make(list(views.values()))
             exempt_from_decay(stacked, {view for name, view in views.items() if name in without_decay})
             return _Group(first, last, views, stacked, None if scheduler is None else scheduler(stacked))
