@@ -73,6 +73,7 @@ def _check_mean(mean: Tensor, allowed: float = 0.6) -> None:
     assert ((mean - exact.flatten()).abs() < allowed * precision.inverse().diagonal().sqrt()).all()
 
 
+@pytest.mark.default("VOGN")
 @pytest.mark.parametrize(
     "method",
     [pytest.param(VOGN(hessian_rate=0.02), id="VOGN"), pytest.param(SLANG(rank=3, hessian_rate=0.02), id="SLANG")],

@@ -187,7 +187,7 @@ def test_what_does_more_than_reshape_or_average_is_refused(name: str, separate: 
     bnn = bayesify(After(REFUSED[name]).double().train(training), VIFO(separate_std=separate, head="head"))
     before = copy.deepcopy(bnn.state_dict())
     for ask in (bnn, bnn.normal_outputs, bnn.regularizer, bnn.function(0)):
-        with pytest.raises(ValueError, match=r"something follows the last layer that .*return its logits.*VIFO\(head=...\)"):
+        with pytest.raises(ValueError, match=r"something follows the layer .* that .*return its logits.*VIFO\(head=...\)"):
             ask(torch.randn(4, 2, 6, dtype=F64))
     for key, value in bnn.state_dict().items():
         assert torch.equal(value, before[key]), f"{key} has changed"

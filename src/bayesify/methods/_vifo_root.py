@@ -185,8 +185,9 @@ class RandomOutputs(Bayesian):
             few = self._accepted(inputs, kwargs, unit)
             one, two, scaled = (self._pass(net, *few, factor) for factor in (unit, 2 * unit, each))
             if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):
+                name = next(name for name, _ in self.random_layers())
                 raise ConfigurationError(
-                    "something follows the last layer that does more than reshape or average (softmax, normalization, a skip "
+                    f"something follows the layer {name!r} that does more than reshape or average (softmax, normalization, a skip "
                     "connection), but VIFO's random outputs are those of the last layer; let the network return its logits, or "
                     "name the layer that makes the output, VIFO(head=...)"
                 )
