@@ -48,11 +48,11 @@ class Forecast(NamedTuple):
 
 
 def forecast(tasks: Sequence[Task], experiments: Sequence[Experiment], workers: int = 1, root: Path = ROOT) -> Forecast:
-    """Estimate the duration of tasks from their costs, in the proportion of time to cost of the results that there are.
+    """Estimate the duration of tasks by the units of the same job that have run, or else from their costs.
 
     Args:
         tasks: from `plan`.
-        experiments: their tables. A table without results has the proportion of all tables of its protocol.
+        experiments: their tables, whose results have a proportion of time to cost; without results, that of all tables of the protocol.
         workers: processes.
         root: folder of all tables.
     """
@@ -61,7 +61,16 @@ def forecast(tasks: Sequence[Task], experiments: Sequence[Experiment], workers: 
     for experiment in experiments:
         if own[experiment.table.name] is None:
             rates[experiment.table.name] = _rate(_of_protocol(experiment.table.protocol, root))
-    seconds = [task.cost * (rates[task.table.name] or 1.0) for task in tasks]
+    per_unit = {
+        (experiment.table.name, key): results.seconds / len(results.units)
+        for experiment in experiments
+        for key, results in experiment.current.items()
+        if results.units
+    }
+    seconds = [
+        len(task.units) * per_unit.get((task.table.name, task.job.key), task.job.cost * (rates[task.table.name] or 1.0))
+        for task in tasks
+    ]
     return Forecast(
         jobs=len(tasks),
         units=sum(len(task.units) for task in tasks),

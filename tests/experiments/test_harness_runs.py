@@ -81,6 +81,13 @@ def test_the_duration_of_a_run_is_told_before_it_starts(tmp_path, capsys):
     assert "the same command" not in written.out + written.err
     assert work_done(log)[2:] == ["a-0"]
 
+    path = path.with_name("a.json")  # a job of which units have run has a rate of its own
+    content = json.loads(path.read_text())
+    content["runs"][0]["seconds"] = 100.0
+    path.write_text(json.dumps(content))
+    experiments = find_experiments(["paper/toys"], tmp_path)
+    assert forecast(plan(experiments, Filters()), experiments, root=tmp_path).seconds == 3 * 100 + 2 * 2 * 5000
+
 
 @pytest.mark.parametrize(
     ("filters", "expected"),

@@ -60,3 +60,11 @@ def test_a_run_ranks_every_input_of_every_data_set(tmp_path):
 def test_only_the_regression_has_a_prior_to_simulate(tmp_path):
     with pytest.raises(ValueError, match="data must be 'gap'"):
         SimulationCalibration().jobs(_table(tmp_path, data="moons"))
+
+
+def test_a_slow_method_may_have_fewer_seeds(tmp_path):
+    slow = {"name": "HMC", "method": {"method": "HMC"}, "seeds": 1}
+    by_name = {job.key: job for job in Experiment(_table(tmp_path, instead=[slow])).jobs}
+    assert {key: job.units for key, job in by_name.items()} == {"HMC": ("0",), "MeanField": ("0", "1"), "DeepEnsemble": ("0", "1")}
+    usual = next(job for job in Experiment(_table(tmp_path)).jobs if job.key == "HMC")
+    assert by_name["HMC"].settings == usual.settings  # the results that there are stay current

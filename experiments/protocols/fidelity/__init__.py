@@ -57,7 +57,7 @@ class Settings:
         learning_rate: of Adam, or of natural-gradient steps; cosine decay to 0.
         samples: draws in prediction.
         coherent: whether predictions have drawn weights, or the noise of training, which may differ between positions.
-        seeds: of data, initial weights and noise; of a UCI set, the splits.
+        seeds: of data, initial weights and noise; of a UCI set, the splits. A method may have fewer.
         noise: standard deviation of the targets in regression, known to all methods; standardized ones of a UCI set.
         beta: weight of the KL, reached after 30 % of the epochs.
         methods: tables with `name`, `method` and settings that override these.
@@ -112,14 +112,14 @@ class Fidelity(Protocol):
         for name, default in (("noise", NOISE), ("beta", 1.0), ("coherent", True)):
             if common[name] == default:
                 del common[name]  # results from before it was a setting stay current
-        units = tuple(map(str, range(settings.seeds)))
         data = (settings.data,) if settings.data in UCI_SETS else ()
         jobs = []
         for method in settings.rows_of_table:
-            own = {**common, **{name: value for name, value in method.items() if name not in ("name", "method")}}
+            own = {**common, **{name: value for name, value in method.items() if name not in ("name", "method", "seeds")}}
             check_fields("setting", {**own, "seeds": 1, "methods": []}, self.settings_type)
             cost = 300.0 if method["name"] == REFERENCE else 20.0
             own |= {"method": method["name"], "posterior": complete(method["method"])}
+            units = tuple(map(str, range(method.get("seeds", settings.seeds))))
             jobs.append(Job(plain(method["name"]), own, units, data, cost))
         return jobs
 
