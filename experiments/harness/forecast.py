@@ -52,7 +52,7 @@ def forecast(tasks: Sequence[Task], experiments: Sequence[Experiment], workers: 
 
     Args:
         tasks: from `plan`.
-        experiments: their tables, whose results have a proportion of time to cost; without results, that of all tables of the protocol.
+        experiments: their tables. A table without results has the proportion of time to cost of all tables of its protocol.
         workers: processes.
         root: folder of all tables.
     """
