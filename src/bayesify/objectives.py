@@ -106,7 +106,7 @@ def lower_bound(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor, lo
     weight = beta / n
     mean, kl = log_prob.mean(), draws.kl
     bound = mean - weight * kl if isinstance(weight, Tensor) else torch.sub(mean, kl, alpha=weight)
-    if isinstance(local_beta, int | float) and local_beta == 0:
+    if isinstance(local_beta, int | float) and local_beta == 0 and not draws.local_kl.requires_grad:
         return bound
     return bound - local_beta * draws.local_kl.mean()
 

@@ -181,13 +181,23 @@ def test_a_loss_without_the_kl_is_noticed_once(method: Method) -> None:
     assert text in str(summary(bnn))
 
 
+def test_a_loss_without_the_regularizer_of_outputs_is_noticed_once() -> None:
+    bnn = bayesify(_net(), VIFO()).train()
+    [text] = _train_with(bnn, lambda draws: _misfit(draws) + draws.kl / 6)
+    assert "the loss lacks `draws.local_kl`" in text
+    assert not _train_with(bayesify(_net(), VIFO(eta=0.0)).train(), _misfit)
+    weighted = bayesify(_net(), VIFO()).train()
+    assert not _train_with(weighted, lambda draws: _misfit(draws) + draws.local_beta * draws.local_kl.mean())
+
+
 @pytest.mark.parametrize("method", [*SPREAD, EMP(), VIFO(), MCDropout(prior_std=1.0), DeepEnsemble(members=2, base=MeanField())])
 def test_a_loss_with_the_kl_is_not(method: Method) -> None:
     log_prob = Categorical().log_prob
     losses: list[Callable[[Draws], torch.Tensor]] = [
         lambda draws: -elbo(draws, log_prob(draws.outputs, Y), n=6),
         lambda draws: -elbo(draws, log_prob(draws.outputs, Y), n=6, beta=0.0),  # as warm-up has it at first
-        lambda draws: _misfit(draws) + draws.kl / 6,
+        lambda draws: -elbo(draws, log_prob(draws.outputs, Y), n=6, local_beta=0.0),
+        lambda draws: _misfit(draws) + draws.kl / 6 + draws.local_kl.mean(),
         lambda draws: _misfit(draws) + bnn.kl() / 6,
         lambda draws: _misfit(draws) - elbo(again := bnn(X), log_prob(again.outputs, Y), n=6),
     ]

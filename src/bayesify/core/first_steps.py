@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from bayesify.core.outputs import Draws
 from bayesify.core.values import may_look_at
 from bayesify.formatting import plural
 
@@ -53,6 +54,7 @@ class FirstSteps:
         self.initial = _versions(self.added.values())
         self.begun = False
         self.uses_kl: bool | None = None
+        self.is_local = False  # the KL is one per example
         self.passes = self.steps = 0
         self.trained: set[str] = set()  # names of those added
         self.versions: tuple[list[int], list[int]] | None = None
@@ -85,13 +87,20 @@ class FirstSteps:
                 "data. Make the optimizer from bnn.parameters(), or name the layers that should be random: bayesify(net, {pattern: "
                 "method})"
             )
+        if self.is_local:
+            return (
+                "the loss lacks `draws.local_kl`, the regularizer of the outputs, without which their variance becomes too small: "
+                "train with -elbo(draws, log_prob, n), or add draws.local_beta * draws.local_kl.mean() to the loss"
+            )
         return (
             "the loss lacks `draws.kl`, the KL of the posterior from the prior, without which the posterior becomes too narrow: "
             "train with -elbo(draws, log_prob, n), or add draws.kl / n to the loss, where n is the number of training examples"
         )
 
-    def observe(self, kl: Tensor) -> None:
-        """Notice whether the gradient of the loss, after an observed pass, reaches its KL."""
+    def observe(self, draws: Draws) -> None:
+        """Notice whether the gradient of the loss, after an observed pass, reaches its KL, or that per example (VIFO)."""
+        self.is_local = not draws.kl.requires_grad and draws.local_beta != 0
+        kl = draws.local_kl if self.is_local else draws.kl
         if self.uses_kl or not kl.requires_grad or not may_look_at(kl):
             return
         self.uses_kl = False

@@ -78,7 +78,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
             first_steps = self._observe_training()
             draws = super().__call__(*inputs, **kwargs)
             if first_steps is not None and not self.members:
-                first_steps.observe(draws.kl)
+                first_steps.observe(draws)
             return draws
 
     @abstractmethod
