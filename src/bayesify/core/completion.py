@@ -180,8 +180,9 @@ class Completing(nn.Module):
         for member in self.members:
             member.rehearse_completion(batch, likelihood)
         if not self.members:
-            for method, names in self._completing_methods().items():
-                method.rehearse(cast("Bayesian", self), names, batch, likelihood)
+            with own_noise([*self.parameters(), *self.buffers()]):
+                for method, names in self._completing_methods().items():
+                    method.rehearse(cast("Bayesian", self), names, batch, likelihood)
 
     def _completing_methods(self) -> dict[Method, list[str]]:
         """Names of the layers whose posteriors each method makes after training."""
