@@ -43,6 +43,16 @@ def test_a_path_keeps_its_network(example) -> None:
     assert (first - second).abs().min() > 1e-4
 
 
+def test_held_out_years_are_scored_one_by_one_and_not_trained_on(example, monkeypatch) -> None:
+    past, _ = example.series()
+    monkeypatch.setattr(example, "EPOCHS", (1,))
+    found = example.scores(Deterministic(), past)
+    bnn, likelihood = example.train(Deterministic(), past[:80], epochs=1)
+    means = torch.stack([bnn.net(past[None, t - 20 : t, None])[0, 0] for t in range(80, 94)]).detach()
+    expected = torch.distributions.Normal(means, likelihood.std.detach()).log_prob(past[80:]).mean()
+    assert found == {1: pytest.approx(float(expected), abs=1e-5)}
+
+
 def test_coverage_and_picture(example, tmp_path) -> None:
     drawn = torch.arange(101.0).unsqueeze(1).expand(101, 20)  # the central interval of 90 % is 5 to 95
     inside = torch.tensor([4.0, 5.5, 94.5, 96.0]).repeat(5)
