@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from architectures import load_torchvision
 from torch import Tensor, nn
 
 from bayesify.core.packed import Unpacking
 
-__all__ = ["Arguments", "Foreign", "differences"]
+__all__ = ["F64", "Arguments", "Foreign", "differences", "library", "normal"]
 
+F64 = torch.float64
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def library(name: str) -> Any:
+    """A module of another library; most import torchvision."""
+    load_torchvision()
+    return importlib.import_module(name)
+
+
+def normal(*shapes: tuple[int, ...], **kwargs: Any) -> Callable[[], Arguments]:
+    """Positional inputs of normal numbers, and keyword inputs."""
+    return lambda: (tuple(torch.randn(shape, dtype=F64) for shape in shapes), kwargs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from architectures import load_torchvision
-from foreign import Arguments, Foreign
+from foreign import F64, Arguments, Foreign, library
 from torch import Tensor, nn
 
 __all__ = ["LIBRARIES"]
-
-F64 = torch.float64
-
-
-def _library(name: str) -> Any:
-    load_torchvision()  # most import it
-    return importlib.import_module(name)
 
 
 def _images(size: int = 32) -> Callable[[], Arguments]:
@@ -29,7 +20,7 @@ def _adapted(kind: str, **config: Any) -> Foreign:
     """A tiny Llama with an adapter of peft."""
 
     def make() -> nn.Module:
-        transformers, peft = _library("transformers"), _library("peft")
+        transformers, peft = library("transformers"), library("peft")
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
         llama = transformers.LlamaConfig(**sizes, vocab_size=61, intermediate_size=24, max_position_embeddings=32, pad_token_id=0)
         return peft.get_peft_model(transformers.LlamaForCausalLM(llama), getattr(peft, kind)(**config)).double()
@@ -42,7 +33,7 @@ def _graph(layer: str, *sizes: int, trains: bool = True, **options: Any) -> Fore
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
-            self.layer = getattr(_library("torch_geometric.nn"), layer)(*sizes, **options)
+            self.layer = getattr(library("torch_geometric.nn"), layer)(*sizes, **options)
 
         def forward(self, x: Tensor, edges: Tensor) -> Tensor:
             return self.last(self.layer(self.first(x), edges).relu())
@@ -52,12 +43,12 @@ def _graph(layer: str, *sizes: int, trains: bool = True, **options: Any) -> Fore
 
 
 def _timm(name: str, size: int = 32, **config: Any) -> Foreign:
-    return Foreign("timm", lambda: _library("timm").create_model(name, num_classes=5, **config).double(), _images(size))
+    return Foreign("timm", lambda: library("timm").create_model(name, num_classes=5, **config).double(), _images(size))
 
 
 def _segmentation(architecture: str, encoder: str) -> Foreign:
     def make() -> nn.Module:
-        kind = getattr(_library("segmentation_models_pytorch"), architecture)
+        kind = getattr(library("segmentation_models_pytorch"), architecture)
         return kind(encoder_name=encoder, encoder_weights=None, classes=2).double()
 
     return Foreign("segmentation_models_pytorch", make, lambda: ((torch.randn(2, 3, 64, 64, dtype=F64),), {}))
@@ -67,7 +58,7 @@ def _clip(**inputs: Callable[[], Tensor]) -> Foreign:
     def make() -> nn.Module:
         vision = {"layers": 2, "width": 32, "head_width": 16, "image_size": 32, "patch_size": 8}
         text = {"context_length": 8, "vocab_size": 61, "width": 32, "heads": 2, "layers": 2}
-        return _library("open_clip").model.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text).double()
+        return library("open_clip").model.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text).double()
 
     position = list(inputs) == ["text"]
     return Foreign("open_clip", make, lambda: ((), {name: value() for name, value in inputs.items()}), lambda y: y[int(position)])
@@ -83,7 +74,7 @@ class NeuralODE(nn.Module):
         self.solver, self.method = solver, method
 
     def forward(self, x: Tensor) -> Tensor:
-        solve = getattr(_library("torchdiffeq"), self.solver)
+        solve = getattr(library("torchdiffeq"), self.solver)
         return self.last(solve(self.field, self.first(x), torch.tensor([0.0, 1.0], dtype=x.dtype), method=self.method)[-1])
 
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from architectures import load_torchvision
-from foreign import Arguments, Foreign
+from foreign import F64, Arguments, Foreign, library, normal
 from torch import Tensor, nn
 
 __all__ = ["OTHERS"]
-
-F64 = torch.float64
-
-
-def _library(name: str) -> Any:
-    load_torchvision()  # most import it
-    return importlib.import_module(name)
-
-
-def _inputs(*shapes: tuple[int, ...], **kwargs: Any) -> Callable[[], Arguments]:
-    return lambda: (tuple(torch.randn(shape, dtype=F64) for shape in shapes), kwargs)
 
 
 def _tokens() -> Arguments:
@@ -31,14 +18,14 @@ def _tokens() -> Arguments:
 
 def _vit(module: str, name: str, size: int = 32, **config: Any) -> Foreign:
     def make() -> nn.Module:
-        return getattr(_library(f"vit_pytorch.{module}"), name)(num_classes=5, **config).double()
+        return getattr(library(f"vit_pytorch.{module}"), name)(num_classes=5, **config).double()
 
-    return Foreign("vit_pytorch", make, _inputs((3, 3, size, size)))
+    return Foreign("vit_pytorch", make, normal((3, 3, size, size)))
 
 
 def _language_model(**config: Any) -> Foreign:
     def make() -> nn.Module:
-        package = _library("x_transformers")
+        package = library("x_transformers")
         layers = package.Decoder(dim=32, depth=2, heads=2, attn_dim_head=16, **config)
         return package.TransformerWrapper(num_tokens=61, max_seq_len=16, attn_layers=layers).double()
 
@@ -48,23 +35,23 @@ def _language_model(**config: Any) -> Foreign:
 def _perceiver() -> nn.Module:
     sizes = {"num_latents": 4, "latent_dim": 16, "cross_heads": 1, "latent_heads": 2, "cross_dim_head": 8, "latent_dim_head": 8}
     inputs = {"input_channels": 3, "input_axis": 2, "num_freq_bands": 2, "max_freq": 4.0}
-    return _library("perceiver_pytorch").Perceiver(depth=1, num_classes=5, **inputs, **sizes).double()
+    return library("perceiver_pytorch").Perceiver(depth=1, num_classes=5, **inputs, **sizes).double()
 
 
 def _medical(name: str, size: int = 16, **config: Any) -> Foreign:
     def make() -> nn.Module:
-        return getattr(_library("monai.networks.nets"), name)(spatial_dims=2, in_channels=1, out_channels=2, **config).double()
+        return getattr(library("monai.networks.nets"), name)(spatial_dims=2, in_channels=1, out_channels=2, **config).double()
 
-    return Foreign("monai", make, _inputs((3, 1, size, size)))
+    return Foreign("monai", make, normal((3, 1, size, size)))
 
 
 def _diffusion(name: str, inputs: Callable[[], Arguments], **config: Any) -> Foreign:
-    return Foreign("diffusers", lambda: getattr(_library("diffusers"), name)(**config).double(), inputs, lambda y: y.sample)
+    return Foreign("diffusers", lambda: getattr(library("diffusers"), name)(**config).double(), inputs, lambda y: y.sample)
 
 
 def _table(name: str, inputs: Callable[[], Arguments], **config: Any) -> Foreign:
     def make() -> nn.Module:
-        return getattr(_library("rtdl_revisiting_models"), name)(d_out=2, n_blocks=2, **config).double()
+        return getattr(library("rtdl_revisiting_models"), name)(d_out=2, n_blocks=2, **config).double()
 
     return Foreign("rtdl_revisiting_models", make, inputs)
 
@@ -72,7 +59,7 @@ def _table(name: str, inputs: Callable[[], Arguments], **config: Any) -> Foreign
 def _tabnet() -> nn.Module:
     groups = torch.eye(4, dtype=F64)
     sizes = {"n_d": 4, "n_a": 4, "n_steps": 2, "virtual_batch_size": 6, "group_attention_matrix": groups}
-    return _library("pytorch_tabnet.tab_network").TabNet(4, 2, **sizes).double()
+    return library("pytorch_tabnet.tab_network").TabNet(4, 2, **sizes).double()
 
 
 class Flow(nn.Module):
@@ -80,11 +67,11 @@ class Flow(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        flows = _library("normflows").flows
+        flows = library("normflows").flows
         if kind == "spline":
             layers = [flows.CoupledRationalQuadraticSpline(4, 1, 8)]
         else:
-            networks = _library("normflows").nets
+            networks = library("normflows").nets
             mask = torch.tensor([1.0, 0.0, 1.0, 0.0])
             layers = [flows.MaskedAffineFlow(mask, networks.MLP([4, 8, 4]), networks.MLP([4, 8, 4])), flows.ActNorm(4)]
         self.layers = nn.ModuleList(layers)
@@ -100,7 +87,7 @@ class Flow(nn.Module):
 
 
 def _flow(kind: str) -> Foreign:
-    return Foreign("normflows", lambda: Flow(kind).double(), _inputs((6, 4)))
+    return Foreign("normflows", lambda: Flow(kind).double(), normal((6, 4)))
 
 
 _VIT = {"image_size": 32, "patch_size": 8, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 48}
@@ -143,26 +130,26 @@ OTHERS: dict[str, Foreign] = {
     "decoder, rotary, RMSNorm": _language_model(rotary_pos_emb=True, use_rmsnorm=True, ff_swish=True, ff_glu=True),
     "decoder, relative positions": _language_model(rel_pos_bias=True),
     "decoder, memory": _language_model(attn_num_mem_kv=2, attn_pre_talking_heads=True),
-    "Perceiver": Foreign("perceiver_pytorch", _perceiver, _inputs((3, 6, 6, 3))),
+    "Perceiver": Foreign("perceiver_pytorch", _perceiver, normal((3, 6, 6, 3))),
     "UNet": _medical("UNet", channels=(4, 8, 16), strides=(2, 2), num_res_units=1),
     "AttentionUnet": _medical("AttentionUnet", channels=(4, 8, 16), strides=(2, 2)),
     "SegResNet": _medical("SegResNet", init_filters=8, blocks_down=(1, 1), blocks_up=(1,)),
     "SwinUNETR": _medical("SwinUNETR", 64, feature_size=12, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2), window_size=4),
-    "UNet of diffusion": _diffusion("UNet2DModel", _inputs((3, 1, 16, 16), timestep=torch.tensor([3, 5, 7])), **_UNET),
-    "UNet of diffusion, one time": _diffusion("UNet2DModel", _inputs((3, 1, 16, 16), timestep=7), **_UNET),
-    "VAE": _diffusion("AutoencoderKL", _inputs((3, 1, 16, 16)), **_VAE),
+    "UNet of diffusion": _diffusion("UNet2DModel", normal((3, 1, 16, 16), timestep=torch.tensor([3, 5, 7])), **_UNET),
+    "UNet of diffusion, one time": _diffusion("UNet2DModel", normal((3, 1, 16, 16), timestep=7), **_UNET),
+    "VAE": _diffusion("AutoencoderKL", normal((3, 1, 16, 16)), **_VAE),
     "DiT": _diffusion(
         "DiTTransformer2DModel",
-        _inputs((3, 2, 8, 8), timestep=torch.tensor([1, 2, 3]), class_labels=torch.tensor([0, 1, 2])),
+        normal((3, 2, 8, 8), timestep=torch.tensor([1, 2, 3]), class_labels=torch.tensor([0, 1, 2])),
         **_DIT,
     ),
-    "MLP": _table("MLP", _inputs((6, 4)), d_in=4, d_block=8, dropout=0.1),
+    "MLP": _table("MLP", normal((6, 4)), d_in=4, d_block=8, dropout=0.1),
     "ResNet": _table(
-        "ResNet", _inputs((6, 4)), d_in=4, d_block=8, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.1, dropout2=0.0
+        "ResNet", normal((6, 4)), d_in=4, d_block=8, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.1, dropout2=0.0
     ),
     "FT-Transformer": _table(
         "FTTransformer",
-        _inputs((6, 3), x_cat=torch.tensor([[0], [1], [2], [3], [0], [1]])),
+        normal((6, 3), x_cat=torch.tensor([[0], [1], [2], [3], [0], [1]])),
         n_cont_features=3,
         cat_cardinalities=[4],
         d_block=16,
@@ -173,7 +160,7 @@ OTHERS: dict[str, Foreign] = {
         ffn_dropout=0.1,
         residual_dropout=0.0,
     ),
-    "TabNet": Foreign("pytorch_tabnet", _tabnet, _inputs((6, 4)), lambda y: y[0]),
+    "TabNet": Foreign("pytorch_tabnet", _tabnet, normal((6, 4)), lambda y: y[0]),
     "coupled spline": _flow("spline"),
     "RealNVP and ActNorm": _flow("initialized"),
     "RealNVP and ActNorm, not initialized": _flow("new"),

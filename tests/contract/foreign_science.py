@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from architectures import load_torchvision
-from foreign import Arguments, Foreign
+from foreign import F64, Arguments, Foreign, library, normal
 from torch import Tensor, nn
 
 __all__ = ["SCIENCE"]
-
-F64 = torch.float64
-
-
-def _library(name: str) -> Any:
-    load_torchvision()  # some import it
-    return importlib.import_module(name)
-
-
-def _inputs(*shapes: tuple[int, ...], **kwargs: Any) -> Callable[[], Arguments]:
-    return lambda: (tuple(torch.randn(shape, dtype=F64) for shape in shapes), kwargs)
 
 
 def _forecast(name: str, **config: Any) -> Foreign:
     """A network of neuralforecast, and a batch of three windows of 12 steps."""
 
     def make() -> nn.Module:
-        return getattr(_library("neuralforecast.models"), name)(h=4, input_size=12, max_steps=1, **config).double()
+        return getattr(library("neuralforecast.models"), name)(h=4, input_size=12, max_steps=1, **config).double()
 
     def windows() -> Arguments:
         batch = {"futr_exog": None, "hist_exog": None, "outsample_mask": None, "insample_mask": torch.ones(3, 12, 1, dtype=F64)}
@@ -40,7 +26,7 @@ def _forecast(name: str, **config: Any) -> Foreign:
 
 
 def _bolt() -> nn.Module:
-    transformers, bolt = _library("transformers"), _library("chronos.chronos_bolt")
+    transformers, bolt = library("transformers"), library("chronos.chronos_bolt")
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "vocab_size": 2}
     series = {"context_length": 16, "prediction_length": 4, "input_patch_size": 4, "input_patch_stride": 4, "quantiles": [0.1, 0.5]}
     config = transformers.T5Config(**sizes, reg_token_id=1, pad_token_id=0, decoder_start_token_id=0)
@@ -51,28 +37,28 @@ def _bolt() -> nn.Module:
 def _tabm(**config: Any) -> Foreign:
     def make() -> nn.Module:
         sizes = {"n_num_features": 4, "cat_cardinalities": [3], "d_out": 2, "n_blocks": 2, "d_block": 8, "k": 4}
-        return _library("tabm").TabM.make(**sizes, **config).double()
+        return library("tabm").TabM.make(**sizes, **config).double()
 
     return Foreign("tabm", make, lambda: ((torch.randn(6, 4, dtype=F64), torch.tensor([[0], [1], [2], [0], [1], [2]])), {}))
 
 
 def _embeddings(name: str, **config: Any) -> Foreign:
     def make() -> nn.Module:
-        embed = getattr(_library("rtdl_num_embeddings"), name)
+        embed = getattr(library("rtdl_num_embeddings"), name)
         return nn.Sequential(embed(4, 8, **config), nn.Flatten(), nn.Linear(32, 2)).double()
 
-    return Foreign("rtdl_num_embeddings", make, _inputs((6, 4)))
+    return Foreign("rtdl_num_embeddings", make, normal((6, 4)))
 
 
 def _operator(name: str, **config: Any) -> Foreign:
     def make() -> nn.Module:
-        net = getattr(_library("neuralop.models"), name)(in_channels=1, out_channels=1, **config).double()
+        net = getattr(library("neuralop.models"), name)(in_channels=1, out_channels=1, **config).double()
         for parameter in net.parameters():
             if parameter.is_complex():  # which `double` leaves as they are
                 parameter.data = parameter.data.to(torch.complex128)
         return net
 
-    return Foreign("neuralop", make, _inputs((3, 1, 8, 8)))
+    return Foreign("neuralop", make, normal((3, 1, 8, 8)))
 
 
 class Equivariant(nn.Module):
@@ -80,7 +66,7 @@ class Equivariant(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        o3, package = _library("e3nn.o3"), _library("e3nn.nn")
+        o3, package = library("e3nn.o3"), library("e3nn.nn")
         self.product = o3.FullyConnectedTensorProduct("2x0e + 1x1o", "1x0e + 1x1o", "1x1o", shared_weights=False)
         self.weights = package.FullyConnectedNet([3, 8, self.product.weight_numel], torch.tanh)
         self.linear = o3.Linear("1x1o", "2x0e + 1x1o")
@@ -91,17 +77,17 @@ class Equivariant(nn.Module):
 
 
 def _kan() -> nn.Module:
-    return _library("kan").KAN(width=[3, 4, 2], grid=3, k=3, auto_save=False, save_act=False, symbolic_enabled=False).double()
+    return library("kan").KAN(width=[3, 4, 2], grid=3, k=3, auto_save=False, save_act=False, symbolic_enabled=False).double()
 
 
 def _mamba() -> nn.Module:
-    package = _library("mambapy.mamba")
+    package = library("mambapy.mamba")
     return package.Mamba(package.MambaConfig(d_model=8, n_layers=2)).double()
 
 
 def _gpt(**config: Any) -> Foreign:
     def make() -> nn.Module:
-        package = _library("litgpt.model")
+        package = library("litgpt.model")
         sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 16, "vocab_size": 61, "padded_vocab_size": 61}
         return package.GPT(package.Config(**sizes, **config)).double()
 
@@ -113,7 +99,7 @@ class Hyperbolic(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        geoopt = _library("geoopt")
+        geoopt = library("geoopt")
         self.ball = geoopt.PoincareBall()
         self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
         self.shift = geoopt.ManifoldParameter(torch.full((8,), 0.1), manifold=self.ball)
@@ -147,10 +133,10 @@ SCIENCE: dict[str, Foreign] = {
         uno_scalings=[[1.0, 1.0]] * 3,
         channel_mlp_skip="linear",
     ),
-    "tensor product": Foreign("e3nn", lambda: Equivariant().double(), _inputs((6, 5), (6, 4), (6, 3))),
-    "KAN": Foreign("kan", _kan, _inputs((6, 3))),
-    "Mamba": Foreign("mambapy", _mamba, _inputs((3, 6, 8))),
+    "tensor product": Foreign("e3nn", lambda: Equivariant().double(), normal((6, 5), (6, 4), (6, 3))),
+    "KAN": Foreign("kan", _kan, normal((6, 3))),
+    "Mamba": Foreign("mambapy", _mamba, normal((3, 6, 8))),
     "GPT": _gpt(),
     "GPT, like Llama": _gpt(norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP", intermediate_size=24, n_query_groups=1),
-    "hyperbolic shift": Foreign("geoopt", lambda: Hyperbolic().double(), _inputs((6, 4))),
+    "hyperbolic shift": Foreign("geoopt", lambda: Hyperbolic().double(), normal((6, 4))),
 }
