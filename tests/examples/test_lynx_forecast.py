@@ -43,6 +43,13 @@ def test_a_path_keeps_its_network(example) -> None:
     assert (first - second).abs().min() > 1e-4
 
 
+def test_the_first_year_has_the_noise_of_the_likelihood(example) -> None:
+    past, _ = example.series()
+    bnn, likelihood = example.train(Deterministic(), past, epochs=1)
+    drawn = example.paths(bnn, likelihood, past, years=1, networks=1, each=4000)
+    assert float(drawn.std()) == pytest.approx(float(likelihood.std.detach()), rel=0.05)  # 4.5 standard errors
+
+
 def test_held_out_years_are_scored_one_by_one_and_not_trained_on(example, monkeypatch) -> None:
     past, _ = example.series()
     monkeypatch.setattr(example, "EPOCHS", (1,))
