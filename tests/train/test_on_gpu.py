@@ -23,6 +23,7 @@ from bayesify import (
     Deterministic,
     Gaussian,
     Laplace,
+    MCDropout,
     MeanField,
     ScalaBL,
     VariationalDropout,
@@ -182,6 +183,60 @@ def test_predictions_have_the_moments_of_those_on_a_cpu(method):
     std = on_cpu.std
     torch.testing.assert_close(on_gpu.mean.cpu(), on_cpu.mean, rtol=0, atol=float(0.1 * std.max()))  # six standard errors
     torch.testing.assert_close(on_gpu.std.cpu(), std, rtol=0.1, atol=0)
+
+
+class Sequences(nn.Module):
+    """A prediction from the last of several states (B, 6, 4) -> (B, 1)."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(8 if isinstance(layer, nn.RNNBase) else 4, 1)
+
+    def forward(self, x):
+        states = self.layer(x)
+        return self.out((states[0] if isinstance(states, tuple) else states)[:, -1])
+
+
+OF_SEQUENCES = {
+    "LSTM": lambda: nn.LSTM(4, 8, num_layers=2, batch_first=True),
+    "GRU": lambda: nn.GRU(4, 4, batch_first=True, bidirectional=True),
+    "encoder": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("layer", OF_SEQUENCES.values(), ids=OF_SEQUENCES)
+@pytest.mark.parametrize("method", [MCDropout(p=0.2), *OF_THE_PAPERS], ids=lambda method: type(method).__name__)
+def test_layers_of_sequences_have_the_moments_of_those_on_a_cpu(method, layer):
+    torch.manual_seed(3)
+    bnn, likelihood, x = bayesify(Sequences(layer()), method), Gaussian(std=0.3), torch.randn(256, 6, 4)
+    history = fit(bnn, (x, x[:, -1, 0]), likelihood, epochs=4, batch_size=64, learning_rate=0.02, accelerator="cuda", seed=5)
+    assert history.loss[-1] < history.loss[0]
+    on_cpu = predict(bnn, x[:32], likelihood, samples=2000, seed=1)
+    on_gpu = predict(bnn.to(GPU), x[:32], likelihood.to(GPU), samples=2000, seed=1)
+    std = on_cpu.std
+    torch.testing.assert_close(on_gpu.mean.cpu(), on_cpu.mean, rtol=0, atol=float(0.15 * std.max()))  # five standard errors
+    torch.testing.assert_close(on_gpu.std.cpu(), std, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("method", [Laplace(), HMC(draws=4, chains=1, warmup=5)], ids=lambda method: type(method).__name__)
+def test_densities_of_complex_weights(method):
+    pytest.importorskip("laplace" if isinstance(method, Laplace) else "pyro")
+
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.out(torch.fft.irfft(self.weight * torch.fft.rfft(x), n=4))
+
+    torch.manual_seed(3)
+    bnn, likelihood = bayesify(Spectral(), {"out": method}), Gaussian(std=0.3)
+    fit(bnn, data(), likelihood, epochs=4, batch_size=64, accelerator="cuda", seed=5)
+    x = data()[0]
+    means = [predict(bnn.to(device), x, likelihood.to(device), samples=64, seed=1).mean.cpu() for device in ("cpu", "cuda")]
+    torch.testing.assert_close(*means, rtol=0, atol=0.15)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -70,6 +70,8 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
         torch.default_generator.manual_seed(seed)
         images = data[0]
         bnn = bayesify(make_net(setup.net, (images.shape[1], images.shape[2], images.shape[3]), classes), setup.methods())
+    if torch.cuda.is_available():
+        bnn.to(memory_format=torch.channels_last)  # in which tensor cores convolve
     if bnn.has_optimizer and setup.weight_decay:
         raise ConfigurationError(f"weight_decay must be 0 for methods with natural-gradient steps, got {setup.weight_decay}")
     optimizer = None if bnn.has_optimizer else lambda parameters: _adam(parameters, bnn, setup)
@@ -120,10 +122,10 @@ def _device() -> torch.device:
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Images shifted by up to four pixels and mirrored at random at every access, a batch at a time."""
+    """Images shifted by up to four pixels and mirrored at random at every access, a batch at a time, on the GPU if there is one."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
+        self.x, self.y = x.to(_device()), y.to(_device())
 
     def __len__(self) -> int:
         return len(self.y)
@@ -133,7 +135,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, rows: list[int]) -> list[tuple[Tensor, Tensor]]:
         """The hook by which PyTorch's loaders fetch a whole batch."""
-        index = torch.tensor(rows)
+        index = torch.tensor(rows, device=self.y.device)
         return list(zip(random_flip(random_crop(self.x[index])), self.y[index], strict=True))
 
 
