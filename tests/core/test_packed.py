@@ -97,7 +97,7 @@ def test_recurrent_networks(make):
     _require_equal(make(), lambda net: net(x[0]))
     one = _start(make())
     _require_equal(make(), lambda net: net(x[0], one))
-    packed = pack_padded_sequence(torch.randn(5, 3, 3), torch.tensor([3, 5, 1]), enforce_sorted=False)
+    packed = pack_padded_sequence(torch.randn(5, 3, 3), [3, 5, 1], enforce_sorted=False)
     _require_equal(make(), lambda net: net(packed))
     start = _start(make(), 3)
     _require_equal(make(), lambda net: net(packed, start))

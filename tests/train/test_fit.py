@@ -1,11 +1,13 @@
 """The training loop against closed forms and hand-written loops; data of every kind; reproducibility; errors."""
 
+import contextlib
 import math
 import subprocess
 import sys
 import textwrap
 from functools import partial
 from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from bayesify import Cyclical, Deterministic, Draws, LinearWarmup, MCDropout, MeanField, bayesify
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.train import History, fit
+from bayesify.train.batch import Batch, ToDevice
 from bayesify.train.data_loading import Order
 
 fit_cpu = partial(fit, accelerator="cpu")
@@ -541,3 +544,25 @@ def test_every_epoch_has_noise_of_its_own():
 
     assert len(set(outputs(0))) == 4
     assert outputs(0) == outputs(0) != outputs(1)
+
+
+class _Noting(torch.Tensor):
+    """Notes whether its copies may be read before they have arrived."""
+
+    notes: ClassVar[list[tuple[str, bool]]] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.to and isinstance(args[1], torch.device):
+            cls.notes.append((args[1].type, bool((kwargs or {}).get("non_blocking"))))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(("device", "ahead"), [("cpu", False), ("meta", False), ("cuda", True)])
+def test_copies_to_the_cpu_are_waited_for(device, ahead, monkeypatch):
+    """A copy from a GPU that is not waited for has arbitrary values."""
+    monkeypatch.setattr(_Noting, "notes", [])
+    batch = Batch(torch.ones(3, 2).as_subclass(_Noting), torch.ones(3).as_subclass(_Noting), None)
+    with contextlib.nullcontext() if device != "cuda" else contextlib.suppress(AssertionError, RuntimeError):  # no GPU
+        ToDevice(torch.device(device), torch.float32)(batch)
+    assert set(_Noting.notes) == {(device, ahead)}

@@ -111,6 +111,16 @@ def test_loaders_of_the_cpu_and_tensors_of_the_gpu():
         assert all(torch.tensor(history.loss).isfinite())
 
 
+@pytest.mark.parametrize("rows", [256, 400_000])  # the second take milliseconds to copy
+def test_tensors_of_the_gpu_train_on_the_cpu_as_those_of_the_cpu(rows):
+    x, y = (part.repeat(rows // 256 + 1, *[1] * (part.dim() - 1))[:rows] for part in data())
+    losses = [
+        trained(Deterministic(), data=source, accelerator="cpu", epochs=1, batch_size=rows // 4)[2].loss
+        for source in ((x, y), (x.to(GPU), y.to(GPU)))
+    ]
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("method", [MeanField(), WHVI(), VSD(), DeepEnsemble(members=3)], ids=lambda method: type(method).__name__)
 def test_many_models_train_as_alone(method):
     def trainings():

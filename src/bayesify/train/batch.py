@@ -119,6 +119,7 @@ class ToDevice:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
+        self.ahead = device.type == "cuda"  # nothing waits for a copy to the CPU, which would be read before it has arrived
         self.target_dtype = torch.promote_types(dtype, torch.float32)
 
     def __call__(self, batch: Batch) -> Batch:
@@ -130,7 +131,7 @@ class ToDevice:
         return tree_map(lambda x: self._move(x, self.dtype, "inputs"), inputs)
 
     def _move(self, x: Any, dtype: torch.dtype, name: str) -> Any:
-        return in_dtype(x, dtype, name).to(self.device, non_blocking=True) if isinstance(x, Tensor) else x
+        return in_dtype(x, dtype, name).to(self.device, non_blocking=self.ahead) if isinstance(x, Tensor) else x
 
 
 def as_batch(name: str, item: Any) -> Batch:
