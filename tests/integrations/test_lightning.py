@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bayesify import (
+    HMC,
     IVON,
     SGLD,
     SWA,
@@ -292,3 +293,20 @@ def test_what_stands_against_a_posterior_is_said_before_training():
     module = BayesianModule(bayesify(_net(), SGLD()), Gaussian(std=0.5), beta=0.0)
     with pytest.raises(ConfigurationError, match="beta is 0 at the end"):
         _trainer().fit(module, _loader())
+
+
+def test_a_network_of_fixed_precision_is_found_before_the_first_step():
+    pytest.importorskip("pyro")
+
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.linear(x.float())
+
+    module, trainer = BayesianModule(bayesify(Fixed(), HMC(draws=4, warmup=2)), Gaussian(std=0.5)), _trainer(max_epochs=1)
+    with pytest.raises(ConfigurationError, match=r"computed in torch\.float64, but the network fails in it"):
+        trainer.fit(module, _loader())
+    assert trainer.global_step == 0

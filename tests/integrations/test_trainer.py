@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from bayesify import (
+    HMC,
     IVON,
     SGLD,
     SWAG,
@@ -592,3 +593,22 @@ def test_what_stands_against_a_posterior_is_said_before_training(tmp_path):
     assert not bnn.net.classifier.posterior.is_complete
     with pytest.raises(ConfigurationError, match="one input tensor"):
         BayesianTrainer(bayesify(bert(), Laplace(), output="logits"), _args(tmp_path))
+
+
+def test_what_the_first_batch_shows_is_said_before_the_first_step(tmp_path):
+    pytest.importorskip("pyro")
+
+    class Fixed(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x.float())
+
+    net = bert(dropout=0.0)
+    net.classifier = Fixed(net.classifier)
+    trainer = _trainer(bayesify(net, {"classifier*": HMC(draws=4, warmup=2)}, output="logits"), tmp_path, _data())
+    with pytest.raises(ConfigurationError, match=r"computed in torch\.float64, but the network fails in it"):
+        trainer.train()
+    assert trainer.state.global_step == 0

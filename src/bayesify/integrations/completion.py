@@ -11,7 +11,7 @@ from bayesify.likelihoods import Likelihood
 from bayesify.train.batch import Batch
 from bayesify.train.dataset_size import length_of
 
-__all__ = ["check_completable", "complete_posterior"]
+__all__ = ["check_completable", "complete_posterior", "rehearse_completion"]
 
 
 class _Batches:
@@ -48,6 +48,17 @@ def check_completable(bnn: Bayesian, likelihood: Likelihood, loader: Any, beta: 
             f"{reason}, so no posterior will be made after training; then call `bnn.complete(batches, likelihood, scale=n / rows)` "
             "in one process, with batches that can be iterated several times"
         )
+
+
+def rehearse_completion(bnn: Bayesian, likelihood: Likelihood, loader: Any, batch: Batch, processes: int) -> None:
+    """Raise an error, before the first step, if no posterior can be made after training of a network with such batches.
+
+    Args:
+        bnn, likelihood, loader, processes: as for `check_completable`.
+        batch: the first one, on the device of the network.
+    """
+    if bnn.completes and _reason_against(loader, processes) is None:
+        bnn.rehearse_completion(batch.tensors, likelihood)
 
 
 def complete_posterior(

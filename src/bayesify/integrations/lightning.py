@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, MissingDependencyError
-from bayesify.integrations.completion import check_completable, complete_posterior
+from bayesify.integrations.completion import check_completable, complete_posterior, rehearse_completion
 from bayesify.integrations.elbo_settings import ELBOSettings, check_trainable, examples_of
 from bayesify.integrations.scores import metrics_of, statistics_of
 from bayesify.likelihoods import Likelihood
@@ -144,6 +144,16 @@ class BayesianModule(lightning.LightningModule):
             raise ConfigurationError(
                 "the posterior is collected by the fraction of training that is done, which is unknown: give Trainer(max_steps=...)"
             )
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Check, before the first step, that a posterior can be made after training of a network with such batches.
+
+        Raises:
+            ConfigurationError: it cannot be made.
+        """
+        if self.trainer.global_step == 0 and batch_idx == 0:
+            loader = self.trainer.train_dataloader
+            rehearse_completion(self.bnn, self.likelihood, loader, as_batch("a batch", batch), self.trainer.world_size)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Take the snapshots that are due of a posterior collected along training."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, MissingDependencyError
-from bayesify.integrations.completion import check_completable, complete_posterior
+from bayesify.integrations.completion import check_completable, complete_posterior, rehearse_completion
 from bayesify.integrations.elbo_settings import ELBOSettings, check_trainable, examples_of
 from bayesify.integrations.language import Columns
 from bayesify.integrations.plain_networks import plain_model
@@ -158,8 +158,16 @@ class BayesianTrainer(transformers.Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """The batches of one optimizer step, and their number of examples."""
+        """The batches of one optimizer step, and their number of examples.
+
+        Raises:
+            ConfigurationError: before the first step, a posterior that cannot be made after training with such batches.
+        """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.state.global_step == 0 and self.bnn.completes and batches:
+            batch = self.columns.batch(self._prepare_inputs(batches[0]))
+            loader = self.callback_handler.train_dataloader
+            rehearse_completion(self.bnn, self.likelihood, loader, batch, self.args.world_size)
         return batches, sum(len(batch.get(self.columns.labels, ())) for batch in batches) or None
 
     def compute_loss(
