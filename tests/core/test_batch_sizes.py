@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayesify import Gaussian, MeanField, bayesify, predict, summary
+from bayesify import EMP, VIFO, Gaussian, MeanField, Method, bayesify, predict, summary
 from bayesify.core.model import Bayesian
 from bayesify.errors import BayesifyWarning
 from bayesify.testing.trial import captured_weights
+from bayesify.train import fit
 
 OTHER_SIZE = "the network computes something else of a row among"
 
@@ -296,3 +297,31 @@ def test_compiled_code_of_a_network_that_branches_on_its_size() -> None:
         torch.manual_seed(3)
         torch.testing.assert_close(found, separate.eval()(_inputs(rows), samples=samples, coherent=True).outputs)
     torch.compiler.reset()
+
+
+class _ShapeError(Exception):
+    """Of a user's own."""
+
+
+@pytest.mark.parametrize("error", [ValueError, AssertionError, KeyError, ZeroDivisionError, AttributeError, _ShapeError])
+@pytest.mark.parametrize("method", [MeanField(), EMP(), VIFO()], ids=lambda method: type(method).__name__)
+def test_networks_may_raise_anything_for_other_numbers_of_rows(method: Method, error: type[Exception]) -> None:
+    class Five(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) != 5:
+                raise error("five rows, please")
+            return self.last(torch.tanh(self.first(x)))
+
+    bnn, x = bayesify(Five(), method), torch.randn(20, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BayesifyWarning)
+        fit(bnn, (x, x[:, 0]), Gaussian(std=0.3), epochs=1, batch_size=5, accelerator="cpu", progress=False)
+        draws = bnn(x[:5], samples=3)
+        assert predict(bnn, x[:5], Gaussian(), samples=8, progress=False).mean.shape == (5,)
+    assert draws.outputs.shape == (3, 5, 1)
+    with pytest.raises(error, match="five rows"):
+        bnn(x)

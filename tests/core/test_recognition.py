@@ -204,6 +204,23 @@ def test_layers_with_further_inputs_are_not_recognized():
     assert [name for name, _ in bnn.random_layers()] == ["1"]
 
 
+def test_layers_that_refuse_other_shapes_are_not_recognized():
+    class ByHead(nn.Module):
+        """As the normalization of xLSTM."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(4)), 1e-5
+
+        def forward(self, x):
+            assert x.dim() == 4, "x must be (B, H, T, D)"
+            return F.rms_norm(x, (4,), self.weight, self.eps)
+
+    assert recognized(ByHead()) is None
+    bnn = bayesify(nn.Sequential(nn.Linear(3, 4), ByHead()), MeanField())
+    assert bnn(torch.randn(2, 5, 6, 3), samples=3).outputs.shape == (3, 2, 5, 6, 4)
+
+
 def test_modules_without_a_forward_method_are_left_alone():
     """As the manifolds of geoopt, which parameters refer to."""
 

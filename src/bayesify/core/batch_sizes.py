@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.comparison import close, equal_rows
-from bayesify.core.examination import SHAPE_ERRORS, Candidate, Examination, candidates
+from bayesify.core.examination import Candidate, Examination, candidates
 from bayesify.core.folding import Verdict
-from bayesify.core.inputs import Inputs
+from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
 from bayesify.core.passes import Passes
-from bayesify.core.replay import MISFITS, Prefix, ReplayPass
+from bayesify.core.replay import Prefix, ReplayPass
 from bayesify.core.watch import WatchedPass
 
 __all__ = ["BatchSizes"]
@@ -53,7 +53,7 @@ class BatchSizes:
             one_pass = WatchedPass(examination.alternating(draws), draws, rows=rows, without_rows=examination.without_rows)
             return examination.run(self.batch.folded(self.inputs, samples=samples), one_pass)
 
-        return self._agrees(folded, samples, SHAPE_ERRORS, repeats=samples // draws)
+        return self._agrees(folded, samples, repeats=samples // draws)
 
     def replay(self, samples: int) -> bool:
         """`fold` for passes in which a `Prefix` computes the part before the first random layer for B rows."""
@@ -64,7 +64,7 @@ class BatchSizes:
             one_pass = ReplayPass(prefix, samples, True, examination.without_rows, examination.alternating(samples))
             return examination.run_with(lambda: prefix.run(one_pass, examination.passes, self.net, self.inputs))
 
-        return self._agrees(replayed, samples, MISFITS)
+        return self._agrees(replayed, samples)
 
     def act_as_few_rows(self) -> bool:
         """Whether the first rows give in the batch what they give alone; for inputs that cannot be cut, `fold(2)`. In eval mode."""
@@ -75,27 +75,27 @@ class BatchSizes:
             with self.examination.with_draws():
                 try:
                     whole = self.examination.single(0, self.inputs, self.batch)
-                except SHAPE_ERRORS:  # the pass will tell
+                except NETWORK_ERRORS:  # the pass will tell
                     return True
                 try:
                     alone = self.examination.single(0, self.inputs, few)
-                except SHAPE_ERRORS:
+                except NETWORK_ERRORS:
                     return False
         return len(alone) == len(whole) and all(
             x.dim() > 0 and y.dim() > 0 and close(y[: len(x)], x) for x, y in zip(alone, whole, strict=True)
         )
 
-    def _agrees(self, run: Callable[[], list[Tensor]], samples: int, errors: tuple[type[Exception], ...], repeats: int = 1) -> bool:
+    def _agrees(self, run: Callable[[], list[Tensor]], samples: int, repeats: int = 1) -> bool:
         with self.examination.with_draws():
             try:
                 first, second = (self.examination.single(s, self.inputs, self.batch) for s in (0, 1))
-            except SHAPE_ERRORS:  # the pass will tell
+            except NETWORK_ERRORS:  # the pass will tell
                 return True
             try:
                 together = run()
             except torch.OutOfMemoryError:
                 raise
-            except errors:
+            except NETWORK_ERRORS:
                 return False
         return len(together) == len(first) == len(second) and all(
             equal_rows(x, _repeated(y, repeats), _repeated(z, repeats), samples // repeats)

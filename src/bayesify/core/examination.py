@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from bayesify.core.comparison import equal_rows
 from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import own_noise
-from bayesify.core.inputs import Arguments, Inputs, fold
+from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import buffers_kept, own_casts
 from bayesify.core.noise_free import NoiseFree
@@ -32,12 +32,11 @@ from bayesify.core.restoration import as_plain
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.watch import Decisions, Watch, WatchedPass, is_kept, mark_rows, origin_of
 
-__all__ = ["SHAPE_ERRORS", "Candidate", "Examination", "candidates"]
+__all__ = ["Candidate", "Examination", "candidates"]
 
 _ROWS, _SPREAD = 3, 0.3
 _EXTREME = 1e3  # factor of the weights of one draw, in passes that only the other draw is read from
 _MOST_AMBIGUOUS = 3  # inputs that are tried with and without rows
-SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # raised by networks for wrong shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +123,7 @@ class Examination:
                 self.used.update(self._reaching(untraced, inputs, candidate))
         except ChangedInputError:
             raise
-        except SHAPE_ERRORS:
+        except NETWORK_ERRORS:
             self.read |= {layer for layer in watch.read if not layer.posterior.is_plain}  # whose weight has another shape
             return False
         return True
@@ -135,7 +134,7 @@ class Examination:
         arguments = inputs.map(lambda x: mark_rows(fold(x, 3)), candidate.rows)
         try:
             self.run(arguments, WatchedPass(self._draw_of(0), watch=watch))
-        except SHAPE_ERRORS:
+        except NETWORK_ERRORS:
             return None
         return watch
 
@@ -144,7 +143,7 @@ class Examination:
         watch = Watch(candidate.count)
         try:
             outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
-        except SHAPE_ERRORS:
+        except NETWORK_ERRORS:
             return False, []
         missing = [layer for layer in self.layers if layer in self.called - watch.called]
         return watch.reuses or any(map(is_kept, outputs)), missing
@@ -196,7 +195,7 @@ class Examination:
             watch = Watch(2 * candidate.count)
             with Decisions() as decisions:
                 folded = self._folded(self.drawn, inputs, candidate, watch)
-        except SHAPE_ERRORS:
+        except NETWORK_ERRORS:
             return None
         self.decisions = tuple(decisions.taken)
         self.orders_rows |= watch.orders_rows
@@ -215,7 +214,7 @@ class Examination:
         }
         try:
             folded = self._folded(drawn, inputs, candidate)
-        except SHAPE_ERRORS:  # of values, such as a decomposition that fails: this shows nothing
+        except NETWORK_ERRORS:  # of values, such as a decomposition that fails: this shows nothing
             return True
         return len(folded) == len(first) and all(
             x.dim() > 0 and equal_rows(torch.cat([x[: len(y)], z]), y, z) for x, y, z in zip(folded, first, second, strict=True)

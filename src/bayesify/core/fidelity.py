@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.comparison import close
-from bayesify.core.examination import SHAPE_ERRORS, Candidate, Examination, candidates
-from bayesify.core.inputs import Inputs
+from bayesify.core.examination import Candidate, Examination, candidates
+from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.shards import shards_of
 from bayesify.formatting import listing
@@ -29,7 +29,7 @@ def unlike_plain(net: nn.Module, examination: Examination, inputs: Inputs, candi
     expected = examination.outputs
     try:
         plain = examination.outputs_of(inputs, candidate, layers)
-    except (*SHAPE_ERRORS, AttributeError):  # it, or a hook, needs random layers
+    except NETWORK_ERRORS:  # it, or a hook, needs random layers
         return ""
     if _agree(plain, expected):
         return ""
@@ -41,7 +41,7 @@ def unlike_plain(net: nn.Module, examination: Examination, inputs: Inputs, candi
                 "or keep it out of the passes"
             )
         differing = [layer for layer in layers if not _agree(examination.outputs_of(inputs, candidate, [layer]), expected)]
-    except SHAPE_ERRORS:
+    except NETWORK_ERRORS:
         differing = []
     names = {module: name for name, module in net.named_modules()}
     return (
@@ -59,7 +59,7 @@ def missed_weights(net: nn.Module, examination: Examination, inputs: Inputs) -> 
     def runs(candidate: Candidate, plain: list[BayesianLayer]) -> bool:
         try:
             examination.outputs_of(inputs, candidate, plain)
-        except (*SHAPE_ERRORS, AttributeError, KeyError):
+        except NETWORK_ERRORS:
             return False
         return True
 

@@ -18,13 +18,13 @@ from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import FirstBatchError
 from bayesify.core.forward_pass import DrawnAheadError, ForwardPass, NewLayerError, RowsError
 from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
-from bayesify.core.inputs import Inputs
+from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
 from bayesify.core.planning import Planning
 from bayesify.core.plans import OtherDecisionsError, Plan
-from bayesify.core.replay import MISFITS, Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
+from bayesify.core.replay import Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 from bayesify.core.restoration import restore
 from bayesify.core.separate_draws import SeparateDraws
 from bayesify.core.shards import check_whole, reshard, shards_of
@@ -246,7 +246,7 @@ class Folded(Planning):
             ordinary = outputs(1)
         except FirstBatchError:
             raise
-        except MISFITS:  # a few rows are no input of this network, such as a graph's, or it cannot be replayed
+        except NETWORK_ERRORS:  # a few rows are no input of this network, such as a graph's, or it cannot be replayed
             return False
         finally:
             self._prefix = None

@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_map
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.generators import own_noise
-from bayesify.core.inputs import Arguments, Inputs
+from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs
 from bayesify.core.turns import turn
-from bayesify.errors import ConfigurationError, PassError
+from bayesify.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -88,7 +88,7 @@ def _test(root: Bayesian, call: Inputs, seeds: Sequence[int]) -> bool:
         for seed in seeds:
             with root.drawn(seed) as net:
                 one_by_one.append(_scores(net, arguments))
-    except (AttributeError, LookupError, PassError, RuntimeError, TypeError, ValueError):
+    except NETWORK_ERRORS:
         return False  # the network does not fold, or its `generate` has other settings
     return close(joint, torch.cat(one_by_one))
 

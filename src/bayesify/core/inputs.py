@@ -16,9 +16,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from bayesify.errors import DataError
 
-__all__ = ["Arguments", "Inputs", "fold", "input_names", "input_parameters"]
+__all__ = ["NETWORK_ERRORS", "Arguments", "Inputs", "fold", "input_names", "input_parameters"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+NETWORK_ERRORS = Exception
+"""What networks raise for inputs or operations that they do not take: anything, also exceptions of their own."""
 
 _FEW = 4  # settings in a tuple or list
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

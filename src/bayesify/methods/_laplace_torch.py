@@ -20,16 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.errors import BayesifyError, ConfigurationError, DataError, MissingDependencyError
 from bayesify.formatting import first_line, listing
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods._weight_density import WeightDensity
 
-__all__ = ["STRUCTURES", "UNDIFFERENTIABLE", "Curvature", "check_laplace", "check_network", "fit_laplace"]
+__all__ = ["STRUCTURES", "Curvature", "check_laplace", "check_network", "fit_laplace"]
 
 STRUCTURES = {"diagonal": "diag", "kronecker": "kron", "full": "full"}
-UNDIFFERENTIABLE = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
-"""Errors of PyTorch and of networks inside transforms of `torch.func`."""
 _ROWS = 16  # per Jacobian, whose memory is their square
 
 
@@ -73,7 +72,7 @@ def fit_laplace(
         approximation.fit(_Loader(data, None if structure == "kronecker" else _ROWS))
     except (BayesifyError, torch.linalg.LinAlgError, torch.OutOfMemoryError):  # pyright: ignore[reportPrivateImportUsage]
         raise
-    except UNDIFFERENTIABLE as error:
+    except NETWORK_ERRORS as error:
         raise ConfigurationError(
             f'laplace-torch cannot compute the curvature (structure="{structure}") of {listing(map(repr, names), most=3)} in this '
             "network; try another structure, name other layers by patterns, or use another method such as SWAG(). PyTorch says: "

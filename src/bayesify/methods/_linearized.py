@@ -20,12 +20,12 @@ from bayesify.core.completion import CompletedPosterior
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.folded import Folded
 from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.outputs import Draws
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import first_line
-from bayesify.methods._laplace_torch import UNDIFFERENTIABLE
 
 __all__ = ["Linearized"]
 
@@ -87,7 +87,7 @@ class Linearized(Folded):
         try:
             with _without_fused_attention():
                 return tree_map(torch.add, *jvp(at, tuple(means), tangents))
-        except UNDIFFERENTIABLE as error:
+        except NETWORK_ERRORS as error:
             at(*means)  # which raises an error of the network itself
             raise ConfigurationError(
                 "linearized predictions need forward-mode derivatives, and a function of the network has none; use "

@@ -19,11 +19,10 @@ from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
-from bayesify.core.examination import SHAPE_ERRORS
 from bayesify.core.first_batch import no_parameters_set
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.generators import noise_of_rank, own_noise
-from bayesify.core.inputs import Arguments
+from bayesify.core.inputs import NETWORK_ERRORS, Arguments
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, eval_mode, modes_kept
@@ -207,7 +206,7 @@ class RandomOutputs(Bayesian):
             return inputs, kwargs
         try:
             self._pass(self.net, *few, unit)
-        except SHAPE_ERRORS:
+        except NETWORK_ERRORS:
             return inputs, kwargs
         return few
 
@@ -217,7 +216,7 @@ class RandomOutputs(Bayesian):
             return self._pass(self.net, *arguments, *factors)
         except BayesifyError:
             raise
-        except SHAPE_ERRORS as error:  # of a network that accepts these inputs if its last layer has one row for each example
+        except NETWORK_ERRORS as error:  # the network accepts these inputs if its last layer has one row for each example
             raise ConfigurationError(_MIXED) from error
 
     def _outputs_last(self, x: Tensor) -> Tensor:

@@ -18,10 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.generators import own_noise
-from bayesify.core.inputs import input_names, input_parameters
+from bayesify.core.inputs import NETWORK_ERRORS, input_names, input_parameters
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
-from bayesify.core.replay import MISFITS
 from bayesify.core.turns import turn
 from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import ConfigurationError, DataError
@@ -207,7 +206,7 @@ class _Caller:
         self.reseed(state)
         try:
             draws = self.bnn(*args, samples=samples, coherent=self.coherent, **kwargs)
-        except MISFITS:
+        except NETWORK_ERRORS:
             if self.root is None or not self.root.stop_replay():
                 raise
             self.reseed(state)  # replay failed: the network does not do the same for all rows

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.modes import eval_mode
 from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import DataError
@@ -198,15 +199,23 @@ def _check_finite(name: str, x: Tensor) -> None:
         )
 
 
-def check_output_shape(data: Batch, bnn: Bayesian, likelihood: Likelihood) -> None:
-    """Check the targets against the shape of the network's outputs, from a forward pass of the first example.
+def check_output_shape(data: Batch, bnn: Bayesian, likelihood: Likelihood, batch_size: int = 1) -> None:
+    """Check the targets against the shape of the network's outputs, from a pass of the first example, or of as many as it takes.
 
     Raises:
         TypeError, DataError: of the network or the likelihood.
     """
-    first = torch.zeros(1, dtype=torch.int64, device=data.y.device)
-    example = ToDevice(next(bnn.parameters()).device, network_dtype(bnn))(select_rows(data, first, bnn.batch_dim, bnn.unbatched))
-    with torch.no_grad(), eval_mode(bnn):
-        outputs = call(bnn, example.inputs, samples=1).outputs
+    to_device, sizes = ToDevice(next(bnn.parameters()).device, network_dtype(bnn)), (1, min(batch_size, data.size))
+    outputs = None
+    for size in sizes:
+        examples = to_device(select_rows(data, torch.arange(size, device=data.y.device), bnn.batch_dim, bnn.unbatched))
+        try:
+            with torch.no_grad(), eval_mode(bnn):
+                outputs = call(bnn, examples.inputs, samples=1).outputs
+            outputs = outputs[:, :1] if size > 1 and isinstance(outputs, Tensor) else outputs
+            break
+        except NETWORK_ERRORS:
+            if size == sizes[-1]:
+                raise
     if isinstance(outputs, Tensor):
         likelihood.check_targets(data.y.to(outputs.device), outputs.expand(outputs.shape[0], data.size, *outputs.shape[2:]))

@@ -209,7 +209,7 @@ def make_batches(
     if isinstance(data, tuple | Weighted):
         tensors = as_batch(name, data)
         check_batch(name, tensors, likelihood, bnn.batch_dim, bnn.unbatched)
-        check_output_shape(tensors, bnn, likelihood)
+        check_output_shape(tensors, bnn, likelihood, batch_size)
         if shuffle and min(batch_size, tensors.size) == 1:
             _check_normalization(name, tensors, bnn)
         order = Order(tensors.size, batch_size, seed if shuffle else None, rank, world_size)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers.linear import InputMajorLinear, OutputMajorLinear
 from bayesify.core.layers.normalization import RMSNormalization, epsilon
@@ -77,7 +78,7 @@ def _agrees(layer: nn.Module, values: Mapping[str, Tensor], x: Tensor, function:
     probe.__dict__["_parameters"] = dict.fromkeys(layer._parameters) | random  # a bias may be None
     try:
         result = type(layer).forward(probe, x)
-    except (RuntimeError, TypeError, ValueError, AttributeError):  # it takes other inputs
+    except NETWORK_ERRORS:  # it takes other inputs
         return False
     expected = function(x, **values)
     return (

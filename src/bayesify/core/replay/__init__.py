@@ -1,10 +1,9 @@
 """Replay of the computation before the first random layer (README.md)."""
 
 from bayesify.core.replay.marks import mark, mark_of, tensors_in
-from bayesify.core.replay.prefix import MISFITS, Prefix, PrefixError, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
+from bayesify.core.replay.prefix import Prefix, PrefixError, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
 
 __all__ = [
-    "MISFITS",
     "Prefix",
     "PrefixError",
     "ReplayPass",

@@ -22,15 +22,11 @@ from bayesify.core.replay.marks import mark, mark_of, tensors_in
 from bayesify.errors import PassError
 from bayesify.functional import local_reparameterization
 
-__all__ = ["MISFITS", "Prefix", "PrefixError", "ReplayPass", "has_prefix", "is_worth_replay", "leaves_stand_ins"]
+__all__ = ["Prefix", "PrefixError", "ReplayPass", "has_prefix", "is_worth_replay", "leaves_stand_ins"]
 
 
 class PrefixError(PassError):
     """The network called other functions than in its first pass, so the pass cannot be replayed."""
-
-
-MISFITS = (RuntimeError, ValueError, IndexError)
-"""Errors of a network that cannot be replayed: a `PrefixError`, or PyTorch's errors for tensors of the wrong shape."""
 
 
 WORTH_REPLAY = 1_000_000
