@@ -191,6 +191,12 @@ class TestNetworks:
             bayesify(net, MeanField())
         assert type(net[0]) is nn.Linear  # as before
 
+    def test_weights_of_inference_mode(self):
+        with torch.inference_mode():
+            net = nn.Linear(3, 1)
+        with pytest.raises(ConfigurationError, match=r"weight of a Linear \(1, 3\) was made in torch.inference_mode"):
+            bayesify(net, MeanField())
+
     def test_without_values(self):
         net = bayesify(nn.Linear(2, 1, device="meta"), MeanField())
         with pytest.raises(ConfigurationError, match="parameters on the meta device"):

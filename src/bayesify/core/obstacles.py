@@ -35,7 +35,7 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
         return "its forward was replaced by another function"
     if not weight.is_floating_point():
         return "its weight is not of a real floating point type"
-    _check_finite(layer)
+    _check_weights(layer)
     if not may_be_frozen and not any(p.requires_grad for p in layer.parameters(recurse=False)):
         return "it is frozen; a pattern that names it makes it random"
     for name, parameter in layer.named_parameters(recurse=False):
@@ -54,9 +54,14 @@ def _obstacle_of_embedding(layer: nn.Embedding) -> str:
     return ""
 
 
-def _check_finite(layer: nn.Module) -> None:
-    """Raise a `ConfigurationError` if weights are NaN or infinite: a posterior around them would be as well."""
+def _check_weights(layer: nn.Module) -> None:
+    """Raise a `ConfigurationError` if weights are NaN or infinite, as a posterior around them would be, or not differentiable."""
     for name, parameter in layer.named_parameters(recurse=False):
+        if parameter.is_inference():
+            raise ConfigurationError(
+                f"{name} of a {type(layer).__name__} {tuple(parameter.shape)} was made in torch.inference_mode(), so that PyTorch "
+                "cannot differentiate it; make the network outside, or use torch.no_grad()"
+            )
         if may_look_at(parameter) and not parameter.isfinite().all():
             count = int((~parameter.isfinite()).sum())
             raise ConfigurationError(
