@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bayesify.core.collection import Collecting
 from bayesify.core.completion import Completing
+from bayesify.core.differentiation import Differentiation
 from bayesify.core.generation import generate
 from bayesify.core.inputs import Inputs, input_names
 from bayesify.core.layer import BayesianLayer
@@ -66,6 +67,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         super().__init__()
         self.net = net
         self.passes = Passes()
+        self.differentiation = Differentiation()
         self.batch_dim = 0
         self.fold: bool | None = None
         self.unbatched: tuple[str, ...] = ()
@@ -76,7 +78,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
     def __call__(self, *inputs: Any, **kwargs: Any) -> Draws:
         with turn():  # plans and replayed passes are state of the root
             first_steps = self._observe_training()
-            draws = super().__call__(*inputs, **kwargs)
+            draws = self.differentiation.run(lambda: super(Bayesian, self).__call__(*inputs, **kwargs), self.parameters())
             if first_steps is not None and not self.members:
                 first_steps.observe(draws)
             return draws

@@ -180,7 +180,8 @@ class RandomOutputs(Bayesian):
         unit = torch.ones(1, device=next(self.net.parameters()).device)
         each = 1 + torch.arange(count, device=unit.device) / count
         net = self.net
-        with torch.no_grad(), own_noise(net.parameters()), eval_mode(net), NoiseFree(), no_parameters_set(net), _shifted(net):
+        gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
+        with gradients, own_noise(net.parameters()), eval_mode(net), NoiseFree(), no_parameters_set(net), _shifted(net):
             few = self._accepted(inputs, kwargs, unit)
             one, two, scaled = (self._pass(net, *few, factor) for factor in (unit, 2 * unit, each))
             if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):

@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from bayesify.core.copies import copied_module
+from bayesify.core.differentiation import lacks_gradients
 from bayesify.core.restoration import restore_layers
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.formatting import first_line, listing
@@ -102,11 +103,16 @@ class WeightDensity:
         """The outputs with the trained weights.
 
         Raises:
-            ConfigurationError: the network does not run in the precision in which the posterior is computed.
+            ConfigurationError: the network differentiates, or does not run in the precision in which the posterior is computed.
         """
         try:
             return self.outputs(self.start, inputs)
         except RuntimeError as error:
+            if lacks_gradients(error):
+                raise ConfigurationError(
+                    "the network differentiates in its forward pass, and this posterior is made of derivatives of that pass; use a "
+                    "method that draws, such as MeanField()"
+                ) from error
             if not self.is_converted:
                 raise
             raise ConfigurationError(
