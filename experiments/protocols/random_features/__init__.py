@@ -155,29 +155,31 @@ class RandomFeatures(Protocol):
 
     def figure(self, table: Table, jobs: Sequence[Job], results: ByJob) -> Figure | None:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator
 
-        from bayesify.plots.style import BLUE, INK, ORANGE, axes, label, legend
+        from bayesify.plots.style import BLUE, INK, ORANGE, axes, label
 
         functions = list(dict.fromkeys(job.settings["dataset"] for job in jobs))
-        figure = Figure(figsize=(3.2 * len(functions), 3.2), layout="constrained")
+        figure, handles = Figure(figsize=(3 * len(functions), 5.2), layout="constrained"), {}
         for i, function in enumerate(functions):
-            ax = axes(figure.add_subplot(1, len(functions), i + 1))
-            for model, color in zip(_MODELS, (ORANGE, BLUE, INK), strict=True):
-                for covariance, style in (("diagonal", "o-"), ("full", "s--")):
-                    chosen = {"dataset": function, "method": model, "covariance": covariance}
-                    found = [
-                        results[job.key] for job in jobs
-                        if results.get(job.key) and all(job.settings[name] == value for name, value in chosen.items())
-                    ]  # fmt: skip
-                    points = sorted((u["parameters"], u["rmse"]) for units in found for u in list(units.values())[:1])
-                    if points:
-                        x, y = zip(*points, strict=True)
-                        ax.plot(x, y, style, color=color, markersize=4, label=f"{model}, {covariance}")
-            ax.set_xscale("log")
-            ax.set_title(function)
-            label(ax, "parameters", "RMSE" if i == 0 else "")
-            if ax.get_legend_handles_labels()[0] and not any(other.get_legend() for other in figure.axes):
-                legend(ax)
+            for row, (score, name) in enumerate((("rmse", "RMSE"), ("log_likelihood", "log-likelihood (nats)"))):
+                ax = axes(figure.add_subplot(2, len(functions), row * len(functions) + i + 1))
+                for model, color in zip(_MODELS, (ORANGE, BLUE, INK), strict=True):
+                    for covariance, style in (("diagonal", "o-"), ("full", "s--")):
+                        chosen = {"dataset": function, "method": model, "covariance": covariance}
+                        found = [
+                            results[job.key] for job in jobs
+                            if results.get(job.key) and all(job.settings[name] == value for name, value in chosen.items())
+                        ]  # fmt: skip
+                        if points := sorted((u["parameters"], u[score]) for units in found for u in list(units.values())[:1]):
+                            key = f"{model}, {covariance}"
+                            handles[key] = ax.plot(*zip(*points, strict=True), style, color=color, markersize=4, label=key)[0]
+                ax.set_xscale("log", base=2)
+                ax.xaxis.set_minor_locator(NullLocator())
+                if row == 0:
+                    ax.set_title(function)
+                label(ax, "parameters" if row else "", name if i == 0 else "")
+        figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=5, frameon=False)
         return figure
 
 
