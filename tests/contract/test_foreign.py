@@ -12,6 +12,7 @@ from foreign_libraries import LIBRARIES
 from foreign_others import OTHERS
 from foreign_science import SCIENCE
 from foreign_sequences import SEQUENCES
+from foreign_series import SERIES
 from foreign_transformers import TRANSFORMERS
 
 from bayesify import (
@@ -44,7 +45,7 @@ METHODS: list[Method] = [
     VIFO(),
 ]
 VARIANTS: list[Method] = [ECMP(), Laplace(layers="all", structure="diagonal")]
-NETWORKS = [*SEQUENCES.items(), *TRANSFORMERS.items(), *LIBRARIES.items(), *OTHERS.items(), *SCIENCE.items()]
+NETWORKS = [*SEQUENCES.items(), *TRANSFORMERS.items(), *LIBRARIES.items(), *OTHERS.items(), *SCIENCE.items(), *SERIES.items()]
 
 
 @pytest.mark.slow
