@@ -117,11 +117,18 @@ SERIES: dict[str, Foreign] = {
     "LTC": _liquid("LTC", wired=True),
     "mLSTM": _xlstm([]),
     "mLSTM and sLSTM": _xlstm([1]),
-    "feedforward": _forecast("simple_feedforward", "SimpleFeedForwardModel", 6, masked=False, context_length=6, hidden_dimensions=[8, 8]),
+    "feedforward": _forecast("simple_feedforward", "SimpleFeedForwardModel", 6, masked=False, context_length=6),
     "DLinear": _forecast("d_linear.module", "DLinearModel", 6, context_length=6, hidden_dimension=8),
     "PatchTST": _forecast(
-        "patch_tst.module", "PatchTSTModel", 8, context_length=8, patch_len=4, stride=2, padding_patch="end",
-        num_feat_dynamic_real=0, **_ATTENTION,
+        "patch_tst.module",
+        "PatchTSTModel",
+        8,
+        context_length=8,
+        patch_len=4,
+        stride=2,
+        padding_patch="end",
+        num_feat_dynamic_real=0,
+        **_ATTENTION,
     ),
     "LagTST": _forecast("lag_tst.module", "LagTSTModel", 10, context_length=8, freq="D", lags_seq=[1, 2], **_ATTENTION),
     "DeepAR": Foreign("gluonts", lambda: DeepAR().double(), _histories),
@@ -134,4 +141,4 @@ SERIES: dict[str, Foreign] = {
     ),
     "EfficientNet": Foreign("efficientnet_pytorch", _efficient, normal((3, 3, 32, 32))),
     "ViT": Foreign("kornia", _patches, normal((3, 3, 16, 16))),
-}  # fmt: skip
+}

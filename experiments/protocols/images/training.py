@@ -96,7 +96,7 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
     predictor = bnn
     if bnn.collects and any(isinstance(module, nn.BatchNorm2d) for module in bnn.modules()):
         # Running averages belong to the weights at the end of training, not to the mean of the collected ones or to draws.
-        predictor = ensemble_of_draws(bnn.to(_device()), data[0], setup.samples, seed=seed)
+        predictor = ensemble_of_draws(bnn.to(_device()), data[0], setup.samples, seed=seed, progress=False)
     return Trained(bnn, history, likelihood.to(_device()), predictor.to(_device()))
 
 

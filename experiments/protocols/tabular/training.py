@@ -64,7 +64,7 @@ class Model(NamedTuple):
         draws = self.setup.samples if samples is None else samples
         bnn = self.bnn
         if self.setup.statistics == "own":
-            bnn = ensemble_of_draws(bnn, self.split.X, draws, batch_size=len(self.split.X), seed=self.seed)
+            bnn = ensemble_of_draws(bnn, self.split.X, draws, batch_size=len(self.split.X), seed=self.seed, progress=False)
         p = predict(bnn, self.split.X_test, self.likelihood, draws, seed=self.seed, progress=False)
         return self.split.in_target_unit(p)
 

@@ -17,11 +17,14 @@ from bayesify.core.modes import eval_mode
 from bayesify.errors import DataError
 from bayesify.methods.deep_ensemble import DeepEnsemble
 from bayesify.prediction.inputs import arguments_of, batches_of
+from bayesify.progress import ProgressBar
 
 __all__ = ["ensemble_of_draws"]
 
 
-def ensemble_of_draws(bnn: Bayesian, inputs: Any, draws: int = 30, *, batch_size: int = 128, seed: int = 0) -> Bayesian:
+def ensemble_of_draws(
+    bnn: Bayesian, inputs: Any, draws: int = 30, *, batch_size: int = 128, seed: int = 0, progress: bool | None = None
+) -> Bayesian:
     """Draw plain networks from the posterior, with batch normalization statistics of the training data in each, as an ensemble.
 
     Running statistics are averages over training, which belong to other weights than those of a draw, above all with weights that
@@ -29,12 +32,14 @@ def ensemble_of_draws(bnn: Bayesian, inputs: Any, draws: int = 30, *, batch_size
     such as dropout, is in eval mode meanwhile, as in prediction.
 
     Args:
-        bnn: a Bayesian network whose method draws networks (`Bayesian.sample_network`); it does not change.
+        bnn: a Bayesian network whose method draws networks (`Bayesian.sample_network`); it does not change. Each draw takes a pass
+            over all inputs, on the device of `bnn`, which `fit` leaves where it was: move it to a GPU before.
         inputs: of the training data, as for `predict`: a tensor, a tuple or mapping of tensors, whose rows are shuffled, or an
             iterable of batches, such as a loader, whose batches should be random parts of the data.
         draws: S, the number of networks, in memory together; of an ensemble, a multiple of its members. 1 for `SWA`.
         batch_size: rows per batch, for tensors.
         seed: of the draws and the order of rows; network s has the weights of `bnn.function(seed + s)`.
+        progress: whether to show a progress bar; None shows it on a terminal.
 
     Returns:
         An ensemble of S networks: `predict(ensemble, x, likelihood, samples=S)`. Its likelihood is that of `bnn`.
@@ -61,8 +66,10 @@ def ensemble_of_draws(bnn: Bayesian, inputs: Any, draws: int = 30, *, batch_size
         raise TypeError("inputs are read once per draw, got an iterator, which can be used only once; give a loader or a list")
     rows = _shuffled(inputs, bnn.batch_dim, batch_size, seed)
     nets = [bnn.sample_network(seed + s) for s in range(draws)]
-    for net in nets:
-        _recompute_statistics(net, rows, bnn.batch_dim, batch_size)
+    with ProgressBar("statistics", progress, draws) as bar:
+        for net in nets:
+            _recompute_statistics(net, rows, bnn.batch_dim, batch_size)
+            bar.advance()
     layout: dict[str, Any] = {"batch_dim": bnn.batch_dim, "unbatched": bnn.unbatched, "output": bnn.passes.select}
     return bayesify(nets, DeepEnsemble(members=draws), **layout).train(bnn.training)
 
