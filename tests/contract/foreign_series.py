@@ -79,8 +79,9 @@ class DeepAR(nn.Module):
 
 
 def _histories() -> Arguments:
-    shapes = ((4, 1), (4, 8, 1), (4, 8), (4, 8), (4, 3, 1), (4, 3))
-    return (torch.tensor([[0], [1], [0], [1]]), *(torch.randn(shape, dtype=F64) for shape in shapes)), {}
+    past, future = torch.randn(4, 8, dtype=F64), torch.randn(4, 3, dtype=F64)
+    of_times = torch.randn(4, 8, 1, dtype=F64), past, torch.ones_like(past), torch.randn(4, 3, 1, dtype=F64), future
+    return (torch.tensor([[0], [1], [0], [1]]), torch.randn(4, 1, dtype=F64), *of_times), {}
 
 
 def _pixels() -> nn.Module:

@@ -28,7 +28,7 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
         return reason
     weight = layer._parameters.get("weight")
     if weight is None:
-        return "its weight is computed by a hook (weight_norm, spectral_norm, pruning)"
+        return "its weight is computed, by a hook (weight_norm, spectral_norm, pruning) or a property"
     if is_parametrized(layer):
         return "its bias is parametrized"
     if "forward" in vars(layer):
