@@ -292,26 +292,29 @@ def test_our_own_hooks_leave_replay_on(monkeypatch: pytest.MonkeyPatch) -> None:
         assert decisions == [True]
 
 
-def test_errors_of_the_net_itself_are_not_taken_for_a_misfit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_net_that_fails_while_it_is_replayed_is_not_replayed() -> None:
     class Broken(nn.Module):
-        """Fails while it is replayed, for a reason that has nothing to do with shapes."""
+        """Fails in one pass, or from then on."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second, self.passes, self.fails_at = nn.Linear(6, 8), nn.Linear(8, 4), 0, 0
+            self.first, self.second, self.passes, self.fails_at, self.recovers = nn.Linear(6, 8), nn.Linear(8, 4), 0, 0, True
 
         def forward(self, x: Tensor) -> Tensor:
             self.passes += 1
-            if self.passes == self.fails_at:
-                raise KeyError("nothing to do with replay")
+            if self.passes == self.fails_at or (self.passes > self.fails_at > 0 and not self.recovers):
+                raise KeyError("nothing to do with shapes")
             return self.second(self.first(x).tanh())
 
     bnn = bayesify(Broken().double().eval(), {"second": MeanField()})
-    predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)  # looks at the net
+    expected = predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)  # looks at the net
     assert (before := bnn.net.passes) == 8 + 3 + 3 + 2
     for number in (2, 5):  # the first pass of the comparison that replays, and the last one of the prediction
-        bnn.net.passes, bnn.net.fails_at = 0, number
-        with pytest.raises(KeyError, match="nothing to do with replay"):
+        bnn.net.passes, bnn.net.fails_at, bnn.net.recovers = 0, number, True
+        found = predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)
+        torch.testing.assert_close(found.probs, expected.probs)
+        bnn.net.passes, bnn.net.recovers = 0, False
+        with pytest.raises(KeyError, match="nothing to do with shapes"):
             predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)
     bnn.net.passes, bnn.net.fails_at = 0, 0
     predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)

@@ -36,7 +36,7 @@ class Differentiation:
             call: of the network.
             tensors: on the devices from whose generators it draws.
         """
-        if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return call()
         if not self.needed:
             tensors = list(tensors) if self.needed is None else []
