@@ -71,7 +71,7 @@ def train(setup: Setup, data: Part, classes: int, seed: int, progress: Callable[
         images = data[0]
         bnn = bayesify(make_net(setup.net, (images.shape[1], images.shape[2], images.shape[3]), classes), setup.methods())
     if torch.cuda.is_available():
-        bnn.to(memory_format=torch.channels_last)  # in which tensor cores convolve
+        bnn.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] # in which tensor cores convolve
     if bnn.has_optimizer and setup.weight_decay:
         raise ConfigurationError(f"weight_decay must be 0 for methods with natural-gradient steps, got {setup.weight_decay}")
     optimizer = None if bnn.has_optimizer else lambda parameters: _adam(parameters, bnn, setup)

@@ -54,5 +54,6 @@ class Differentiation:
         self.needed = True
         with torch.enable_grad():
             draws = call()
-        detached = tree_map_only(Tensor, Tensor.detach, (draws.outputs, draws.kl, draws.local_kl, draws.score))
-        return Draws(*detached, draws.local_beta, draws.observation)
+        parts = draws.outputs, draws.kl, draws.local_kl, draws.score
+        outputs, kl, local_kl, score = tree_map_only(Tensor, Tensor.detach, parts)
+        return draws._replace(outputs=outputs, kl=kl, local_kl=local_kl, score=score)
