@@ -89,4 +89,4 @@ class Display:
         if done <= 0:
             return ""
         seconds = (time.perf_counter() - self.started) * (self.total - done) / done
-        return f"about {duration(seconds)} left"
+        return f"about {duration(max(0.0, seconds))} left"
