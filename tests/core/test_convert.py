@@ -109,9 +109,9 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
     types = [type(layer) for layer in net]
     reasons = _reasons(bayesify(net, MeanField()))
     expected = {
-        "0": "computed by a hook",
-        "1": "computed by a hook",
-        "2": "computed by a hook",
+        "0": "computed, by a hook",
+        "1": "computed, by a hook",
+        "2": "computed, by a hook",
         "3": "not supported",
         "3.out_proj": "its nn.MultiheadAttention cannot be made random, and reads its weight",
         "4": "not supported",
@@ -119,7 +119,7 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
         "7": "max_norm",
         "8": "padding vector is not zero",
         "9": "not of a real floating point type",
-        "10": "computed by a hook",
+        "10": "computed, by a hook",
     }
     assert reasons.pop("5") == ""
     assert [text in reasons[name] for name, text in expected.items()] == [True] * len(expected), reasons
