@@ -20,7 +20,7 @@ from bayesify import (
     bayesify,
     predict,
 )
-from bayesify.train import fit
+from bayesify.train import Training, fit, fit_many
 
 METHODS = [MeanField(initial_std=0.5), VariationalDropout(p=0.3), VSD(p=0.3), WHVI(initial_std=0.3), EMP(spread=0.5)]
 
@@ -98,6 +98,18 @@ def test_what_cannot_serve_them_says_so_before_training(method: Method, message:
     with pytest.raises(ConfigurationError, match=message):
         fit(bnn, _data(40), Gaussian(), epochs=1, batch_size=5, accelerator="cpu", progress=False, loggers=[epochs.append])
     assert not epochs
+
+
+@pytest.mark.parametrize("together", [None, False])
+def test_of_many_models_one_says_so_before_any_is_trained(together: bool | None) -> None:
+    pytest.importorskip("laplace")
+    bnns = [bayesify(nn.Linear(3, 3), MeanField()), *(bayesify(Forces(), Laplace()) for _ in range(2))]
+    trainings = [Training(bnn=bnn, data=_data(40), likelihood=Gaussian()) for bnn in bnns]
+    before = [{name: value.clone() for name, value in training.bnn.state_dict().items()} for training in trainings]
+    with pytest.raises(ConfigurationError, match="differentiates in its forward pass"):
+        fit_many(trainings, epochs=1, batch_size=5, accelerator="cpu", together=together, progress=False)
+    for training, state in zip(trainings, before, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in training.bnn.state_dict().items())
 
 
 def test_other_errors_are_those_of_the_network() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from bayesify.errors import ConfigurationError
 from bayesify.jobs import RayCluster
 from bayesify.jobs.where import LOCAL, cluster_of
 from bayesify.progress import ProgressBar
-from bayesify.train.after_training import check_completable, complete_posterior
+from bayesify.train.after_training import check_completable, complete_posterior, rehearse_completion
 from bayesify.train.arguments import Settings, Training, check_arguments
 from bayesify.train.data_loading import Batches, InMemoryBatches, RowGroupBatches
 from bayesify.train.fabric import choose_device
@@ -179,7 +180,11 @@ class _Trainer:
     resume: bool
 
     def train(self) -> list[History]:
-        """Train all models, group by group, and return their histories in order."""
+        """Train group by group, and return histories in order; what keeps any model from a posterior is an error before."""
+        for model, part in zip(self.trainings, self.data, strict=True):
+            if model.bnn.completes:
+                with self._on_device(model, part):
+                    rehearse_completion(model, next(part.train.epoch(1)))
         histories: dict[int, History] = {}
         for group in _stackable_groups(self.trainings, self.data):
             histories |= self._train_group(group)
@@ -199,7 +204,7 @@ class _Trainer:
                 histories = train_together(models, data, *common, checkpoint, self.resume)
                 for model, part, history in zip(models, data, histories, strict=True):
                     if history.failure is None:
-                        with preserved_state(Objective(model.bnn, model.likelihood, part.auxiliary), self.device):
+                        with self._on_device(model, part):
                             complete_posterior(model, part)
                             tell_of_misfits(model.bnn, part.train.epoch(0))
                 return dict(zip(group, histories, strict=True))
@@ -213,6 +218,9 @@ class _Trainer:
             if self.together:
                 raise ConfigurationError(f"these models cannot be trained together: {reason}; pass together=None")
         return {i: self._train_alone(i) for i in group}
+
+    def _on_device(self, model: Training, data: ModelData) -> AbstractContextManager[None]:
+        return preserved_state(Objective(model.bnn, model.likelihood, data.auxiliary), self.device)
 
     def _train_alone(self, i: int) -> History:
         checkpoint = part_of(self.checkpoint, [i])
