@@ -221,6 +221,24 @@ def test_layers_that_refuse_other_shapes_are_not_recognized():
     assert bnn(torch.randn(2, 5, 6, 3), samples=3).outputs.shape == (3, 2, 5, 6, 4)
 
 
+def test_layers_of_integers_are_not_tried():
+    """Those of bitsandbytes warn if they are called with other weights."""
+    calls = []
+
+    class Packed(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4, bias=False)
+            self.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+
+        def forward(self, x):
+            calls.append(x)
+            return F.linear(x, self.weight.to(x))
+
+    bnn = bayesify(nn.Sequential(Packed(), nn.Linear(4, 2)), MeanField())
+    assert not calls
+    assert bnn.report[0].reason == "its weight is not of a real floating point type"
+
+
 def test_modules_without_a_forward_method_are_left_alone():
     """As the manifolds of geoopt, which parameters refer to."""
 

@@ -5,6 +5,7 @@ import enum
 import re
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -311,6 +312,15 @@ def test_errors_of_the_network_itself_stay_as_they_are() -> None:
 
     with pytest.raises(KeyError, match="missing"):
         bayesify(_nets(failing)[0], {"second": WHVI()})(_inputs(5))
+
+
+@pytest.mark.parametrize("method", [WHVI(), EMP()])
+def test_outputs_that_cannot_be_split_are_not_blamed_on_a_replaced_parameter(method: Method) -> None:
+    def recording(net: Any, x: Tensor) -> Any:
+        return SimpleNamespace(y=net.second(net.first(x)))
+
+    with pytest.raises(TypeError, match="returned a SimpleNamespace, whose tensors cannot be separated by draw"):
+        bayesify(_nets(recording)[0], {"second": method})(_inputs(5))
 
 
 @pytest.mark.parametrize("method", [EMP(), Deterministic()])

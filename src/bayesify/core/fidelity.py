@@ -53,7 +53,7 @@ def unlike_plain(net: nn.Module, examination: Examination, inputs: Inputs, candi
 
 
 def missed_weights(net: nn.Module, examination: Examination, inputs: Inputs) -> str:
-    """Which layers have no weight left that a network which fails looks for; empty if it fails with plain layers, too."""
+    """Which layers have no weight left that a network which fails looks for; empty if it fails for other reasons."""
     replaced = [layer for layer in examination.layers if layer.is_replaced]
 
     def runs(candidate: Candidate, plain: list[BayesianLayer]) -> bool:
@@ -65,7 +65,7 @@ def missed_weights(net: nn.Module, examination: Examination, inputs: Inputs) -> 
 
     with examination.with_draws():
         accepted = next((rows for rows in candidates(inputs) if runs(rows, replaced)), None) if replaced else None
-        if accepted is None:
+        if accepted is None or runs(accepted, []):  # then not the network fails, but what is done with its outputs
             return ""
         missed = [layer for layer in replaced if not runs(accepted, [other for other in replaced if other is not layer])]
     names = {module: name for name, module in net.named_modules()}

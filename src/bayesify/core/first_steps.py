@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,6 +17,34 @@ __all__ = ["FirstSteps"]
 _STEPS = 3  # of an optimizer, after which what has not happened is taken for a mistake
 _PASSES = 20  # in training mode that changed no parameter at all: more than most accumulate gradients for
 _GIVEN_UP = 200  # passes, after which the network is not observed any longer
+
+
+class _Place(NamedTuple):
+    """Where a module has a parameter.
+
+    Sharding replaces parameters, whose memory is needed, and modules do not convert parameters of other types to another device if
+    there are weak references.
+    """
+
+    module: weakref.ref[nn.Module]
+    name: str
+    identity: int
+
+    def __call__(self) -> nn.Parameter | None:
+        """The parameter, unless it has been replaced."""
+        module = self.module()
+        parameter = None if module is None else module._parameters.get(self.name)
+        return parameter if id(parameter) == self.identity else None
+
+
+def _places(root: nn.Module) -> dict[str, _Place]:
+    """Where each parameter is, by its name in `root`."""
+    return {
+        f"{prefix}.{name}".removeprefix("."): _Place(weakref.ref(module), name, id(parameter))
+        for prefix, module in root.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
 
 
 class FirstSteps:
@@ -43,14 +72,15 @@ class FirstSteps:
     """
 
     def __init__(self, before: Iterable[nn.Parameter] = (), bnn: nn.Module | None = None) -> None:
-        named = {} if bnn is None else dict(bnn.named_parameters())
+        parameters = {} if bnn is None else dict(bnn.named_parameters())
+        places = {} if bnn is None else _places(bnn)
+        named = {name: places[name] for name, p in parameters.items() if _has_version(p)}
         old = {id(p): p for p in before if _has_version(p)}
-        present = {id(p) for p in named.values()}
-        # weak references: sharding replaces parameters, whose memory is needed
-        self.kept = [weakref.ref(p) for p in old.values() if id(p) in present]
-        self.added = {name: weakref.ref(p) for name, p in named.items() if id(p) not in old and _has_version(p)}
-        self.dropped = [weakref.ref(p) for p in old.values() if id(p) not in present]
-        self.first = next((weakref.ref(p) for p in named.values()), None)
+        present = {id(p) for p in parameters.values()}
+        self.kept = [place for place in named.values() if place.identity in old]
+        self.added = {name: place for name, place in named.items() if place.identity not in old}
+        self.dropped = [weakref.ref(p) for key, p in old.items() if key not in present]
+        self.first = next((id(p) for p in parameters.values()), None)
         self.initial = _versions(self.added.values())
         self.begun = False
         self.uses_kl: bool | None = None
@@ -64,9 +94,9 @@ class FirstSteps:
 
     def finding(self, bnn: nn.Module) -> str | None:
         """What a pass in training mode shows: a sentence, an empty string if there is nothing more to observe, else None."""
-        if self.first is None or self.passes == _GIVEN_UP or not any(_is_trainable(p()) for p in self.added.values()):
+        if self.first is None or self.passes == _GIVEN_UP or not any(_is_trainable(place()) for place in self.added.values()):
             return ""
-        if next(bnn.parameters(), None) is not self.first():  # in a functional call
+        if id(next(bnn.parameters(), None)) != self.first:  # in a functional call
             return None
         self.passes += 1
         versions = _versions(self.kept), _versions(self.added.values())
@@ -121,8 +151,8 @@ class FirstSteps:
         """Names of the layers whose posterior is that of the conversion, although others are trained."""
         layers = dict[str, list[nn.Parameter]]()
         changed = set[str]()
-        for (name, reference), initial in zip(self.added.items(), self.initial, strict=True):
-            parameter = reference()
+        for (name, place), initial in zip(self.added.items(), self.initial, strict=True):
+            parameter = place()
             if parameter is None or parameter._version != initial or ".posterior." not in name:
                 changed.add(_layer(name))
             else:
@@ -142,9 +172,9 @@ def _layer(name: str) -> str:
     return name.partition(".posterior.")[0]
 
 
-def _versions(parameters: Iterable[weakref.ref[nn.Parameter]]) -> list[int]:
+def _versions(places: Iterable[_Place]) -> list[int]:
     """How often parameters have been changed, as PyTorch counts."""
-    found = [p() for p in parameters]
+    found = [place() for place in places]
     return [-1 if p is None else p._version for p in found]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import kind_of, unrecognized, unsupported
@@ -24,17 +25,19 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
     own = [name for name, _ in layer.named_parameters(recurse=False)]
     if kind_of(layer) is BayesianLayer and "weight" not in own:
         return f"this type is not supported; its own parameters ({listing(own, most=3)}) stay as they are"
+    weight = layer._parameters.get("weight")
+    if weight is not None and not weight.is_floating_point():
+        return "its weight is not of a real floating point type"
     if reason := unsupported(type(layer)) or unrecognized(layer):
         return reason
-    weight = layer._parameters.get("weight")
     if weight is None:
         return "its weight is computed, by a hook (weight_norm, spectral_norm, pruning) or a property"
     if is_parametrized(layer):
         return "its bias is parametrized"
     if "forward" in vars(layer):
         return "its forward was replaced by another function"
-    if not weight.is_floating_point():
-        return "its weight is not of a real floating point type"
+    if is_traceable_wrapper_subclass(weight) and not type(weight).__module__.startswith("torch.distributed."):
+        return f"its weight is quantized or otherwise not an ordinary tensor ({type(weight).__name__})"
     _check_weights(layer)
     if not may_be_frozen and not any(p.requires_grad for p in layer.parameters(recurse=False)):
         return "it is frozen; a pattern that names it makes it random"

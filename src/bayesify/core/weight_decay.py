@@ -44,15 +44,15 @@ def exempt_from_decay(optimizer: Optimizer, exempt: set[nn.Parameter]) -> None:
         optimizer.add_param_group({**group, "params": moved, "weight_decay": 0.0})
 
 
-_observed: dict[int, tuple[weakref.ref[nn.Parameter], weakref.ref[Bayesian]]] = {}  # until the first step, by id of the parameter
+_observed: dict[int, weakref.ref[Bayesian]] = {}  # until the first step, by id of the parameter
 _hooks: list[RemovableHandle] = []
 
 
 def notice_decay(bnn: Bayesian) -> None:
     """Warn at the first step of an optimizer that decays variational parameters of the network."""
-    for key in [key for key, refs in _observed.items() if any(ref() is None for ref in refs)]:
+    for key in [key for key, root in _observed.items() if root() is None]:
         del _observed[key]
-    _observed.update({id(p): (weakref.ref(p), weakref.ref(bnn)) for p in variational_parameters(bnn).values()})
+    _observed.update({id(p): weakref.ref(bnn) for p in variational_parameters(bnn).values()})
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_look_at))
 
@@ -64,12 +64,14 @@ def _look_at(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     decaying: dict[Bayesian, tuple[float, set[nn.Parameter]]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            seen, root = _observed.pop(id(parameter), (None, None))
-            bnn = None if root is None or seen is None or seen() is not parameter else root()
+            root = _observed.pop(id(parameter), None)
+            bnn = None if root is None else root()
             if bnn is not None and parameter.requires_grad and group.get("weight_decay"):
                 decaying.setdefault(bnn, (float(group["weight_decay"]), set()))[1].add(parameter)
     for bnn, (rate, parameters) in decaying.items():
         names = [name for name, p in variational_parameters(bnn).items() if p in parameters]
+        if not names:  # other parameters, at the places in memory of those that sharding replaced
+            continue
         others = "" if len(names) == 1 else f" and {plural(len(names) - 1, 'other variational parameter')}"
         bnn.tell(
             f"weight decay of {type(optimizer).__name__} pulls {names[0]!r}{others} to 0, whatever the prior. Make the optimizer "

@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_map
 
 from bayesify.core.copies import copied_module
 from bayesify.core.differentiation import lacks_gradients
+from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.restoration import restore_layers
-from bayesify.errors import ConfigurationError, DataError
+from bayesify.errors import BayesifyError, ConfigurationError, DataError
 from bayesify.formatting import first_line, listing
 from bayesify.likelihoods import Likelihood
 
@@ -107,7 +108,9 @@ class WeightDensity:
         """
         try:
             return self.outputs(self.start, inputs)
-        except RuntimeError as error:
+        except BayesifyError:
+            raise
+        except NETWORK_ERRORS as error:
             if lacks_gradients(error):
                 raise ConfigurationError(
                     "the network differentiates in its forward pass, and this posterior is made of derivatives of that pass; use a "

@@ -32,6 +32,8 @@ def recognized(layer: nn.Module) -> type[BayesianLayer] | None:
         return None
     if any(True for _ in layer.children()) or any(True for _ in layer.buffers()) or not _has_one_input(layer):
         return None
+    if not all(p.is_floating_point() for p in layer.parameters()):  # bitsandbytes warns if its layers are tried
+        return None
     shapes = {name: tuple(p.shape) for name, p in layer.named_parameters() if not isinstance(p, nn.UninitializedParameter)}
     candidates, size = list(_candidates(layer, shapes)), sum(map(math.prod, shapes.values()))
     if not candidates or size > _LARGEST:

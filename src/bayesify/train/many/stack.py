@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_unflatten
 
 from bayesify.core.module_comparison import same_function
@@ -66,6 +67,8 @@ class Stack:
             raise UntraceableError("PyTorch's vmap has no rule for its recurrent kernels, and warns where it falls back")
         self.objectives, self.n, self.samples, self.compile = objectives, n, samples, compile
         states = [{**dict(o.named_parameters()), **dict(o.named_buffers())} for o in objectives]
+        if any(is_traceable_wrapper_subclass(x) for x in states[0].values()):
+            raise UntraceableError("some weights are quantized, or otherwise not ordinary tensors, and cannot be stacked")
         learned = [name for name, p in objectives[0].named_parameters() if p.requires_grad]
         self.parameters = {name: torch.stack([s[name].detach() for s in states]) for name in learned}
         self.trained = self.parameters
