@@ -126,6 +126,15 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
     assert [type(layer) for i, layer in enumerate(net) if i != 5] == [kind for i, kind in enumerate(types) if i != 5]
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_network_that_is_wrapped_for_several_processes_is_refused(inside: bool) -> None:
+    """Whose wrapper would not average the gradients of posteriors, so that processes would train different ones."""
+    net = nn.DataParallel(_mlp())
+    with pytest.raises(ConfigurationError, match=r"is in a DataParallel, .* DistributedDataParallel\(bayesify\(net, method\)\)"):
+        bayesify(nn.Sequential(net, nn.Linear(2, 2)) if inside else net, MeanField())
+    assert type(net.module[0]) is nn.Linear
+
+
 @pytest.mark.parametrize("first", ["*", "[02]", "?"])
 def test_a_pattern_that_others_hide_is_an_error(first):
     net = _mlp()

@@ -36,6 +36,7 @@ from bayesify import (
     Method,
     NoisyAdam,
     NoisyKFAC,
+    PassError,
     Radial,
     Rank1,
     RepulsiveEnsemble,
@@ -146,6 +147,13 @@ def test_outputs_that_cannot_be_split_into_draws_are_refused(fold, samples):
     ):
         with pytest.raises(kind, match=message):
             bayesify(Function(function), MeanField(), fold=fold)(x, samples=samples)
+
+
+@pytest.mark.parametrize("method", [MeanField(), DeepEnsemble(members=2)])
+def test_copies_of_data_parallel_are_refused(method):
+    bnn = bayesify([_mlp(), _mlp()] if method.is_whole else _mlp(), method)
+    with pytest.raises(PassError, match=r"DataParallel copies the network .* use DistributedDataParallel"):
+        bnn._replicate_for_data_parallel()(torch.zeros(3, 4))
 
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True, "2", None])

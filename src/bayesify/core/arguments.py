@@ -19,6 +19,7 @@ from bayesify.errors import ConfigurationError
 
 __all__ = ["check_layout", "networks", "output_selection", "patterns"]
 
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"}
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -30,6 +31,12 @@ def networks(net: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
         raise TypeError(f"net must be a torch.nn.Module, or a list of them for an ensemble, got {kinds}")
     if any(isinstance(module, Bayesian | BayesianLayer) for each in nets for module in each.modules()):
         raise ConfigurationError("the network is Bayesian already; restore the original with unbayesify(bnn) first")
+    for module in (module for each in nets for module in each.modules()):
+        if any(kind.__name__ in _WRAPPERS for kind in type(module).__mro__):
+            raise ConfigurationError(
+                f"the network is in a {type(module).__name__}, which would not synchronize the parameters that bayesify adds; "
+                "convert the network first, and wrap the result: DistributedDataParallel(bayesify(net, method))"
+            )
     if any(isinstance(each, torch.jit.ScriptModule) for each in nets):
         raise ConfigurationError("a scripted network has no layers that can be made random; convert the network it was made from")
     return nets

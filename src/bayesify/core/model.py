@@ -25,7 +25,7 @@ from bayesify.core.passes import Passes
 from bayesify.core.recent import Recent
 from bayesify.core.shards import shards_of, with_whole_parameters
 from bayesify.core.turns import turn
-from bayesify.errors import warn
+from bayesify.errors import PassError, warn
 
 __all__ = ["Bayesian"]
 
@@ -76,6 +76,11 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         self.decodes_together = Recent[object, bool]()  # by kind of inputs; see `generate`
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Draws:
+        if "_is_replica" in vars(self):
+            raise PassError(
+                "nn.DataParallel copies the network for every GPU in every pass, and cannot gather draws; use "
+                "DistributedDataParallel, with one process per GPU"
+            )
         with turn():  # plans and replayed passes are state of the root
             first_steps = self._observe_training()
             draws = self.differentiation.run(lambda: super(Bayesian, self).__call__(*inputs, **kwargs), self.parameters())

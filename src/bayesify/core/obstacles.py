@@ -36,7 +36,9 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
         return "its bias is parametrized"
     if "forward" in vars(layer):
         return "its forward was replaced by another function"
-    if is_traceable_wrapper_subclass(weight) and not type(weight).__module__.startswith("torch.distributed."):
+    if hasattr(weight, "full_tensor"):
+        return "its weight is sharded (DTensor): convert the network first, then shard it"
+    if is_traceable_wrapper_subclass(weight):
         return f"its weight is quantized or otherwise not an ordinary tensor ({type(weight).__name__})"
     _check_weights(layer)
     if not may_be_frozen and not any(p.requires_grad for p in layer.parameters(recurse=False)):
