@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 from torch import nn
 
 from bayesify import VIFO, VOGN, DeepEnsemble, Deterministic, MeanField, Method, bayesify, summary
@@ -73,3 +74,13 @@ def test_members_of_an_ensemble_do_not_repeat_it():
     with pytest.warns(BayesifyWarning, match="of the parameters") as caught:
         bayesify([_bilinear() for _ in range(3)], DeepEnsemble(members=3, base=MeanField()))
     assert len({str(warning.message) for warning in caught}) == 1
+
+
+def test_layers_that_are_replaced_after_the_conversion_are_noticed():
+    bnn = bayesify(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)), MeanField())
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(bnn).eval()
+    with pytest.warns(BayesifyWarning, match=r"^1 random layer became deterministic .* replaced by SyncBatchNorm"):
+        synchronized(torch.zeros(2, 3, 4, 4))
+    unchanged = bayesify(nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2))), {"0": MeanField(), "1*": Deterministic()})
+    unchanged(torch.zeros(2, 3))
+    assert not any("became" in finding for finding in unchanged.findings)

@@ -13,9 +13,9 @@ from bayesify.core.layers import kind_of, unrecognized, unsupported
 from bayesify.core.model import Bayesian
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError
-from bayesify.formatting import listing
+from bayesify.formatting import listing, plural
 
-__all__ = ["obstacle", "tell_of_hindered_layers", "tied_parameters", "trainable_sizes"]
+__all__ = ["obstacle", "tell_of_hindered_layers", "tell_of_replaced_layers", "tied_parameters", "trainable_sizes"]
 
 _CONSIDERABLE = 0.1  # of the trainable parameters
 
@@ -110,4 +110,17 @@ def tell_of_hindered_layers(root: Bayesian, sizes: Mapping[str, Mapping[int, int
         root.tell(
             f"{share:.0%} of the parameters stay deterministic, as these layers cannot be made random: {names}; `summary` has the "
             "reasons. To accept it, name the layers that should be random: bayesify(net, {pattern: method})"
+        )
+
+
+def tell_of_replaced_layers(root: Bayesian) -> None:
+    """Warn if layers that the conversion made random are plain ones now."""
+    modules = dict(root.net.named_modules())
+    converted = [modules[report.name] for report in root.report if report.method is not None and report.name in modules]
+    replaced = [layer for layer in converted if not any(isinstance(part, BayesianLayer) for part in layer.modules())]
+    if replaced:
+        kinds = listing(sorted({type(layer).__name__ for layer in replaced}), most=3)
+        root.tell(
+            f"{plural(len(replaced), 'random layer')} became deterministic after the conversion, replaced by {kinds}, as by "
+            "SyncBatchNorm.convert_sync_batchnorm; change the network first, and convert it with bayesify afterwards"
         )

@@ -17,6 +17,7 @@ from bayesify.core.inputs import Inputs
 from bayesify.core.layer import Posterior
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare
+from bayesify.core.obstacles import tell_of_replaced_layers
 from bayesify.core.per_example import unlike_examples
 from bayesify.core.plans import OtherDecisionsError, Plan, other_size
 from bayesify.core.recent import Recent
@@ -278,6 +279,7 @@ class Planning(Bayesian):
         chosen = self.fold is False or self.batch_dim != 0  # separate passes are no news
         if not verdict.independent_rows and not chosen and (reads or not self.fold):
             self._warn_of_separate_passes(verdict.reason)
+        tell_of_replaced_layers(self)
         if unused := [name for name, layer in layers.items() if not layer.is_used]:
             self.tell(
                 f"the network does not use {len(unused)} of its random layers for these inputs; they only add their KL: "
