@@ -274,6 +274,8 @@ def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:
     if posterior is None:
         revert(layer)
         return False
+    parameters = {"weight": reference, "bias": bias}
+    layer.replaced = tuple(name for name, own in parameters.items() if own is not None and layer._parameters[name] is None)
     layer.posterior = posterior.to(device=reference.device, dtype=reference.dtype).train(layer.training)
     return True
 

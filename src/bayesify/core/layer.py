@@ -22,6 +22,7 @@ from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.passes import Passes
 from bayesify.core.plain_checkpoint import adopt_plain_weights
 from bayesify.core.values import spread_errors
+from bayesify.errors import ConfigurationError
 from bayesify.functional import local_reparameterization
 
 __all__ = ["BayesianLayer", "Posterior"]
@@ -182,6 +183,7 @@ class BayesianLayer(Channels):
     bias_shape: tuple[int, ...] | None
     lacks_bias: bool  # whether the class of the layer has no attribute of that name
     requires_grads: tuple[bool, bool]  # of weight and bias before the layer became random
+    replaced: tuple[str, ...] = ()  # the names of the parameters that the posterior has in another form
     is_read: bool
     is_repeated: bool = False
     is_used: bool | None
@@ -212,7 +214,25 @@ class BayesianLayer(Channels):
         """The posterior mean of "weight" or "bias"."""
         stored = self._parameters.get(name)
         missing = stored is None and (name == "weight" or self.bias_shape is not None) and "posterior" in self._modules
+        if missing and name not in self.replaced:
+            raise ConfigurationError(
+                f"the {name} of a random {self.original.__name__} was pruned or parametrized after `bayesify`; do this before it, "
+                "which leaves the layer deterministic"
+            )
         return self.posterior.mean(self)[name == "bias"] if missing else stored
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As in `nn.Module`, also when a parameter is assigned; one that the posterior replaced would have no effect.
+
+        Raises:
+            ConfigurationError: the posterior replaced this parameter.
+        """
+        if name in self.replaced and param is not None:
+            raise ConfigurationError(
+                f"the {name} of this layer cannot be set, as {type(self.posterior).__name__} has it in another form; set it before "
+                "`bayesify`, or load a checkpoint of the plain network into bnn.net"
+            )
+        super().register_parameter(name, param)
 
     @property
     def forward_pass(self) -> ForwardPass:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from bayesify.core.computed_weights import shown
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.objects import check_unchanged, states
 from bayesify.core.shards import with_whole_parameters
@@ -146,7 +147,7 @@ class Passes:
         """A layer's weight or bias outside a pass: the mean, the held draw, or the draw that a backward pass recomputes."""
         forward_pass = self._recomputed() or self.held
         if forward_pass is None:
-            return layer.posterior_mean(name)
+            return shown(layer, name, layer.posterior_mean(name))
         with self._turn(next(layer.parameters())):
             before, self.current = self.current, forward_pass
             try:

@@ -23,6 +23,7 @@ _ATTRIBUTES = (
     "weight_shape",
     "bias_shape",
     "requires_grads",
+    "replaced",
     "is_read",
     "is_repeated",
     "is_used",

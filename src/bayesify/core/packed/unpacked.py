@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.computed_weights import shown
 from bayesify.core.layer import BayesianLayer
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
@@ -95,7 +96,7 @@ class Unpacked(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         places = vars(self).get("places", {}).get(name)
-        return super().__getattr__(name) if places is None else self._read(places)
+        return super().__getattr__(name) if places is None else self._read(name, places)
 
     def __setattr__(self, name: str, value: Any) -> None:
         places = vars(self).get("places", {}).get(name)
@@ -106,7 +107,7 @@ class Unpacked(nn.Module):
             )
         super().__setattr__(name, value)
 
-    def _read(self, places: Sequence[Place]) -> Tensor:
+    def _read(self, name: str, places: Sequence[Place]) -> Tensor:
         """A packed parameter: the mean or the draw of its parts, as for `BayesianLayer.weight`."""
         parts = [self._modules[part] for part, _ in places]
         values = [getattr(part, kind) for part, (_, kind) in zip(parts, places, strict=True)]
@@ -114,7 +115,7 @@ class Unpacked(nn.Module):
             return values[0]
         random = [part for part in parts if isinstance(part, BayesianLayer)]
         running = random[0].passes.running if random else None
-        return torch.cat(values) if running is None else running.joined(random, values)
+        return shown(self, name, torch.cat(values)) if running is None else running.joined(random, values)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load a checkpoint, also of the packed module."""
