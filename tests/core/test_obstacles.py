@@ -79,8 +79,67 @@ def test_members_of_an_ensemble_do_not_repeat_it():
 def test_layers_that_are_replaced_after_the_conversion_are_noticed():
     bnn = bayesify(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)), MeanField())
     synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(bnn).eval()
-    with pytest.warns(BayesifyWarning, match=r"^1 random layer became deterministic .* replaced by SyncBatchNorm"):
+    with pytest.warns(BayesifyWarning, match=r"^1 random layer became deterministic .* \(replaced by SyncBatchNorm\)"):
         synchronized(torch.zeros(2, 3, 4, 4))
     unchanged = bayesify(nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2))), {"0": MeanField(), "1*": Deterministic()})
     unchanged(torch.zeros(2, 3))
     assert not any("became" in finding for finding in unchanged.findings)
+
+
+def test_layers_that_are_removed_after_a_pass_are_noticed():
+    """Verdicts of earlier passes have the positions of layers, which then are those of others."""
+    bnn = bayesify(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), MeanField()).eval()
+    bnn(torch.zeros(2, 3))
+    bnn.net[0] = nn.Identity()
+    bnn.net[1] = nn.Sequential(nn.Linear(3, 5))
+    with pytest.warns(BayesifyWarning, match=r"^2 random layers became deterministic .* \(replaced by Identity, Sequential\)"):
+        assert bnn(torch.zeros(2, 3), samples=3).outputs.shape == (3, 2, 2)
+
+
+class _Switch(nn.Module):
+    """A layer that can be turned off, as an adapter that is merged."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.adapter, self.is_on = nn.Linear(3, 2), nn.Linear(3, 2), True
+
+    def forward(self, x):
+        return self.base(x) + self.adapter(x) if self.is_on else self.base(x)
+
+
+@pytest.mark.parametrize("fold", [None, False])
+def test_layers_that_are_no_longer_used_are_noticed(fold):
+    net = nn.Sequential(nn.Linear(3, 3), _Switch())
+    bnn = bayesify(net, {"*adapter": MeanField(initial_std=0.5)}, fold=fold).eval()
+    x = torch.ones(4, 3)
+    assert bnn(x, samples=5).outputs.std(0).min() > 0
+    net[1].is_on = False
+    with pytest.warns(BayesifyWarning, match=r"does not use 1 of its random layers .* 1\.adapter"):
+        assert bnn(x, samples=5).outputs.std(0).max() == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bnn(x, samples=5)
+        net[1].is_on = True
+        assert bnn(x, samples=5).outputs.std(0).min() > 0
+
+
+def test_a_network_that_uses_other_layers_for_other_values_is_no_news():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
+
+        def forward(self, x):
+            choice = x.argmax(1)
+            y = x.new_zeros(len(x), 2)
+            for i, expert in enumerate(self.experts):
+                if (rows := choice == i).any():
+                    y[rows] = expert(x[rows])
+            return y
+
+    bnn = bayesify(Experts(), MeanField()).eval()
+    bnn(torch.eye(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(3):
+            bnn(torch.eye(3)[[i, i, i]], samples=2)

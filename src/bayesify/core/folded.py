@@ -35,6 +35,8 @@ from bayesify.errors import PassError
 
 __all__ = ["Folded"]
 
+_MOST_CHANGES = 3  # that are noticed: parts of the network may be compiled, whose uses of layers are not
+
 
 class Folded(Planning):
     """The default root: S draws are folded into the batch and take one pass over S*B rows.
@@ -51,6 +53,8 @@ class Folded(Planning):
         super().__init__(net)
         self._prefix: Prefix | None = None
         self._draws_ahead = True
+        self._layer_count: int | None = None
+        self._changes = 0  # of the layers that the network uses
         self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
@@ -69,6 +73,8 @@ class Folded(Planning):
     # How passes are made
 
     def _draws(self, call: Inputs, samples: int, coherent: bool) -> Draws:
+        layers = self._layers()
+        self._notice_removal(layers)
         plan = self.checked_plan(call, samples, coherent)
         if self.is_observed and not self.fold:
             self.check_single_examples(call)
@@ -77,16 +83,38 @@ class Folded(Planning):
             before = generator_states(tensors) if tensors else {}
             try:
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
+                self._check_uses(passes[0], layers, plan)
             except (RowsError, OtherDecisionsError) as error:
                 plan = self._plan_after(error, call, samples, coherent, plan)
                 set_generator_states(tensors, before)  # equal seeds give equal draws, also when the pass is repeated
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
-        kl = self.kl_of_pass(passes[0].reported_kls(self._layers()))
+        kl = self.kl_of_pass(passes[0].reported_kls(layers))
         local_kl = kl.new_zeros(call.batch)
         draws = Draws(outputs, kl, local_kl, score, self.local_beta, self.observation(passes))
         self.passes.watch_backward(passes[0], kl)
         return draws
+
+    def _notice_removal(self, layers: Sequence[BayesianLayer]) -> None:
+        """Examine the network again if random layers were removed, as where adapters are merged: verdicts have their positions."""
+        if not torch.compiler.is_compiling():
+            if self._layer_count not in (None, len(layers)):
+                self.forget_verdicts()
+            self._layer_count = len(layers)
+
+    def _check_uses(self, forward_pass: ForwardPass, layers: Sequence[BayesianLayer], plan: Plan) -> None:
+        """Raise a `NewLayerError` if the network no longer uses layers that it used when it was examined, as merged adapters."""
+        if self.training or self.fold or torch.compiler.is_compiling() or self._changes == _MOST_CHANGES:
+            return
+        used = forward_pass.used
+        if plan.varies:  # other batches may use other layers, but some
+            changed = not used and any(layer.is_used for layer in layers)
+        else:
+            examined = plan.noise_per_row or plan.folds
+            changed = examined and any(layer not in used for i, layer in enumerate(layers) if i not in plan.unused_layers)
+        if changed:
+            self._changes += 1
+            raise NewLayerError("the network no longer uses a random layer that it used before")
 
     def _plan_after(self, error: PassError, call: Inputs, samples: int, coherent: bool, plan: Plan) -> Plan:
         """A plan for a pass that failed by another one; raise the error if there is none."""

@@ -80,6 +80,7 @@ class ForwardPass:
         self.score: Tensor | None = None
         self.found_kls: dict[nn.Module, Tensor | None] = {}  # None: in the value of another posterior
         self.calls: list[tuple[BayesianLayer, Tensor, Tensor]] = []
+        self.used: set[BayesianLayer] = set()  # outside compiled code
         self._records, self._separate = records, separate
         self._pays_kl, self._training = pays_kl, training
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
@@ -296,6 +297,7 @@ class ForwardPass:
         """Check a use of a layer; if the root must plan the pass differently, raise a `PassError`."""
         self._check_used(layer)
         self._check_thread()
+        self.used.add(layer)
         if (
             has_rows
             and self.rows is not None
@@ -346,6 +348,8 @@ class ForwardPass:
         Raises:
             RowsError: several draws share the pass, and the network computes with the weight.
         """
+        if not torch.compiler.is_compiling():
+            self.used.add(layer)
         if not layer.posterior.is_random:
             return self.inside(layer.posterior.mean, layer)[name == "bias"]
         if not layer.is_read and not (self.samples == 1 and layer in self._predrawn):

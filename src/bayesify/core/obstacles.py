@@ -114,13 +114,14 @@ def tell_of_hindered_layers(root: Bayesian, sizes: Mapping[str, Mapping[int, int
 
 
 def tell_of_replaced_layers(root: Bayesian) -> None:
-    """Warn if layers that the conversion made random are plain ones now."""
-    modules = dict(root.net.named_modules())
-    converted = [modules[report.name] for report in root.report if report.method is not None and report.name in modules]
-    replaced = [layer for layer in converted if not any(isinstance(part, BayesianLayer) for part in layer.modules())]
-    if replaced:
-        kinds = listing(sorted({type(layer).__name__ for layer in replaced}), most=3)
+    """Warn if layers that the conversion made random are plain ones now, or no longer there."""
+    missing = sum(report.method is not None for report in root.report) - sum(1 for _ in root.random_layers())
+    if missing > 0:
+        modules = dict(root.net.named_modules())
+        places = [modules[report.name] for report in root.report if report.method is not None and report.name in modules]
+        kinds = {type(layer).__name__ for layer in places if not any(isinstance(part, BayesianLayer) for part in layer.modules())}
+        way = f"replaced by {listing(sorted(kinds), most=3)}" if kinds else "removed"
         root.tell(
-            f"{plural(len(replaced), 'random layer')} became deterministic after the conversion, replaced by {kinds}, as by "
-            "SyncBatchNorm.convert_sync_batchnorm; change the network first, and convert it with bayesify afterwards"
+            f"{plural(missing, 'random layer')} became deterministic after the conversion ({way}); first change the network, as by "
+            "synchronized batch normalization or by merging adapters, then convert it with bayesify"
         )
