@@ -152,12 +152,6 @@ def test_a_named_layer_that_cannot_be_made_random_is_an_error():
     bayesify(net, {"body": Deterministic(), "*": MeanField()})
 
 
-def test_a_random_layer_cannot_lose_its_weight():
-    net = bayesify(_mlp(), MeanField()).net
-    with pytest.raises(NotImplementedError, match="prune or parametrize a layer before `bayesify`"):
-        prune.random_unstructured(net[0], "weight", 0.5)
-
-
 def test_first_matching_pattern_wins_and_the_rest_stays():
     net = nn.ModuleDict({"a": _mlp(), "b": _mlp(), "c": nn.Linear(2, 2)})
     first, second = MeanField(), MCDropout()

@@ -104,7 +104,8 @@ class Folded(Planning):
 
     def _check_uses(self, forward_pass: ForwardPass, layers: Sequence[BayesianLayer], plan: Plan) -> None:
         """Raise a `NewLayerError` if the network no longer uses layers that it used when it was examined, as merged adapters."""
-        if self.training or self.fold or torch.compiler.is_compiling() or self._changes == _MOST_CHANGES:
+        unknown = isinstance(forward_pass, ReplayPass) or self.fold or torch.compiler.is_compiling()  # which layers are used
+        if self.training or unknown or self._changes == _MOST_CHANGES:
             return
         used = forward_pass.used
         if plan.varies:  # other batches may use other layers, but some

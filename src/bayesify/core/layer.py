@@ -115,7 +115,7 @@ class Posterior(nn.Module, ABC):
         if layer.is_replaced:
             raise NotImplementedError(
                 f"the layer has no weight of its own, and {type(self).__name__} does not implement `mean`, which posteriors that "
-                "replace it must; prune or parametrize a layer before `bayesify`"
+                "replace it must"
             )
         return layer.weight, layer.bias
 
