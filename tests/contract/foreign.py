@@ -56,7 +56,8 @@ class Foreign:
         net = self.make()
         with torch.no_grad():
             for parameter in net.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
+                if type(parameter) is nn.Parameter:  # others are quantized
+                    parameter.add_(0.05 * torch.randn_like(parameter))
             for module in net.modules():
                 if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                     module.weight[module.padding_idx] = 0
@@ -85,6 +86,8 @@ def differences(name: str, actual: Tensor, expected: Tensor, tolerance: float) -
     if actual.shape != expected.shape:
         yield f"{name} have shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
         return
+    if type(expected) not in (Tensor, nn.Parameter):
+        actual, expected = actual.dequantize(), expected.dequantize()
     finite = expected.isfinite()
     if not torch.equal(actual.isfinite(), finite):
         yield f"{name} are finite elsewhere"

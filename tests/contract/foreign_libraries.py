@@ -1,4 +1,4 @@
-"""Small networks of peft, torch_geometric, open_clip, timm, segmentation_models_pytorch and torchdiffeq, with random weights."""
+"""Small networks of peft, torchao, torch_geometric, open_clip, timm, segmentation_models_pytorch and torchdiffeq, with random weights."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ def _images(size: int = 32) -> Callable[[], Arguments]:
     return lambda: ((torch.randn(3, 3, size, size, dtype=F64),), {})
 
 
-def _adapted(kind: str, **config: Any) -> Foreign:
+def _adapted(kind: str, *, quantized: bool = False, **config: Any) -> Foreign:
     """A tiny Llama with an adapter of peft."""
 
     def make() -> nn.Module:
         transformers, peft = library("transformers"), library("peft")
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
         llama = transformers.LlamaConfig(**sizes, vocab_size=61, intermediate_size=24, max_position_embeddings=32, pad_token_id=0)
-        return peft.get_peft_model(transformers.LlamaForCausalLM(llama), getattr(peft, kind)(**config)).double()
+        net = transformers.LlamaForCausalLM(llama)
+        if quantized:
+            quantization = library("torchao.quantization")
+            quantization.quantize_(net.model, quantization.Int8WeightOnlyConfig())
+        return peft.get_peft_model(net, getattr(peft, kind)(**config)).double()
 
-    return Foreign("peft", make, lambda: ((), {"input_ids": torch.randint(3, 61, (3, 6))}), lambda y: y.logits)
+    return Foreign("torchao" if quantized else "peft", make, lambda: ((), {"input_ids": torch.randint(3, 61, (3, 6))}), lambda y: y.logits)
 
 
 def _graph(layer: str, *sizes: int, trains: bool = True, **options: Any) -> Foreign:
@@ -109,6 +113,10 @@ LIBRARIES: dict[str, Foreign] = {
     "prompt tuning": _adapted("PromptTuningConfig", task_type="CAUSAL_LM", num_virtual_tokens=3),
     "prefix tuning": _adapted("PrefixTuningConfig", task_type="CAUSAL_LM", num_virtual_tokens=3),
     "p-tuning": _adapted("PromptEncoderConfig", task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=8),
+    "LoRA on 8-bit weights": _adapted("LoraConfig", quantized=True, r=2, target_modules=_QV),
+    "LoRA and a trained head on 8-bit weights": _adapted(
+        "LoraConfig", quantized=True, r=2, target_modules=_QV, modules_to_save=["lm_head"]
+    ),
     "GCNConv": _graph("GCNConv", 8, 8),
     "SAGEConv": _graph("SAGEConv", 8, 8),
     "GATConv": _graph("GATConv", 8, 4, heads=2),
