@@ -1,4 +1,4 @@
-"""Small networks of peft, torchao, torch_geometric, open_clip, timm, segmentation_models_pytorch and torchdiffeq, with random weights."""
+"""Small networks of peft, torchao, torch_geometric, open_clip, timm, segmentation_models_pytorch, torchdiffeq: random weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _adapted(kind: str, *, quantized: bool = False, **config: Any) -> Foreign:
             quantization.quantize_(net.model, quantization.Int8WeightOnlyConfig())
         return peft.get_peft_model(net, getattr(peft, kind)(**config)).double()
 
-    return Foreign("torchao" if quantized else "peft", make, lambda: ((), {"input_ids": torch.randint(3, 61, (3, 6))}), lambda y: y.logits)
+    return Foreign(
+        "torchao" if quantized else "peft", make, lambda: ((), {"input_ids": torch.randint(3, 61, (3, 6))}), lambda y: y.logits
+    )
 
 
 def _graph(layer: str, *sizes: int, trains: bool = True, **options: Any) -> Foreign:
