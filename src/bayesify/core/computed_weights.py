@@ -32,7 +32,7 @@ _copies: WeakKeyDictionary[nn.Module, dict[str, _Copy]] = WeakKeyDictionary()  #
 
 
 def shown(module: nn.Module, name: str, value: T) -> T:
-    """Return a value that a reader gets for the parameter `name` of a module; if it is computed, observe it until the next pass."""
+    """Return a computed value that a reader gets for the parameter `name` of a module, and observe it until the next pass."""
     if type(value) is Tensor and may_look_at(value) and not value.is_inference():
         copies = _copies.setdefault(module, {})
         copies[name] = _Copy(value, _checksum(value), name in copies and copies[name].is_changed)
@@ -41,7 +41,7 @@ def shown(module: nn.Module, name: str, value: T) -> T:
 
 def tampered(net: nn.Module) -> list[str]:
     """Names of the computed parameters into which something was written since the last call."""
-    if torch.compiler.is_compiling() or not _copies:
+    if not _copies or not may_look_at():
         return []
     return [
         f"{prefix}.{name}".lstrip(".")

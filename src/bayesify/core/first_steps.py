@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from bayesify.core.outputs import Draws
@@ -38,10 +39,11 @@ class _Place(NamedTuple):
 
 
 def _places(root: nn.Module) -> dict[str, _Place]:
-    """Where each parameter is, by its name in `root`."""
+    """Where each parameter is, by its name in `root`; not those of TorchScript."""
     return {
         f"{prefix}.{name}".removeprefix("."): _Place(weakref.ref(module), name, id(parameter))
         for prefix, module in root.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
         for name, parameter in module._parameters.items()
         if parameter is not None
     }
@@ -74,7 +76,7 @@ class FirstSteps:
     def __init__(self, before: Iterable[nn.Parameter] = (), bnn: nn.Module | None = None) -> None:
         parameters = {} if bnn is None else dict(bnn.named_parameters())
         places = {} if bnn is None else _places(bnn)
-        named = {name: places[name] for name, p in parameters.items() if _has_version(p)}
+        named = {name: places[name] for name, p in parameters.items() if name in places and _has_version(p)}
         old = {id(p): p for p in before if _has_version(p)}
         present = {id(p) for p in parameters.values()}
         self.kept = [place for place in named.values() if place.identity in old]

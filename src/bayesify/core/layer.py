@@ -211,7 +211,11 @@ class BayesianLayer(Channels):
         return "posterior" in self._modules and (weight is None or (bias is None and self.bias_shape is not None))
 
     def posterior_mean(self, name: str) -> Tensor | None:
-        """The posterior mean of "weight" or "bias"."""
+        """The posterior mean of "weight" or "bias".
+
+        Raises:
+            ConfigurationError: the layer was pruned or parametrized after it became random.
+        """
         stored = self._parameters.get(name)
         missing = stored is None and (name == "weight" or self.bias_shape is not None) and "posterior" in self._modules
         if missing and name not in self.replaced:

@@ -22,10 +22,10 @@ _CONSIDERABLE = 0.1  # of the trainable parameters
 
 def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bool) -> str:
     """Why a layer cannot be made random; empty if it can."""
-    own = [name for name, _ in layer.named_parameters(recurse=False)]
+    own = dict(layer.named_parameters(recurse=False))
     if kind_of(layer) is BayesianLayer and "weight" not in own:
         return f"this type is not supported; its own parameters ({listing(own, most=3)}) stay as they are"
-    weight = layer._parameters.get("weight")
+    weight = own.get("weight")
     if weight is not None and not weight.is_floating_point():
         return "its weight is not of a real floating point type"
     if reason := unsupported(type(layer)) or unrecognized(layer):

@@ -147,7 +147,8 @@ class Passes:
         """A layer's weight or bias outside a pass: the mean, the held draw, or the draw that a backward pass recomputes."""
         forward_pass = self._recomputed() or self.held
         if forward_pass is None:
-            return shown(layer, name, layer.posterior_mean(name))
+            value = layer.posterior_mean(name)
+            return shown(layer, name, value) if name in layer.replaced else value
         with self._turn(next(layer.parameters())):
             before, self.current = self.current, forward_pass
             try:
