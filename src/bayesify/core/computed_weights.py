@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.values import may_look_at
+from bayesify.formatting import listing
 
-__all__ = ["shown", "tampered"]
+__all__ = ["lost_changes", "shown"]
 
 T = TypeVar("T", bound="Tensor | None")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
@@ -39,16 +40,22 @@ def shown(module: nn.Module, name: str, value: T) -> T:
     return value
 
 
-def tampered(net: nn.Module) -> list[str]:
-    """Names of the computed parameters into which something was written since the last call."""
+def lost_changes(net: nn.Module) -> str:
+    """Which computed parameters something was written into since the last call: a sentence, or an empty string."""
     if not _copies or not may_look_at():
-        return []
-    return [
+        return ""
+    names = [
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in net.named_modules()
         for name, copy in _copies.pop(module, {}).items()
         if copy.is_changed
     ]
+    if not names:
+        return ""
+    return (
+        f"{listing(map(repr, names), most=3)} changed in place, which has no effect, as such weights are computed when they are "
+        "read; change them before `bayesify`, or load a checkpoint of the plain network into bnn.net"
+    )
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bayesify.core.collection import Collecting
 from bayesify.core.completion import Completing
-from bayesify.core.computed_weights import tampered
+from bayesify.core.computed_weights import lost_changes
 from bayesify.core.differentiation import Differentiation
 from bayesify.core.generation import generate
 from bayesify.core.inputs import Inputs, input_names
@@ -27,7 +27,6 @@ from bayesify.core.recent import Recent
 from bayesify.core.shards import shards_of, with_whole_parameters
 from bayesify.core.turns import turn
 from bayesify.errors import PassError, warn
-from bayesify.formatting import listing
 
 __all__ = ["Bayesian"]
 
@@ -84,11 +83,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
                 "DistributedDataParallel, with one process per GPU"
             )
         with turn():  # plans and replayed passes are state of the root
-            if names := tampered(self.net):
-                self.tell(
-                    f"{listing(map(repr, names), most=3)} changed in place, which has no effect, as such weights are computed when "
-                    "they are read; change them before `bayesify`, or load a checkpoint of the plain network into bnn.net"
-                )
+            if finding := lost_changes(self.net):
+                self.tell(finding)
             first_steps = self._observe_training()
             draws = self.differentiation.run(lambda: super(Bayesian, self).__call__(*inputs, **kwargs), self.parameters())
             if first_steps is not None and not self.members:
