@@ -178,7 +178,7 @@ def test_shapes(method, coherent, samples, batch):
 def test_an_input_without_a_batch_is_refused():
     bnn = bayesify(Function(lambda y: y), MeanField())
     for args in ((), (torch.tensor(1.0),), ([1.0, 2.0],)):
-        with pytest.raises(ValueError, match="at least one tensor input with a batch dimension 0"):
+        with pytest.raises(ValueError, match="needs an input with a batch dimension 0"):
             bnn(*args)
 
 

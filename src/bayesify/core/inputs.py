@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from bayesify.core.objects import is_object, tensors_in
 from bayesify.errors import DataError
 
 __all__ = ["NETWORK_ERRORS", "Arguments", "Inputs", "fold", "input_names", "input_parameters"]
@@ -41,7 +42,8 @@ class Inputs:
     """Positional and keyword inputs.
 
     Attributes:
-        batch: B.
+        batch: B; rows are examples, or parts of them, such as the nodes of graphs.
+        holder: the type of the object that has all tensors, such as a graph; empty if there are tensors beside it.
         kind: numbers of dimensions, types, which inputs have rows, and settings; verdicts on folding are stored by it. No sizes.
         family: `kind` without the values of integers and strings, of which there may be ever new ones.
         shared: whether several passes get these inputs; each then gets copies, which networks may change in place.
@@ -78,6 +80,7 @@ class Inputs:
             self.may_have_rows = [name not in unbatched for name in top_names]
         else:
             self.may_have_rows = [name not in unbatched for name, x in zip(top_names, tops, strict=True) for _ in tree_leaves(x)]
+        self.holder = ""
         self.batch = self._batch(top_names)
         self.has_rows = [may and self._sized(x) for x, may in self.pairs()]
         types = tuple(
@@ -107,8 +110,15 @@ class Inputs:
                 raise DataError("nested tensors of PyTorch's first layout have no sizes; make them with layout=torch.jagged")
             if may and isinstance(x, Tensor) and x.dim() > self.batch_dim:
                 return x.shape[self.batch_dim]
+        for x in filter(is_object, self.leaves):
+            for tensor in tensors_in(x):
+                if tensor.dim() > self.batch_dim:
+                    self.holder = type(x).__name__
+                    return tensor.shape[self.batch_dim]
         kinds = {name: type(x).__name__ for name, x in zip(names, (*self.args, *self.kwargs.values()), strict=True)}
-        raise DataError(f"the network needs at least one tensor input with a batch dimension {self.batch_dim}, got {kinds}")
+        raise DataError(
+            f"the network needs an input with a batch dimension {self.batch_dim}, a tensor or an object with tensors, got {kinds}"
+        )
 
     def map(self, change: Callable[[Tensor], Tensor], chosen: Collection[bool] | None = None) -> Arguments:
         """Arguments with every chosen tensor changed, by default those that have rows, and copies of the others."""
@@ -132,15 +142,34 @@ class Inputs:
     def can_be_cut(self) -> bool:
         """Whether the first rows are valid inputs: no tensor can hold indices of rows, as the edges of a graph do."""
         tensors = [x for x in self.leaves if isinstance(x, Tensor)]
-        if any(x.layout is not torch.strided for x in tensors):  # the adjacency of a graph
+        if self.holder or any(x.layout is not torch.strided for x in tensors):  # the adjacency of a graph
             return False
-        integers = [not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool) for x in tensors]
+        integers = list(map(_has_integers, tensors))
         return not any(integers) or (all(integers) and all(self.has_rows))
+
+    @property
+    def parts(self) -> bool:
+        """Whether rows may be parts of examples, so that outputs may have fewer: nodes of graphs, tokens with offsets."""
+        if self.can_be_cut:
+            return False
+        tensors = [(x, has) for x, has in zip(self.leaves, self.has_rows, strict=True) if isinstance(x, Tensor)]
+        return not tensors or any(
+            x.layout is not torch.strided or (_has_integers(x) and (x.dim() == 1 or not has)) for x, has in tensors
+        )
+
+    def examples(self, outputs: Any) -> int:
+        """The number of examples of outputs (S, B, ...)."""
+        first = next((y for y in tree_leaves(outputs) if isinstance(y, Tensor)), None) if self.parts else None
+        return self.batch if first is None else first.shape[1]
 
     @property
     def ambiguous(self) -> list[int]:
         """Positions of leaves whose size may equal B by chance, such as a (T, T) mask with T = B: all after the first with rows."""
         return [i for i, has in enumerate(self.has_rows) if has][1:]
+
+
+def _has_integers(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def _setting(x: Any) -> Any:

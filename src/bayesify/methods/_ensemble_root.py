@@ -54,10 +54,10 @@ class PlainMember(Bayesian):
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
-        batch = self.inputs_of(inputs, kwargs).batch
+        call = self.inputs_of(inputs, kwargs)
         outputs = tree_map(lambda y: self._expanded(y, samples), self._run(*inputs, **kwargs))
         kl = self.kl_of_pass({})
-        return Draws(outputs, kl, kl.new_zeros(batch))
+        return Draws(outputs, kl, kl.new_zeros(call.examples(outputs)))
 
     def function(self, seed: int) -> Callable[..., Any]:
         return DrawnFunction(self.net, self._run, self.batch_dim)

@@ -50,21 +50,27 @@ class MomentsPass(ForwardPass):
 
     Args:
         batch_dim: the dimension in which they follow each other.
-        batch: B. A `ConfigurationError` is raised if the last layer gets a part of the batch.
+        batch: B. A `ConfigurationError` is raised if the last layer gets a part of the batch. None if only the layer shows the
+            number of examples, such as graphs of several nodes; then it must be called once.
         factors: the layer returns its means times each of these, (1,) or (K,), instead.
     """
 
-    def __init__(self, batch_dim: int, batch: int, factors: tuple[Tensor, ...] = ()) -> None:
+    def __init__(self, batch_dim: int, batch: int | None, factors: tuple[Tensor, ...] = ()) -> None:
         super().__init__()
         self.batch_dim, self.batch, self.factors = batch_dim, batch, factors
+        self.examples = 0  # of the output of the layer, once it was called
 
     def check_rows(self, mean: Tensor) -> None:
         """Check that the layer's output has all rows: parts of a batch, each with both halves, would be put together wrongly."""
-        if self.batch_dim == 0 and not torch.compiler.is_compiling() and mean.shape[0] % self.batch:
+        rows = mean.shape[self.batch_dim]
+        partial = rows % self.batch if self.batch else self.examples
+        if partial and self.batch_dim == 0 and not torch.compiler.is_compiling():
             raise ConfigurationError(
-                f"the last layer gets {mean.shape[0]} rows of a batch of {self.batch}: the network calls it on parts of its batch, "
-                "whose means and standard deviations would be mixed. Let it get all rows, or use VIFO(separate_std=True)"
+                f"the last layer gets {rows} rows of a batch of {self.batch or self.examples + rows}: the network calls it on "
+                "parts of its batch, whose means and standard deviations would be mixed. Let it get all rows, or use "
+                "VIFO(separate_std=True)"
             )
+        self.examples = rows
 
 
 class RandomOutputs(Bayesian):
@@ -140,10 +146,9 @@ class RandomOutputs(Bayesian):
         """Mean and standard deviation of the outputs, (B, ...) each."""
         self._check_head(inputs, kwargs)
         if self.second is not None:
-            mean, raw = (self._pass(net, inputs, kwargs) for net in (self.net, self.second))
+            mean, raw = (self._pass(net, inputs, kwargs)[0] for net in (self.net, self.second))
             return mean, self.method.std(raw)
-        both = self._pass(self.net, inputs, kwargs)
-        batch = self.inputs_of(inputs, kwargs).batch
+        both, batch = self._pass(self.net, inputs, kwargs)
         if both.shape[0] != 2 * batch:
             raise ConfigurationError(
                 f"the network's output has {both.shape[0]} rows in dimension {self.batch_dim} for {batch} examples; it must keep "
@@ -153,17 +158,19 @@ class RandomOutputs(Bayesian):
         mean, raw = both.unflatten(0, (2, batch)).unbind(0)
         return mean, self.method.std(raw)
 
-    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], *factors: Tensor) -> Tensor:
+    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], *factors: Tensor) -> tuple[Tensor, int]:
+        """The output, batch first, and the number of examples."""
         call = self.inputs_of(inputs, kwargs)
         args, kwargs = call.map(torch.clone)  # several passes get them
-        y = self.passes.run(MomentsPass(self.batch_dim, call.batch, factors), net, args, kwargs)
+        moments = MomentsPass(self.batch_dim, None if call.parts else call.batch, factors)
+        y = self.passes.run(moments, net, args, kwargs)
         if not isinstance(y, Tensor) or y.dim() <= self.batch_dim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
             raise TypeError(
                 f"VIFO needs a network that returns one tensor with the batch in dimension {self.batch_dim}, got {got}; select "
                 'one of several parts with bayesify(net, VIFO(), output="logits")'
             )
-        return y.movedim(self.batch_dim, 0)
+        return y.movedim(self.batch_dim, 0), moments.examples if call.parts and moments.examples else call.batch
 
     def _check_head(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check once that the output is proportional to the last layer's, so that what follows it applies to both moments.
@@ -183,7 +190,7 @@ class RandomOutputs(Bayesian):
         gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
         with gradients, own_noise(net.parameters()), eval_mode(net), NoiseFree(), no_parameters_set(net), _shifted(net):
             few = self._accepted(inputs, kwargs, unit)
-            one, two, scaled = (self._pass(net, *few, factor) for factor in (unit, 2 * unit, each))
+            one, two, scaled = (self._pass(net, *few, factor)[0] for factor in (unit, 2 * unit, each))
             if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):
                 name = next(name for name, _ in self.random_layers())
                 raise ConfigurationError(
@@ -214,7 +221,7 @@ class RandomOutputs(Bayesian):
     def _both_halves(self, arguments: Arguments, *factors: Tensor) -> Tensor:
         """The outputs of a pass with means times one factor and then times another."""
         try:
-            return self._pass(self.net, *arguments, *factors)
+            return self._pass(self.net, *arguments, *factors)[0]
         except BayesifyError:
             raise
         except NETWORK_ERRORS as error:  # the network accepts these inputs if its last layer has one row for each example

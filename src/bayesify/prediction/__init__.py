@@ -14,18 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import NETWORK_ERRORS, input_names, input_parameters
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
+from bayesify.core.objects import moved
 from bayesify.core.turns import turn
 from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
-from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call, warn_of_lost_rows
+from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call, leaves_of, warn_of_lost_rows
 from bayesify.prediction.pooling import fast_pooling
 from bayesify.prediction.tokens import TokenScores, score_tokens
 from bayesify.predictive import Predictive
@@ -126,8 +127,8 @@ def predict(
             if chunk is None:
                 chunk = draws_per_call(root, batch, dim, device, samples)
                 chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
-            x = batch if device is None else tree_map(lambda leaf: in_dtype(leaf, dtype, "inputs").to(device), batch)
-            part = _BatchPrediction(caller, x, index, _round_up(chunk, members), tree_leaves(batch)[0].device)
+            x = batch if device is None else tree_map(lambda leaf: _converted(leaf, device, dtype), batch)
+            part = _BatchPrediction(caller, x, index, _round_up(chunk, members), leaves_of(batch)[0].device)
             part.draw(needed, lambda draws: bar.advance(draws / samples))
             while tolerance is not None and part.samples < samples and part.standard_error() > tolerance:
                 part.draw(min(samples, 2 * part.samples), lambda draws: bar.advance(draws / samples))
@@ -177,6 +178,10 @@ def _check_network(bnn: nn.Module, root: Bayesian | None, inputs: Any) -> None:
                 f"inputs is a tuple of {len(inputs)}, the arguments of the network, which takes {len(names)} ({', '.join(names)}); "
                 "leave the targets out, or give batches: [(x, y)]"
             )
+
+
+def _converted(x: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    return in_dtype(x, dtype, "inputs").to(device) if isinstance(x, Tensor) else moved(x, device)
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from bayesify.core.model import Bayesian
+from bayesify.core.objects import is_object, tensors_in
 from bayesify.errors import DataError, warn
 from bayesify.formatting import plural
 
-__all__ = ["arguments_of", "batches_of", "draws_per_call", "warn_of_lost_rows"]
+__all__ = ["arguments_of", "batches_of", "draws_per_call", "leaves_of", "warn_of_lost_rows"]
 
 _ROWS_PER_CALL = 2048
 _BYTES_PER_CALL = 1_600_000  # of inputs on a CPU
@@ -44,6 +45,8 @@ def batches_of(inputs: Any, batch_size: int | None, dim: int, device: torch.devi
             batch_size = min(1024, _rows_per_call(x, dim, device))
         starts = range(0, rows, batch_size)
         return (tree_map(lambda t, i=i: t.narrow(dim, i, min(batch_size, rows - i)), x) for i in starts), len(starts)
+    if hasattr(inputs, "to") and not isinstance(inputs, Dataset) and _holds_tensors(inputs):  # a graph may be an iterable of parts
+        return [_checked(inputs, dim, "inputs")], 1
     if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes):
         raise TypeError(
             f"inputs must be a tensor, a tuple or mapping of tensors or an iterable of batches, got {type(inputs).__name__}"
@@ -81,6 +84,8 @@ def _checked(x: Any, dim: int, name: str) -> Any:
     x = dict(x) if isinstance(x, Mapping) else tuple(x) if isinstance(x, list | tuple) else x
     leaves = tree_leaves(x)
     for leaf in leaves:
+        if _holds_tensors(leaf):  # not all of them are inputs: graphs have labels, which may be missing
+            continue
         if not isinstance(leaf, Tensor):
             raise TypeError(f"{name} must be a tensor or consist of tensors, got {type(leaf).__name__}; use torch.as_tensor(...)")
         if leaf.dim() <= dim or leaf.shape[dim] == 0:
@@ -97,6 +102,15 @@ def _checked(x: Any, dim: int, name: str) -> Any:
     return x
 
 
+def _holds_tensors(x: Any) -> bool:
+    return is_object(x) and any(True for _ in tensors_in(x))
+
+
+def leaves_of(x: Any) -> list[Tensor]:
+    """The tensors of a batch, also those in objects, such as graphs."""
+    return [tensor for leaf in tree_leaves(x) for tensor in tensors_in(leaf)]
+
+
 def arguments_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the network, from a checked batch."""
     if isinstance(x, dict):
@@ -108,15 +122,16 @@ def draws_per_call(root: Bayesian | None, batch: Any, dim: int, device: torch.de
     """Default number of draws per call of the network."""
     # what precedes a single random layer, often the last, is replayed: the cost of a draw does not depend on the inputs' size
     single = root is not None and sum(layer.posterior.is_random for _, layer in root.random_layers()) == 1
-    images = any(leaf.dim() > 3 for leaf in tree_leaves(batch))
+    leaves = leaves_of(batch)
+    images = any(leaf.dim() > 3 for leaf in leaves)
     size = math.inf if single else _BYTES_OF_IMAGES if images else _BYTES_PER_CALL
-    rows = tree_leaves(batch)[0].shape[dim]
+    rows = next((leaf.shape[dim] for leaf in leaves if leaf.dim() > dim and leaf.shape[dim]), 1)
     return samples if root is not None and root.one_pass else max(1, _rows_per_call(batch, dim, device, size) // rows)
 
 
 def _rows_per_call(x: Any, dim: int, device: torch.device | None, most: float = _BYTES_PER_CALL) -> int:
     """Rows per call of the network, from the size of these rows and the device; on a CPU about `most` bytes."""
-    leaves = tree_leaves(x)
+    leaves = [leaf for leaf in leaves_of(x) if leaf.dim() > dim and leaf.shape[dim]]
     size = max(1, sum(leaf.numel() * leaf.element_size() / leaf.shape[dim] for leaf in leaves))
     if device is None or device.type == "cpu":
         return int(max(64, min(_ROWS_PER_CALL, most / size)))

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.modes import eval_mode
+from bayesify.core.objects import is_object, moved
 from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import DataError
 
@@ -132,11 +133,13 @@ class ToDevice:
         return tree_map(lambda x: self._move(x, self.dtype, "inputs"), inputs)
 
     def _move(self, x: Any, dtype: torch.dtype, name: str) -> Any:
-        return in_dtype(x, dtype, name).to(self.device, non_blocking=self.ahead) if isinstance(x, Tensor) else x
+        return in_dtype(x, dtype, name).to(self.device, non_blocking=self.ahead) if isinstance(x, Tensor) else moved(x, self.device)
 
 
 def as_batch(name: str, item: Any) -> Batch:
-    """Return the batch of `(inputs, y)`, `(input_1, ..., input_k, y)` or these `Weighted`; `name` is that of the data in errors.
+    """Return the batch of `(inputs, y)`, `(input_1, ..., input_k, y)`, these `Weighted`, or an object with inputs and `y`, a graph.
+
+    `name` is that of the data in errors.
 
     Raises:
         TypeError: another structure or type.
@@ -144,6 +147,8 @@ def as_batch(name: str, item: Any) -> Batch:
     if isinstance(item, Weighted):
         batch = as_batch(name, item.data)
         return Batch(batch.inputs, batch.y, item.weights.to(batch.y.device))
+    if is_object(item) and isinstance(y := getattr(item, "y", None), Tensor):
+        item = item, y
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError(f"{name} must be (inputs, y), got {type(item).__name__}")
     *inputs, y = item
@@ -182,7 +187,7 @@ def check_batch(
 
 
 def _named_leaves(inputs: Inputs) -> Iterator[tuple[str, Any]]:
-    if isinstance(inputs, Tensor):
+    if not isinstance(inputs, tuple | list | dict):  # a tensor or an object
         yield "", inputs
         return
     parts = inputs.items() if isinstance(inputs, dict) else ((f"inputs[{i}]", x) for i, x in enumerate(inputs))
