@@ -80,6 +80,7 @@ class Examination:
         self.numbers: set[str] = set()
         self.without_rows: set[BayesianLayer] = set()
         self.differentiates = False
+        self.draws_noise = False
         self.outputs: list[Tensor] = []  # of draw 0, in the last pass of `runs`
         self.decisions: tuple[bool, ...] = ()  # by values of the inputs, in the last folded pass that was compared
         self.orders_rows = False  # whether it sorts rows of the batch, which happened to keep the draws apart
@@ -252,8 +253,9 @@ class Examination:
 
     def run_with(self, run: Callable[[], Any]) -> list[Tensor]:
         """Tensors of the outputs of a pass without the network's own noise."""
-        with NoiseFree(), self._set.watch():
+        with NoiseFree() as noise_free, self._set.watch():
             outputs = run()
+        self.draws_noise |= noise_free.replaced
         return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
 
 

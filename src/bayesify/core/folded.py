@@ -140,13 +140,16 @@ class Folded(Planning):
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch, plan)
             outputs = self._run_as_examined(forward_pass, call, samples, plan)
             return [forward_pass], unfold(outputs, samples, call.batch)
-        passes: list[ForwardPass] = []
         runs: list[Any] = []
         separate = SeparateDraws(samples)
-        for s in range(samples):
-            passes.append(self._new_pass(1, coherent, s == 0, None, plan, partial(separate.one, s)))
-            self._draw_first(passes[-1], plan)
-            outputs = self._run(passes[-1], call, 1)
+        passes = [self._new_pass(1, coherent, s == 0, None, plan, partial(separate.one, s)) for s in range(samples)]
+        if plan.draws_noise:  # of the first pass, which must not change the weights of the second
+            for forward_pass in passes:
+                self._draw_first(forward_pass, plan)
+        for forward_pass in passes:
+            if not plan.draws_noise:
+                self._draw_first(forward_pass, plan)
+            outputs = self._run(forward_pass, call, 1)
             runs.append(copied(outputs) if samples > 1 and torch.is_grad_enabled() else outputs)
         return passes, stack(runs, None if call.parts else call.batch, self.batch_dim)
 
@@ -184,11 +187,13 @@ class Folded(Planning):
         return [layer for i, layer in enumerate(self._layers()) if i in positions] if positions else []
 
     def _draw_first(self, forward_pass: ForwardPass, plan: Plan) -> None:
-        """Draw all weights before the pass if the network's transforms cannot draw, or its values decide which layers draw.
+        """Draw all weights before the pass if the network's transforms cannot draw, or if the batch decides what is drawn before.
+
+        It does where values decide which layers are called, and where the network draws noise of its own.
 
         Draws that depended on the batch would not be one function of all batches, as `coherent` promises.
         """
-        needed = plan.draws_weights or (plan.varies and not torch.is_grad_enabled())
+        needed = plan.draws_weights or ((plan.varies or plan.draws_noise) and not torch.is_grad_enabled())
         if needed and forward_pass.coherent and not torch.compiler.is_compiling():
             self.passes.draw_in(forward_pass, self._layers())
 

@@ -40,6 +40,7 @@ class Verdict:
         layers_without_rows: positions of layers whose inputs do not depend on the batch, such as embeddings of positions.
         unused_layers: positions of layers that the network did not call.
         draws_weights: whether layers must draw weights instead of noise per row, because the network differentiates them.
+        draws_noise: whether the network draws noise of its own.
         finding: what is wrong in every pass; see `unlike_plain`.
         rows: how many rows of a batch were compared, if they are independent.
         decisions: truth values that the network took of its inputs, in the passes that were compared.
@@ -51,6 +52,7 @@ class Verdict:
     layers_without_rows: tuple[int, ...] = ()
     unused_layers: tuple[int, ...] = ()
     draws_weights: bool = False
+    draws_noise: bool = False
     finding: str = ""
     rows: int = 0
     decisions: frozenset[tuple[bool, ...]] = frozenset()
@@ -108,7 +110,10 @@ def examine(
             layer.is_read = layer in examination.read
             layer.is_repeated |= layer in examination.repeated
             layer.is_used = layer.is_read or layer in examination.used
-        return dataclasses.replace(_verdict(net, examination, inputs), finding=finding, draws_weights=examination.differentiates)
+        verdict = _verdict(net, examination, inputs)
+        return dataclasses.replace(
+            verdict, finding=finding, draws_weights=examination.differentiates, draws_noise=examination.draws_noise
+        )
 
 
 def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdict:

@@ -17,7 +17,13 @@ _CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.0, "norm
 
 
 class NoiseFree(TorchDispatchMode):
-    """Make random operators return constants: a mask drops nothing, a normal draw is its mean. Compiled parts run as eager code."""
+    """Make random operators return constants: a mask drops nothing, a normal draw is its mean. Compiled parts run as eager code.
+
+    Attributes:
+        replaced: whether there was noise.
+    """
+
+    replaced = False
 
     def __enter__(self) -> Self:
         self._uncompiled = without_compiler()
@@ -40,7 +46,9 @@ class NoiseFree(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.rstrip("_").removesuffix("_like")
         if name == "native_dropout":
+            self.replaced = True
             return args[0].clone(), torch.ones_like(result[1])
         if name in _CONSTANTS and isinstance(result, Tensor):
+            self.replaced = True
             result.fill_(_CONSTANTS[name])
         return result

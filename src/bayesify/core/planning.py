@@ -117,13 +117,13 @@ class Planning(Bayesian):
             call.without(verdict.without_rows)
         if self.fold and not any(layer.is_read for layer in self._layers()):
             plan = Plan(not verdict.draws_weights, True, verdict.layers_without_rows, verdict.unused_layers)
-            return plan._replace(draws_weights=verdict.draws_weights)
+            return plan._replace(draws_weights=verdict.draws_weights, draws_noise=verdict.draws_noise)
         per_row = verdict.independent_rows and not verdict.draws_weights
         folds = verdict.independent_rows and self.fold is not False
         folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
         plan = Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers, verdict.decisions)
         varies = not verdict.independent_rows or any(verdict.decisions)
-        return plan._replace(draws_weights=verdict.draws_weights, varies=varies)
+        return plan._replace(draws_weights=verdict.draws_weights, varies=varies, draws_noise=verdict.draws_noise)
 
     def check_single_examples(self, call: Inputs) -> None:
         """Check that gradients of rows are those of examples, if posteriors observe single examples."""

@@ -15,6 +15,7 @@ class Plan(NamedTuple):
 
     Attributes:
         varies: whether other batches may make the network call other layers, or call them in another order.
+        draws_noise: whether the network draws noise of its own, as much as its batch needs.
     """
 
     noise_per_row: bool
@@ -24,6 +25,7 @@ class Plan(NamedTuple):
     decisions: frozenset[tuple[bool, ...]] = frozenset()
     draws_weights: bool = False
     varies: bool = False
+    draws_noise: bool = False
 
 
 class OtherDecisionsError(PassError):

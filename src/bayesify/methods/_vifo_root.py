@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,7 +90,7 @@ class RandomOutputs(Bayesian):
     def __init__(self, net: nn.Module, method: VIFO) -> None:
         super().__init__(net)
         self.method = method
-        self.head_is_last = False
+        self.head_is_last, self.draws_noise = False, False
         self.output_dim = -1
         self.local_beta, self.auxiliary_beta = method.eta, method.eta_aux
         self.second: nn.Module | None = None
@@ -115,8 +115,14 @@ class RandomOutputs(Bayesian):
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
         with noise_of_rank(self.net, self.training):
+            self._check_head(inputs, kwargs)
+            # the network's own noise, as much as the batch needs, must not change that of the functions
+            seed = int(torch.randint(2**62, (), device="cpu")) if coherent and self.draws_noise else None
             mean, std = self._moments(inputs, kwargs)
-            noise = standard_normal(samples, *(self._shape_of_one(mean) if coherent else mean.shape), like=mean)
+            with own_noise([mean]) if seed is not None else nullcontext() as reseed:
+                if reseed is not None and seed is not None:
+                    reseed(seed)
+                noise = standard_normal(samples, *(self._shape_of_one(mean) if coherent else mean.shape), like=mean)
             outputs = mean + std.to(mean.dtype) * noise
             return Draws(outputs, self.kl_of_pass({}), self._penalty(mean, std), local_beta=self.local_beta)
 
@@ -188,7 +194,14 @@ class RandomOutputs(Bayesian):
         each = 1 + torch.arange(count, device=unit.device) / count
         net = self.net
         gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
-        with gradients, own_noise(net.parameters()), eval_mode(net), NoiseFree(), no_parameters_set(net), _shifted(net):
+        with (
+            gradients,
+            own_noise(net.parameters()),
+            eval_mode(net),
+            NoiseFree() as noise_free,
+            no_parameters_set(net),
+            _shifted(net),
+        ):
             few = self._accepted(inputs, kwargs, unit)
             one, two, scaled = (self._pass(net, *few, factor)[0] for factor in (unit, 2 * unit, each))
             if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):
@@ -199,6 +212,7 @@ class RandomOutputs(Bayesian):
                     "name the layer that makes the output, VIFO(head=...)"
                 )
             both = None if self.second is not None else self._both_halves(few, unit, 2 * unit)
+        self.draws_noise = noise_free.replaced
         for dim in range(1, one.dim()):
             if one.shape[dim] == count and close(one * each.to(one.dtype).reshape(-1, *[1] * (one.dim() - dim - 1)), scaled):
                 self.output_dim = dim - one.dim()
