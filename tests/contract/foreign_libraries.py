@@ -48,6 +48,31 @@ def _graph(layer: str, *sizes: int, trains: bool = True, **options: Any) -> Fore
     return Foreign("torch_geometric", lambda: Net().double(), lambda: ((torch.randn(6, 4, dtype=F64), edges), {}), trains=trains)
 
 
+def _graphs(pool: str, as_object: bool) -> Foreign:
+    """A classifier of graphs, which get one row of outputs each, and three of them, as tensors or as one object."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = library("torch_geometric.nn")
+            self.layer = layers.GINConv(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8)))
+            self.last, self.pool = nn.Linear(8, 2), getattr(layers, pool)
+
+        def of_tensors(self, x: Tensor, edges: Tensor, graph: Tensor) -> Tensor:
+            return self.last(self.pool(self.layer(x, edges), graph))
+
+        def forward(self, data: Any, *others: Tensor) -> Tensor:
+            return self.of_tensors(data.x, data.edge_index, data.batch) if as_object else self.of_tensors(data, *others)
+
+    def batch() -> Arguments:
+        data = library("torch_geometric.data")
+        chains = [torch.stack([torch.arange(n - 1), torch.arange(1, n)]) for n in (3, 4, 5)]
+        batch = data.Batch.from_data_list([data.Data(torch.randn(n, 4, dtype=F64), chains[n - 3]) for n in (3, 4, 5)])
+        return (batch,) if as_object else (batch.x, batch.edge_index, batch.batch), {}
+
+    return Foreign("torch_geometric", lambda: Net().double(), batch)
+
+
 def _timm(name: str, size: int = 32, **config: Any) -> Foreign:
     return Foreign("timm", lambda: library("timm").create_model(name, num_classes=5, **config).double(), _images(size))
 
@@ -129,6 +154,8 @@ LIBRARIES: dict[str, Foreign] = {
     "GENConv": _graph("GENConv", 8, 8),
     "ARMAConv": _graph("ARMAConv", 8, 8),
     "SGConv, cached": _graph("SGConv", 8, 8, K=2, cached=True, trains=False),
+    "GINConv, classifier of graphs": _graphs("global_mean_pool", False),
+    "GINConv, classifier of `Data`": _graphs("global_add_pool", True),
     "CLIP, images": _clip(image=lambda: torch.randn(3, 3, 32, 32, dtype=F64)),
     "CLIP, texts": _clip(text=lambda: torch.randint(1, 60, (3, 8))),
     "ODE, rk4": _ode("odeint", "rk4"),

@@ -8,6 +8,7 @@ import importlib.util
 import pytest
 from foreign import Foreign
 from foreign_checks import check, collapsed_problems
+from foreign_fields import FIELDS
 from foreign_libraries import LIBRARIES
 from foreign_others import OTHERS
 from foreign_science import SCIENCE
@@ -45,7 +46,7 @@ METHODS: list[Method] = [
     VIFO(),
 ]
 VARIANTS: list[Method] = [ECMP(), Laplace(layers="all", structure="diagonal")]
-NETWORKS = [*SEQUENCES.items(), *TRANSFORMERS.items(), *LIBRARIES.items(), *OTHERS.items(), *SCIENCE.items(), *SERIES.items()]
+NETWORKS = [pair for part in (SEQUENCES, TRANSFORMERS, LIBRARIES, OTHERS, SCIENCE, SERIES, FIELDS) for pair in part.items()]
 
 
 @pytest.mark.slow

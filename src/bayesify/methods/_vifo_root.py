@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,10 +119,7 @@ class RandomOutputs(Bayesian):
             # the network's own noise, as much as the batch needs, must not change that of the functions
             seed = int(torch.randint(2**62, (), device="cpu")) if coherent and self.draws_noise else None
             mean, std = self._moments(inputs, kwargs)
-            with own_noise([mean]) if seed is not None else nullcontext() as reseed:
-                if reseed is not None and seed is not None:
-                    reseed(seed)
-                noise = standard_normal(samples, *(self._shape_of_one(mean) if coherent else mean.shape), like=mean)
+            noise = _standard_normal(samples, *(self._shape_of_one(mean) if coherent else mean.shape), like=mean, seed=seed)
             outputs = mean + std.to(mean.dtype) * noise
             return Draws(outputs, self.kl_of_pass({}), self._penalty(mean, std), local_beta=self.local_beta)
 
@@ -267,6 +264,14 @@ class RandomOutputs(Bayesian):
         batch = torch.stack([mean.mean(0), mean.square().mean(0), std.square().mean(0)]).to(self.averages.dtype)
         self.batches.add_(1)
         self.averages.add_((batch - self.averages) * self.batches.reciprocal().clamp_min(self.method.momentum))
+
+
+def _standard_normal(*size: int, like: Tensor, seed: int | None) -> Tensor:
+    if seed is None:
+        return standard_normal(*size, like=like)
+    with own_noise([like]) as reseed:
+        reseed(seed)
+        return standard_normal(*size, like=like)
 
 
 @contextmanager
