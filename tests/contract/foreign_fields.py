@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -88,6 +89,10 @@ def _speech(module: str, name: str, *shape: int, pick: Callable[[Any], Tensor] =
 
 
 class _Anything(types.ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+
     def __getattr__(self, name: str) -> type[nn.Module]:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -98,7 +103,10 @@ class _Anything(types.ModuleType):
 def _importable_torchaudio() -> Iterator[None]:
     """Stand-ins for the package, which libraries import and these networks do not use."""
     names = () if importlib.util.find_spec("torchaudio") else ("torchaudio", "torchaudio.transforms", "torchaudio.functional")
-    sys.modules.update((name, _Anything(name)) for name in names)
+    parts = {name: _Anything(name) for name in names}
+    for name, part in parts.items():
+        vars(parts["torchaudio"])[name.rpartition(".")[2]] = part
+    sys.modules.update(parts)
     try:
         yield
     finally:

@@ -96,7 +96,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         """Draw `samples` outputs for every example, with the KL terms; a pass that cannot be trusted raises a `PassError`.
 
         Args:
-            inputs: positional inputs of the network, batch first; nested dicts and tuples are supported.
+            inputs: positional inputs of the network, batch first; nested dicts and tuples are supported, and objects that hold
+                tensors, such as graphs, with which every draw takes a separate pass.
             samples: S, the number of draws.
             coherent: draw the weights once per draw for the whole batch, so that every draw is a function of the inputs. By
                 default a method may draw per example, which is cheaper or less noisy. In convolutions and sequences, such draws

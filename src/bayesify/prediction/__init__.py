@@ -63,7 +63,8 @@ def predict(
             or an iterable of batches, such as a loader. A batch is one of the three, or a list or tuple of length 1 or 2, `(x,)` or
             `(x, y)`, whose y is ignored; several arguments are then nested, `((a, b), y)`. So a tuple consists of arguments when
             given directly, and starts with x when it comes from an iterable. Floating-point inputs are converted to the dtype of
-            the network.
+            the network. In place of a tensor there may be an object that holds tensors, such as a graph (`Data` of
+            torch_geometric); it is given to the network as it is, on its device.
         likelihood: distribution of the targets given the outputs.
         samples: S, the number of draws; for an ensemble, rounded up to a multiple of its members.
         chunk: draws per call of the network; by default about 2,048 rows (fewer if rows are large and on a CPU: the draws

@@ -85,7 +85,8 @@ def fit(
     Args:
         bnn: a network that `bayesify` returned.
         data: `(inputs, y)` tensors, also `Weighted`, or a `Dataset` or `DataLoader` of the same. Inputs are one tensor, a tuple
-            (positional) or a dict (keyword arguments of the network). Tensors are fastest. A loader keeps its order and batch size.
+            (positional) or a dict (keyword arguments of the network). Tensors are fastest. A loader keeps its order and batch size;
+            its batches may also be objects that hold tensors, such as graphs, with the targets in an attribute `y` or beside them.
             An `IterableDataset` keeps its order, has to start again at every iteration, and needs `n`; a schedule of `beta` also
             needs its `__len__`. `RowGroups` are for data larger than memory: they are shuffled, and divided among processes.
         likelihood: of the targets; its parameters (noise) are trained too.
