@@ -202,6 +202,12 @@ def test_training_counts_graphs(labels: str) -> None:
     torch.testing.assert_close(elbo(draws, log_prob, n=12), log_prob.mean() - kl / 12)
 
 
+def test_data_in_memory_are_tensors() -> None:
+    data = graphs(3, 5)
+    with pytest.raises(TypeError, match="inputs of data must be a tensor, got Graphs; give batches of objects, a DataLoader"):
+        fit(bayesify(OfObject().double(), MeanField()), (data, data.y), Categorical(), epochs=1)
+
+
 def test_nodes_and_graphs_together_need_a_choice() -> None:
     class Both(OfObject):
         def forward(self, data: Graphs) -> tuple[Tensor, Tensor]:

@@ -174,7 +174,8 @@ def check_batch(
     for path, x in _named_leaves(batch.inputs):
         if not isinstance(x, Tensor):
             if batch_dim is not None and path not in unbatched:
-                raise TypeError(f"{path or 'inputs'} of {name} must be a tensor, got {type(x).__name__}")
+                way_out = "; give batches of objects, a DataLoader" if is_object(x) else ""
+                raise TypeError(f"{path or 'inputs'} of {name} must be a tensor, got {type(x).__name__}{way_out}")
             continue
         if batch_dim is not None and path not in unbatched and (x.dim() <= batch_dim or x.shape[batch_dim] != batch.size):
             raise DataError(
