@@ -133,6 +133,7 @@ def test_new_networks():
     check_flat(call, 400, warm_up=50)
 
 
+@pytest.mark.extended
 def test_kinds_of_inputs_are_forgotten():
     """A network that takes any number of inputs, as one with a growing cache does."""
 

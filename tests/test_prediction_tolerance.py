@@ -23,6 +23,7 @@ X = torch.tensor([[0.1], [0.5], [1.0], [0.2], [0.3]], dtype=F64)
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 @pytest.mark.parametrize("tolerance", [0.1, 0.05])
+@pytest.mark.default("0.1-*")
 def test_it_stops_near_the_number_of_draws_that_theory_asks_for(tolerance: float, batch_size: int) -> None:
     """Doubling overshoots by up to two, and the largest of few noisy estimates by some more."""
     counts = [
@@ -33,6 +34,7 @@ def test_it_stops_near_the_number_of_draws_that_theory_asks_for(tolerance: float
     assert wanted / 2 <= sum(counts) / len(counts) <= 5 * wanted
 
 
+@pytest.mark.extended
 def test_the_error_is_what_was_asked_for() -> None:
     errors = [
         float(predict(regression(1.0), X, Gaussian(), 100_000, tolerance=0.05, seed=seed).mean.flatten()[2]) for seed in range(60)

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from contract_methods import METHODS
 from torch import nn
 
-from bayesify import EMP, VSD, WHVI, BLoB, MeanField, ScalaBL, VariationalDropout, bayesify, predict
+from bayesify import EMP, VSD, WHVI, BLoB, MeanField, ScalaBL, bayesify, predict
 from bayesify.likelihoods import Gaussian
 
 DEPTH = 4
 ONE_OF_EACH = list({type(method): method for method, _ in METHODS if not isinstance(method, BLoB | ScalaBL)}.values())  # need LoRA
 METHODS = [*ONE_OF_EACH, MeanField(noise="shared"), VSD(hierarchical=True), WHVI(noise="shared")]
-DEFAULT = MeanField, VariationalDropout, VSD, WHVI, EMP
+DEFAULT = MeanField, VSD, EMP
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +56,13 @@ def seeded(bnn, x, **options):
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, id=type(m).__name__, marks=() if isinstance(m, DEFAULT) else pytest.mark.extended) for m in METHODS]
+    ("method", "first"),
+    [
+        pytest.param(m, first, id=f"{first}-{type(m).__name__}", marks=[] if isinstance(m, DEFAULT) else [mark])
+        for m in METHODS
+        for first, mark in (("compiled", pytest.mark.extended), ("eager", pytest.mark.slow))
+    ],
 )
-@pytest.mark.parametrize("first", ["eager", "compiled"])
 def test_compiled_blocks(method, first):
     x, bnn = torch.randn(8, 4), network(method)
     expected = seeded(copy.deepcopy(bnn), x)

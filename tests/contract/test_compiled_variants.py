@@ -66,7 +66,7 @@ def test_other_numbers(method):
         torch.testing.assert_close([p.grad for p in bnn.parameters()], gradients)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.skipif("isolate_recompiles" not in inspect.signature(torch.compile).parameters, reason="needs PyTorch 2.13")
 def test_more_networks_than_the_recompile_limit():
     """All networks share the code of one class, of which PyTorch compiles 8 versions, unless it counts each `compile` apart."""

@@ -11,15 +11,12 @@ from bayesify import (
     EMP,
     HMC,
     IVON,
-    MNF,
     SGLD,
     SLANG,
     SNGP,
     SWA,
-    SWAG,
     VOGN,
     VSD,
-    WHVI,
     Deterministic,
     Laplace,
     MeanField,
@@ -27,7 +24,6 @@ from bayesify import (
     NoisyKFAC,
     Radial,
     ScalaBL,
-    VariationalDropout,
 )
 from bayesify.core.method import Method
 from bayesify.errors import ContractError
@@ -36,7 +32,6 @@ from bayesify.testing.layer_checks import check_compile, check_export
 
 _EVERYWHERE = (MeanField, VSD, EMP)  # noise on outputs, noise on inputs, and several copies of a layer
 _OF_EACH_KIND = ("Linear", "Conv2d", "LayerNorm", "Embedding")
-_OF_EACH_TRACE = (MeanField, VariationalDropout, VSD, WHVI, EMP, IVON, SWAG, MNF)
 _LINEAR = ("Linear", "Linear without bias, on sequences")
 _TRACED = (check_compile, check_export)
 _UNTRACED = tuple(check for check in CHECKS if check not in _TRACED)
@@ -52,11 +47,12 @@ def _traced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorat
     """Marks of a traced cell, which takes ten times as long as the other checks.
 
     The code of a posterior and that of a layer are traced separately: every method in a linear layer, and one method in others.
-    By default those of kinds of their own.
+    By default those of kinds of their own. Other settings of a method are slow tests.
     """
-    if first and ((layer == "Linear" and type(method) in _OF_EACH_TRACE) or (type(method) is MeanField and layer in _OF_EACH_KIND)):
+    kind = type(method)
+    if first and ((layer == "Linear" and kind in _EVERYWHERE) or (kind is MeanField and layer in _OF_EACH_KIND)):
         return ()
-    return (pytest.mark.extended if layer == "Linear" or (first and type(method) in _EVERYWHERE) else pytest.mark.slow,)
+    return (pytest.mark.extended if first and (layer == "Linear" or kind in _EVERYWHERE) else pytest.mark.slow,)
 
 
 def _cases() -> Iterator[ParameterSet]:

@@ -45,6 +45,7 @@ def _data(rows: int = 4) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.filterwarnings("ignore::bayesify.BayesifyWarning")
+@pytest.mark.default("MeanField", "EMP")
 def test_predictions_have_the_moments_of_drawn_functions(method: Method) -> None:
     torch.manual_seed(1)
     bnn, (x, _) = bayesify(Forces(), method).eval(), _data()

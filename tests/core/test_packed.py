@@ -252,6 +252,7 @@ def test_draws_are_plain_networks(make, features):
     assert (outputs[0] != outputs[1]).all()
 
 
+@pytest.mark.extended
 def test_the_rows_of_draws_stay_apart_in_folded_passes():
     """Means and standard deviations of outputs are those of separate networks: 2,000 draws, within 6 standard errors."""
     bnn, x = bayesify(_Sequence(), MeanField(initial_std=0.3)).eval(), torch.randn(3, 4, 3)

@@ -116,6 +116,7 @@ class Uniform(Method):
 _KNOWN = Method.registry.pop("Uniform")
 
 
+@pytest.mark.extended
 def test_a_new_method_is_a_posterior_and_a_record(monkeypatch):
     monkeypatch.setitem(Method.registry, "Uniform", _KNOWN)
     assert Method.named("uniform") is _KNOWN is Uniform

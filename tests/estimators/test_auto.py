@@ -56,6 +56,7 @@ def test_the_leaderboard_has_all_models(model):
     assert (board["seconds"] > 0).all()
 
 
+@pytest.mark.extended
 def test_weights_come_from_models_that_have_not_seen_the_rows(rng, monkeypatch):
     # distinct rows whose targets are noise: a model that memorizes them is best on rows it has seen, and worst on others
     noise = rng.normal(size=60)
@@ -89,6 +90,7 @@ def test_few_rows_have_a_single_model():
     assert model.predict(X).shape == (80,)
 
 
+@pytest.mark.extended
 def test_a_time_limit_leaves_models_out():
     with pytest.warns(BayesifyWarning, match="more than time_limit=0.001"):
         model = BayesianRegressor(**FAST, time_limit=1e-3).fit(X, y)

@@ -56,6 +56,7 @@ def test_it_equals_weights_of_rows_by_hand(class_weight):
         np.testing.assert_allclose(probabilities(class_weight, own), probabilities(sample_weight=own * by_hand), rtol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_linear_network_equals_weighted_logistic_regression():
     """The optimum of the weighted likelihood, by another solver. Without weights the rare class has less than half of it."""
     params = {**LINEAR, "beta": 0.0}

@@ -25,6 +25,7 @@ def lora(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.extended
 def test_the_study_runs_and_resumes(lora, tmp_path, monkeypatch):
     arguments = ["--small", "--folder", str(tmp_path), "--seeds", "2", "--epochs", "1"]
     text = lora.main([*arguments, "--methods", "MAP", "BLoB"])

@@ -138,6 +138,7 @@ def test_data_that_are_not_there_are_known_before_any_work(tmp_path, monkeypatch
     assert work_done(log) == []
 
 
+@pytest.mark.extended
 def test_failures_do_not_stop_the_others(tmp_path):
     write_config(tmp_path, extra='trouble = {a-1 = "fail", b-1 = "die", c-3 = "skip"}\n')
     path = tmp_path / "paper" / "toys" / "config.toml"
@@ -223,6 +224,7 @@ def _main(capsys, *arguments):
     return exit_.value.code, *capsys.readouterr()
 
 
+@pytest.mark.extended
 def test_command_line(tmp_path, capsys):
     log, root = write_config(tmp_path), ("--root", str(tmp_path))
     code, out, _ = _main(capsys, "list", *root)

@@ -103,6 +103,7 @@ def _transposed(dicts):
 
 
 @pytest.mark.parametrize("kind", ["A", "B"])
+@pytest.mark.default("A")
 def test_estimators_are_unbiased_and_their_variances_in_order(kind):
     count = 400
     found = {name: estimates(kind, count, name) for name in ("local", "example", "minibatch")}

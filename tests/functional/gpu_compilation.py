@@ -1,4 +1,7 @@
-"""Compile every kernel for GPUs without one, and print the bytes of registers that do not fit; run by `test_gpu_kernels.py`."""
+"""Compile every kernel for GPUs of a compute capability without one, and print the bytes that do not fit into registers.
+
+python tests/functional/gpu_compilation.py 90
+"""
 # pyright: basic, reportMissingImports=false
 
 import re
@@ -34,27 +37,26 @@ def spilled(kernel, capability, warps=4, **constants):
     return int(re.search(r"(\d+) bytes spill stores", output)[1])
 
 
-def main():
-    for capability in (80, 90):
-        for name in ("fwht", "layer", "layer_gradient"):
-            largest = hadamard.LARGEST_ROW if name == "fwht" else hadamard.LARGEST_LAYER
-            for n in (16, 512, hadamard.LARGEST_PRODUCTS[name], largest):
-                sizes, warps = hadamard.sizes(hadamard.tile_rows(128, n), n, name)
-                kernel = getattr(hadamard_kernels, name)
-                print(name, n, spilled(kernel, capability, warps, **sizes))
-                ones = {argument: 1 for argument in ("rows", "blocks", "tiles") if argument in kernel.arg_names}
-                print(name, n, spilled(kernel, capability, warps, **sizes, **ones))
-        for name in ("draw", "variance", "draw_gradient", "variance_gradient", "add_kl_gradient", "reparameterize"):
-            print(name, 1024, spilled(getattr(gaussian_kernels, name), capability, BLOCK=1024))
-            print(name, 1024, spilled(getattr(gaussian_kernels, name), capability, BLOCK=1024, n=1))
-        for name in ("scale", "scale_gradient"):
-            for channels, positions in ((1, 1024), (64, 16)):
-                kernel = getattr(channel_kernels, name)
-                print(name, channels, spilled(kernel, capability, CHANNELS=channels, POSITIONS=positions))
-                ones = dict.fromkeys(("channels", "positions", "stride", "step"), 1)
-                print(name, channels, spilled(kernel, capability, CHANNELS=channels, POSITIONS=positions, **ones))
-        print("log_uniform", 256, spilled(channel_kernels.log_uniform, capability, TERMS=14, BLOCK=256))
+def main(capability):
+    for name in ("fwht", "layer", "layer_gradient"):
+        largest = hadamard.LARGEST_ROW if name == "fwht" else hadamard.LARGEST_LAYER
+        for n in (16, 512, hadamard.LARGEST_PRODUCTS[name], largest):
+            sizes, warps = hadamard.sizes(hadamard.tile_rows(128, n), n, name)
+            kernel = getattr(hadamard_kernels, name)
+            print(name, n, spilled(kernel, capability, warps, **sizes))
+            ones = {argument: 1 for argument in ("rows", "blocks", "tiles") if argument in kernel.arg_names}
+            print(name, n, spilled(kernel, capability, warps, **sizes, **ones))
+    for name in ("draw", "variance", "draw_gradient", "variance_gradient", "add_kl_gradient", "reparameterize"):
+        print(name, 1024, spilled(getattr(gaussian_kernels, name), capability, BLOCK=1024))
+        print(name, 1024, spilled(getattr(gaussian_kernels, name), capability, BLOCK=1024, n=1))
+    for name in ("scale", "scale_gradient"):
+        for channels, positions in ((1, 1024), (64, 16)):
+            kernel = getattr(channel_kernels, name)
+            print(name, channels, spilled(kernel, capability, CHANNELS=channels, POSITIONS=positions))
+            ones = dict.fromkeys(("channels", "positions", "stride", "step"), 1)
+            print(name, channels, spilled(kernel, capability, CHANNELS=channels, POSITIONS=positions, **ones))
+    print("log_uniform", 256, spilled(channel_kernels.log_uniform, capability, TERMS=14, BLOCK=256))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

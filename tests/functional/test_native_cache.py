@@ -45,6 +45,7 @@ def run(package):
     return float(total), int(hits)
 
 
+@pytest.mark.extended
 def test_a_change_of_the_vectors_is_compiled(package):
     total, hits = run(package)
     assert hits == 0

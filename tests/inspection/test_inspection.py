@@ -142,6 +142,7 @@ def test_bands_are_quantiles_over_draws(fitted):
 
 
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
+@pytest.mark.default("BayesianRegressor")
 def test_models_of_a_stack_count_with_their_weights(kind, monkeypatch):
     X = table(120)
     y = X["size"] if kind is BayesianRegressor else np.where(X["size"] > 50, "big", "small")
@@ -199,6 +200,7 @@ def test_similar_rows(fitted):
     assert similar_rows(model, far, 0, X)["relative distance"].min() > 5
 
 
+@pytest.mark.extended
 def test_explanations_have_a_bounded_cost_and_curves_of_columns_that_matter(fitted):
     model, X = fitted[3], table(300, seed=9)
     found = explain(model, X, X["size"] + 20 * (X["kind"] == "a"))

@@ -424,6 +424,7 @@ def test_the_loss_alone_can_be_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize("make", [bert, lambda: adapted(bert(), "SEQ_CLS", ["query", "value"])], ids=["model", "adapter"])
+@pytest.mark.default("model")
 def test_a_resumed_run_ends_with_the_same_weights(make, tmp_path):
     """Resumed in the first epoch and at its end."""
     start, changes = make(), {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "eval_strategy": "steps", "eval_steps": 1}

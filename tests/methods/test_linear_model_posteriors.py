@@ -117,6 +117,7 @@ def test_squares_of_batch_gradients_widen_the_posterior_of_noisy_adam(batch: int
     assert (ratio < 1.3).all() if batch == 1 else (ratio > 4).all()
 
 
+@pytest.mark.extended
 def test_damping_narrows_the_posterior_of_noisy_kfac() -> None:
     r"""$\lambda\,(A + \pi\sqrt\delta I)(s + \sqrt\delta/\pi)$, with the curvature s of one output, exceeds the exact precision."""
     x, _, exact, _ = _problem()

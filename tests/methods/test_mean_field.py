@@ -235,6 +235,7 @@ def test_errors(fields: dict[str, object], message: str) -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d(2, 3, 3, stride=2), nn.ConvTranspose2d(2, 3, 3, stride=2)])
+@pytest.mark.default("layer0")
 def test_convolutions_draw_outputs_with_and_without_gradients(layer: nn.Module) -> None:
     """Predictions have the noise of training; their mean and variance are those of the moments."""
     torch.manual_seed(0)
@@ -281,6 +282,7 @@ def _collapsed(kind: str, mean: float, std: float, method: MeanField) -> float:
 
 
 @pytest.mark.parametrize("kind", ["mean", "mean-variance"])
+@pytest.mark.default("mean")
 def test_kl_with_integrated_prior_parameters_matches_quadrature(kind: Literal["mean", "mean-variance"]) -> None:
     method = MeanField(prior=kind, prior_std=0.6, mean_prior_std=1.3, delta=0.3)
     bnn, site = _convert(nn.Linear(2, 1), method)

@@ -216,6 +216,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
     torch.testing.assert_close(train(6, tmp_path / "parts.pt").state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.extended
 def test_a_convolution_without_groups_fulfils_the_contract() -> None:
     layers = {"Conv2d": lambda: (nn.Conv2d(2, 3, 2, stride=2, padding=1), torch.randn(3, 2, 4, 4))}
     assert check_method(NoisyKFAC(initial_std=0.5), layers, nets=()) == ["Conv2d"]

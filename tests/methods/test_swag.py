@@ -217,6 +217,7 @@ class CollectedSWAG(SWAG):
 Method.registry.pop("CollectedSWAG")  # naming it made it known; other tests in this process must not meet it
 
 
+@pytest.mark.extended
 def test_the_collected_posterior_fulfils_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Method.registry, "CollectedSWAG", CollectedSWAG)
     nets = [check for check in NET_CHECKS if check.__name__ in ("check_graph_network", "check_tied_embedding", "check_functions")]

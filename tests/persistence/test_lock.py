@@ -48,6 +48,7 @@ def test_a_second_process_is_refused_and_changes_nothing(saved, model):
     assert load_model(saved).history_ == other.history_
 
 
+@pytest.mark.extended
 def test_the_command_line_names_the_other_process(tmp_path):
     runner = pytest.importorskip("typer.testing").CliRunner()
     from bayesify.cli.app import app

@@ -115,15 +115,15 @@ def test_methods_with_an_optimizer_are_refused(method):
     [
         {"samples": 3, "rows": 37},
         extended({"beta": LinearWarmup(fraction=0.7)}),
-        {"validation": (X[:9].double(), Y[:9].double()), "patience": 5},
+        extended({"validation": (X[:9].double(), Y[:9].double()), "patience": 5}),
         extended({"accumulate": 2, "clip_norm": 0.1}),
         {"data": Weighted((X.double(), Y.double()), torch.linspace(0, 2, 37).double())},
         extended({"data": DataLoader(TensorDataset(X.double(), Y.double()), batch_size=10)}),
         extended({"extra": lambda: nn.Dropout(0.2)}),
         extended({"extra": lambda: nn.BatchNorm1d(8), "samples": 2}),
         extended({"method": VIFO(eta_aux=0.3)}),
-        {"method": VIFO(eta_aux=0.3), "auxiliary": 3 * X[:20].double()},
-        {"method": SWAG(start=0.5)},
+        extended({"method": VIFO(eta_aux=0.3), "auxiliary": 3 * X[:20].double()}),
+        extended({"method": SWAG(start=0.5)}),
         extended({"likelihood": lambda: Gaussian(learn=True).double()}),
     ],
     ids="-".join,
@@ -199,6 +199,7 @@ def test_code_that_looks_at_values_is_explained(counter):
         trained(True, extra=Looks)
 
 
+@pytest.mark.extended
 def test_a_missing_compiler_is_explained():
     from torch._inductor import config
 

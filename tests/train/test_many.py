@@ -155,13 +155,19 @@ METHODS: list[Callable[[int], Method]] = [
 ]
 
 
-# One of each kind; the others go through the same code.
+# One of each kind by default; the others go through the same code, and other settings of a method are slow tests.
 QUICK = [Deterministic, EMP, MeanField, VariationalDropout, SWAG, SNGP, SGLD, DVI, RepulsiveEnsemble]
 KINDS = [type(make(0)) for make in METHODS]
 FIRST = [KINDS.index(kind) for kind in QUICK]
 
 
-@pytest.mark.parametrize("index", [pytest.param(i, marks=() if i in FIRST else pytest.mark.extended) for i in range(len(METHODS))])
+def _marks(index: int) -> tuple[pytest.MarkDecorator, ...]:
+    if index in FIRST:
+        return ()
+    return (pytest.mark.extended if index == KINDS.index(KINDS[index]) else pytest.mark.slow,)
+
+
+@pytest.mark.parametrize("index", [pytest.param(i, marks=_marks(i)) for i in range(len(METHODS))])
 def test_every_method_trains_together_as_alone(index: int) -> None:
     check_equal([training(k, METHODS[index](k)) for k in range(3)])
 
@@ -224,6 +230,7 @@ def test_the_noise_standard_deviation_may_differ() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.default("3")
 def test_several_draws_and_validation(samples: int) -> None:
     trainings = [training(k, n=30 if samples == 1 else 24) for k in range(3)]
     x, y = torch.randn(11, 3, dtype=F64), torch.randn(11, dtype=F64)
@@ -456,6 +463,7 @@ def activated(activation: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 1))
 
 
+@pytest.mark.extended
 def test_graphs_that_differ_in_more_than_numbers_are_traced_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same classes, but an activation with a setting that is no number: two stacks instead of one."""
     stacked: list[int] = []

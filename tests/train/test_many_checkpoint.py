@@ -99,7 +99,7 @@ VARIANTS = {
 
 
 @pytest.mark.default("folds-5")
-@pytest.mark.parametrize("stop", [2, 5])
+@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_an_ensemble_is_exact(tmp_path, stop_in, variant, stop):
     method, arguments = VARIANTS[variant]
