@@ -220,6 +220,20 @@ def test_nodes_and_graphs_together_need_a_choice() -> None:
     assert bayesify(Both().double(), MeanField(), output=1)(data, samples=2).outputs.shape == (2, 8, 3)
 
 
+def test_an_object_beside_a_tensor() -> None:
+    """A number for each graph, and outputs for each node."""
+
+    class Timed(Pooled):
+        def forward(self, data: Graphs, time: Tensor) -> Tensor:
+            return self.last(self.first(data.x).tanh() + time[data.graph].unsqueeze(1))
+
+    net, data, time = Timed().double(), graphs(3, 5), torch.tensor([0.1, 0.7], dtype=F64)
+    expected = net(data, time).detach()
+    draws = bayesify(net, MeanField(initial_std=1e-10))(data, time, samples=3)
+    torch.testing.assert_close(draws.outputs.detach(), expected.expand(3, 8, 2), rtol=0, atol=1e-7)
+    assert draws.local_kl.shape == (8,)
+
+
 def test_outputs_without_rows_are_refused() -> None:
     class Sum(OfObject):
         def forward(self, data: Graphs) -> Tensor:

@@ -43,7 +43,8 @@ class Inputs:
 
     Attributes:
         batch: B; rows are examples, or parts of them, such as the nodes of graphs.
-        holder: the type of the object that has all tensors, such as a graph; empty if there are tensors beside it.
+        objects: those that hold tensors, such as graphs.
+        holder: the type of the object that has all tensors; empty if there are tensors beside it.
         kind: numbers of dimensions, types, which inputs have rows, and settings; verdicts on folding are stored by it. No sizes.
         family: `kind` without the values of integers and strings, of which there may be ever new ones.
         shared: whether several passes get these inputs; each then gets copies, which networks may change in place.
@@ -80,6 +81,7 @@ class Inputs:
             self.may_have_rows = [name not in unbatched for name in top_names]
         else:
             self.may_have_rows = [name not in unbatched for name, x in zip(top_names, tops, strict=True) for _ in tree_leaves(x)]
+        self.objects = [] if self.spec is None else [x for x in self.leaves if is_object(x) and any(True for _ in tensors_in(x))]
         self.holder = ""
         self.batch = self._batch(top_names)
         self.has_rows = [may and self._sized(x) for x, may in self.pairs()]
@@ -110,7 +112,7 @@ class Inputs:
                 raise DataError("nested tensors of PyTorch's first layout have no sizes; make them with layout=torch.jagged")
             if may and isinstance(x, Tensor) and x.dim() > self.batch_dim:
                 return x.shape[self.batch_dim]
-        for x in filter(is_object, self.leaves):
+        for x in self.objects:
             for tensor in tensors_in(x):
                 if tensor.dim() > self.batch_dim:
                     self.holder = type(x).__name__
@@ -142,7 +144,7 @@ class Inputs:
     def can_be_cut(self) -> bool:
         """Whether the first rows are valid inputs: no tensor can hold indices of rows, as the edges of a graph do."""
         tensors = [x for x in self.leaves if isinstance(x, Tensor)]
-        if self.holder or any(x.layout is not torch.strided for x in tensors):  # the adjacency of a graph
+        if self.objects or any(x.layout is not torch.strided for x in tensors):  # the adjacency of a graph
             return False
         integers = list(map(_has_integers, tensors))
         return not any(integers) or (all(integers) and all(self.has_rows))
@@ -153,7 +155,7 @@ class Inputs:
         if self.can_be_cut:
             return False
         tensors = [(x, has) for x, has in zip(self.leaves, self.has_rows, strict=True) if isinstance(x, Tensor)]
-        return not tensors or any(
+        return bool(self.objects) or any(
             x.layout is not torch.strided or (_has_integers(x) and (x.dim() == 1 or not has)) for x, has in tensors
         )
 
