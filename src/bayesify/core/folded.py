@@ -90,7 +90,7 @@ class Folded(Planning):
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].reported_kls(layers))
-        local_kl = kl.new_zeros(call.examples(outputs))
+        local_kl = kl.new_zeros(call.examples(outputs, 1))
         draws = Draws(outputs, kl, local_kl, score, self.local_beta, self.observation(passes))
         self.passes.watch_backward(passes[0], kl)
         return draws
@@ -151,7 +151,7 @@ class Folded(Planning):
                 self._draw_first(forward_pass, plan)
             outputs = self._run(forward_pass, call, 1)
             runs.append(copied(outputs) if samples > 1 and torch.is_grad_enabled() else outputs)
-        return passes, stack(runs, None if call.parts else call.batch, self.batch_dim)
+        return passes, stack(runs, call.examples(runs[0], self.batch_dim), self.batch_dim)
 
     def _new_pass(
         self,

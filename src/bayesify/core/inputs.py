@@ -149,20 +149,27 @@ class Inputs:
         integers = list(map(_has_integers, tensors))
         return not any(integers) or (all(integers) and all(self.has_rows))
 
-    @property
-    def parts(self) -> bool:
-        """Whether rows may be parts of examples, so that outputs may have fewer: nodes of graphs, tokens with offsets."""
+    def accepts(self, rows: int) -> bool:
+        """Whether outputs may have this number of rows, B or another where rows are parts of examples, such as nodes of graphs.
+
+        They may be if an object holds them, or if a tensor has indices of them: edges, the offsets of tokens, or the number of
+        the graph of each node.
+        """
+        if rows == self.batch:
+            return True
         if self.can_be_cut:
             return False
         tensors = [(x, has) for x, has in zip(self.leaves, self.has_rows, strict=True) if isinstance(x, Tensor)]
-        return bool(self.objects) or any(
-            x.layout is not torch.strided or (_has_integers(x) and (x.dim() == 1 or not has)) for x, has in tensors
-        )
+        if self.objects or any(x.layout is not torch.strided or (_has_integers(x) and not has) for x, has in tensors):
+            return True
+        return any(_has_integers(x) and x.dim() == 1 and int(x.max()) + 1 == rows for x, _ in tensors)
 
-    def examples(self, outputs: Any) -> int:
-        """The number of examples of outputs (S, B, ...)."""
-        first = next((y for y in tree_leaves(outputs) if isinstance(y, Tensor)), None) if self.parts else None
-        return self.batch if first is None else first.shape[1]
+    def examples(self, outputs: Any, dim: int) -> int:
+        """The number of examples, which outputs have in this dimension."""
+        if isinstance(outputs, Tensor) and outputs.dim() > dim and outputs.shape[dim] == self.batch:
+            return self.batch
+        rows = next((y.shape[dim] for y in tree_leaves(outputs) if isinstance(y, Tensor) and y.dim() > dim), self.batch)
+        return rows if self.accepts(rows) else self.batch
 
     @property
     def ambiguous(self) -> list[int]:

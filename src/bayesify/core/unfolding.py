@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from bayesify.errors import ConfigurationError
 
@@ -39,21 +39,14 @@ def unfold(outputs: Any, samples: int, batch: int) -> Any:
     return tree_map(of_leaf, outputs)
 
 
-def stack(runs: Sequence[Any], batch: int | None, batch_dim: int) -> Any:
-    """Stack the outputs of one pass per draw, with the batch in any dimension, to (S, B, ...); B is None if it is theirs alone."""
-    if batch is None:
-        sizes = dict.fromkeys(y.shape[batch_dim] for y in tree_leaves(runs[0]) if isinstance(y, Tensor) and y.dim() > batch_dim)
-        if len(sizes) > 1:
-            raise ConfigurationError(
-                f"the network returned tensors of {' and '.join(map(str, sizes))} rows, such as nodes and graphs; select those of "
-                "the examples with bayesify(net, method, output=...): a name, a position or a function"
-            )
+def stack(runs: Sequence[Any], batch: int, batch_dim: int) -> Any:
+    """Stack the outputs of one pass per draw, with the batch in any dimension, to (S, B, ...)."""
     if isinstance(runs[0], Tensor):  # pytrees are slow
         return _stack(runs, batch, batch_dim)
     return tree_map(lambda *ys: _stack(ys, batch, batch_dim), *runs)
 
 
-def _stack(runs: Sequence[Any], batch: int | None, batch_dim: int) -> Any:
+def _stack(runs: Sequence[Any], batch: int, batch_dim: int) -> Any:
     for y in runs:
         _check_output(y, batch, batch_dim, 1)
     if not isinstance(runs[0], Tensor):
@@ -62,7 +55,7 @@ def _stack(runs: Sequence[Any], batch: int | None, batch_dim: int) -> Any:
     return runs[0].unsqueeze(0) if len(runs) == 1 else torch.stack(runs)
 
 
-def _check_output(y: Any, batch: int | None, batch_dim: int, samples: int) -> None:
+def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:
     """Check that every output is a tensor with a batch, or a plain value; other objects may contain tensors."""
     if not isinstance(y, Tensor):
         if y is not None and not isinstance(y, bool | int | float | str):
@@ -70,17 +63,13 @@ def _check_output(y: Any, batch: int | None, batch_dim: int, samples: int) -> No
                 f"the network returned a {type(y).__name__}, whose tensors cannot be separated by draw; select "
                 'tensors with bayesify(net, method, output=...), such as "logits", a position or a function'
             )
-    elif y.dim() <= batch_dim or (batch is not None and y.shape[batch_dim] != samples * batch):
-        if batch is None:
-            raise ConfigurationError(
-                f"the network returned a tensor of shape {tuple(y.shape)}, which has no dimension {batch_dim} for examples; select "
-                "tensors with bayesify(net, method, output=...)"
-            )
+    elif y.dim() <= batch_dim or y.shape[batch_dim] != samples * batch:
         if batch_dim == 0:
             way_out = (
                 "For a batch in dimension 1 of inputs and outputs, use bayesify(net, method, batch_dim=1); if only the inputs have "
-                "it there (an LSTM without batch_first=True), transpose them in the network's forward. A network without a row per "
-                "example, such as an object detector, gives one draw at a time: bnn.function(seed)(images)"
+                "it there (an LSTM without batch_first=True), transpose them in the network's forward. One of several outputs, of "
+                "graphs and not of nodes, is selected by bayesify(net, method, output=...). A network without a row per example, "
+                "such as an object detector, gives one draw at a time: bnn.function(seed)(images)"
             )
         else:
             way_out = "It must be the same dimension in inputs and outputs: transpose one of them in the network's forward"

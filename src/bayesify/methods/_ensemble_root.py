@@ -57,7 +57,7 @@ class PlainMember(Bayesian):
         call = self.inputs_of(inputs, kwargs)
         outputs = tree_map(lambda y: self._expanded(y, samples), self._run(*inputs, **kwargs))
         kl = self.kl_of_pass({})
-        return Draws(outputs, kl, kl.new_zeros(call.examples(outputs)))
+        return Draws(outputs, kl, kl.new_zeros(call.examples(outputs, 1)))
 
     def function(self, seed: int) -> Callable[..., Any]:
         return DrawnFunction(self.net, self._run, self.batch_dim)

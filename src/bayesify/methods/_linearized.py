@@ -68,7 +68,7 @@ class Linearized(Folded):
             outputs.append(tree_map(lambda y: y.movedim(self.batch_dim, 0) if isinstance(y, Tensor) else y, y))
         kl = self.kl_of_pass({})
         stacked = tree_map(lambda *ys: torch.stack(ys) if isinstance(ys[0], Tensor) else ys[0], *outputs)
-        return Draws(stacked, kl, kl.new_zeros(call.examples(stacked)))
+        return Draws(stacked, kl, kl.new_zeros(call.examples(stacked, 1)))
 
     def _linear(self, drawn: Drawn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs of one draw of weights (1, *); those of layers whose posterior is another are not linearized."""

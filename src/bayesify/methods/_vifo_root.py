@@ -22,7 +22,7 @@ from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import no_parameters_set
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.generators import noise_of_rank, own_noise
-from bayesify.core.inputs import NETWORK_ERRORS, Arguments
+from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, eval_mode, modes_kept
@@ -50,27 +50,30 @@ class MomentsPass(ForwardPass):
 
     Args:
         batch_dim: the dimension in which they follow each other.
-        batch: B. A `ConfigurationError` is raised if the last layer gets a part of the batch. None if only the layer shows the
-            number of examples, such as graphs of several nodes; then it must be called once.
+        inputs: those of the pass. A `ConfigurationError` is raised if the last layer gets a part of their examples.
         factors: the layer returns its means times each of these, (1,) or (K,), instead.
     """
 
-    def __init__(self, batch_dim: int, batch: int | None, factors: tuple[Tensor, ...] = ()) -> None:
+    def __init__(self, batch_dim: int, inputs: Inputs, factors: tuple[Tensor, ...] = ()) -> None:
         super().__init__()
-        self.batch_dim, self.batch, self.factors = batch_dim, batch, factors
-        self.examples = 0  # of the output of the layer, once it was called
+        self.batch_dim, self.inputs, self.factors = batch_dim, inputs, factors
+        self.last_rows = 0  # of the last layer's output, once it was called
+
+    @property
+    def examples(self) -> int:
+        """The number of examples: graphs, if the layer follows the pooling of their nodes."""
+        return self.last_rows if self.last_rows and self.inputs.accepts(self.last_rows) else self.inputs.batch
 
     def check_rows(self, mean: Tensor) -> None:
         """Check that the layer's output has all rows: parts of a batch, each with both halves, would be put together wrongly."""
-        rows = mean.shape[self.batch_dim]
-        partial = rows % self.batch if self.batch else self.examples
-        if partial and self.batch_dim == 0 and not torch.compiler.is_compiling():
+        before, self.last_rows = self.last_rows, mean.shape[self.batch_dim]
+        if self.batch_dim != 0 or torch.compiler.is_compiling() or self.last_rows % self.inputs.batch == 0:
+            return
+        if before or not self.inputs.accepts(self.last_rows):
             raise ConfigurationError(
-                f"the last layer gets {rows} rows of a batch of {self.batch or self.examples + rows}: the network calls it on "
-                "parts of its batch, whose means and standard deviations would be mixed. Let it get all rows, or use "
-                "VIFO(separate_std=True)"
+                f"the last layer gets {self.last_rows} rows of a batch of {self.inputs.batch}: the network calls it on parts of "
+                "its batch, whose means and standard deviations would be mixed. Let it get all rows, or use VIFO(separate_std=True)"
             )
-        self.examples = rows
 
 
 class RandomOutputs(Bayesian):
@@ -165,7 +168,7 @@ class RandomOutputs(Bayesian):
         """The output, batch first, and the number of examples."""
         call = self.inputs_of(inputs, kwargs)
         args, kwargs = call.map(torch.clone)  # several passes get them
-        moments = MomentsPass(self.batch_dim, None if call.parts else call.batch, factors)
+        moments = MomentsPass(self.batch_dim, call, factors)
         y = self.passes.run(moments, net, args, kwargs)
         if not isinstance(y, Tensor) or y.dim() <= self.batch_dim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
@@ -173,7 +176,7 @@ class RandomOutputs(Bayesian):
                 f"VIFO needs a network that returns one tensor with the batch in dimension {self.batch_dim}, got {got}; select "
                 'one of several parts with bayesify(net, VIFO(), output="logits")'
             )
-        return y.movedim(self.batch_dim, 0), moments.examples if call.parts and moments.examples else call.batch
+        return y.movedim(self.batch_dim, 0), moments.examples
 
     def _check_head(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check once that the output is proportional to the last layer's, so that what follows it applies to both moments.
@@ -191,14 +194,8 @@ class RandomOutputs(Bayesian):
         each = 1 + torch.arange(count, device=unit.device) / count
         net = self.net
         gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
-        with (
-            gradients,
-            own_noise(net.parameters()),
-            eval_mode(net),
-            NoiseFree() as noise_free,
-            no_parameters_set(net),
-            _shifted(net),
-        ):
+        noise_free = NoiseFree()
+        with gradients, own_noise(net.parameters()), eval_mode(net), noise_free, no_parameters_set(net), _shifted(net):
             few = self._accepted(inputs, kwargs, unit)
             one, two, scaled = (self._pass(net, *few, factor)[0] for factor in (unit, 2 * unit, each))
             if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):

@@ -154,7 +154,7 @@ class RepulsiveRoot(Ensemble):
         weights = torch.cat([_real(p).flatten(1) for p in parameters.values()] or [self._weights()], 1)
         kl = torch.zeros((), device=weights.device)
         outputs = tree_map(drawn, outputs)
-        return Draws(outputs, kl, kl.new_zeros(call.examples(outputs)), local_beta=self.local_beta), weights
+        return Draws(outputs, kl, kl.new_zeros(call.examples(outputs, 1)), local_beta=self.local_beta), weights
 
     def _weights(self) -> Tensor:
         """All trained parameters (M, D), at least float32."""

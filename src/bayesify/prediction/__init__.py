@@ -128,8 +128,9 @@ def predict(
             if chunk is None:
                 chunk = draws_per_call(root, batch, dim, device, samples)
                 chunk = chunk if tolerance is None else min(chunk, _FIRST_DRAWS // _FEWEST_CHUNKS)
+            home = leaves_of(batch)[0].device  # which a graph may forget when it is moved
             x = batch if device is None else tree_map(lambda leaf: _converted(leaf, device, dtype), batch)
-            part = _BatchPrediction(caller, x, index, _round_up(chunk, members), leaves_of(batch)[0].device)
+            part = _BatchPrediction(caller, x, index, _round_up(chunk, members), home)
             part.draw(needed, lambda draws: bar.advance(draws / samples))
             while tolerance is not None and part.samples < samples and part.standard_error() > tolerance:
                 part.draw(min(samples, 2 * part.samples), lambda draws: bar.advance(draws / samples))
