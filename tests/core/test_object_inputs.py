@@ -222,6 +222,24 @@ def test_nodes_and_graphs_together_need_a_choice() -> None:
     assert bayesify(Both().double(), MeanField(), output=1)(data, samples=2).outputs.shape == (2, 8, 3)
 
 
+def test_tokens_with_offsets() -> None:
+    """Texts of several lengths as one row of tokens, in which each begins at an offset."""
+
+    class Texts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags, self.last = nn.EmbeddingBag(10, 4), nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
+            return self.last(self.bags(tokens, offsets))
+
+    net, inputs = Texts().double(), (torch.randint(10, (9,)), torch.tensor([0, 2, 7]))
+    expected = net(*inputs).detach()
+    draws = bayesify(net, {"last": MeanField(initial_std=1e-10)})(*inputs, samples=2)
+    torch.testing.assert_close(draws.outputs.detach(), expected.expand(2, 3, 2), rtol=0, atol=1e-7)
+    assert draws.local_kl.shape == (3,)
+
+
 def test_an_object_beside_a_tensor() -> None:
     """A number for each graph, and outputs for each node."""
 

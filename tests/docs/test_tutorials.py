@@ -10,11 +10,9 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
-    "calibration.md",
     "concepts.md",
     "conformal.md",
     "graph-networks.md",
-    "large-data.md",
     "out-of-distribution.md",
     "reading-a-report.md",
     "sequences.md",
@@ -25,8 +23,10 @@ PAGES = [
 LONG = [  # many steps, or a cluster
     "active-learning.md",
     "bayesian-optimization.md",
+    "calibration.md",
     "clusters.md",
     "image-classifier.md",
+    "large-data.md",
     "pretrained-transformers.md",
 ]
 
