@@ -39,8 +39,9 @@ _UNTRACED = tuple(check for check in CHECKS if check not in _TRACED)
 
 def _untraced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorator, ...]:
     """Marks of a cell: the first setting of some methods meets all layers, as most code is shared; others are slow."""
-    quick = layer == "Linear" or (first and (type(method) in _EVERYWHERE or layer in _OF_EACH_KIND))
-    return () if quick else (pytest.mark.slow,)
+    if layer == "Linear" or (first and type(method) in _EVERYWHERE):
+        return ()
+    return (pytest.mark.extended if first and layer in _OF_EACH_KIND else pytest.mark.slow,)
 
 
 def _traced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorator, ...]:

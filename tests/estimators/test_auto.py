@@ -38,6 +38,7 @@ def model(portfolio):
     return BayesianRegressor(**FAST).fit(X, y)
 
 
+@pytest.mark.extended
 def test_the_prediction_is_the_weighted_mixture_of_the_models(model):
     assert len(model.stack_) >= 2
     assert sum(model.stack_weights_) == pytest.approx(1)

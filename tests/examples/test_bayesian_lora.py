@@ -40,6 +40,7 @@ def test_the_study_runs_and_resumes(lora, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.extended
 def test_every_method_runs_with_a_large_model_s_tasks(lora, tmp_path, monkeypatch):
     import bayesian_lora_tasks as tasks
 

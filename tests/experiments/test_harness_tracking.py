@@ -37,7 +37,7 @@ def test_a_run_per_job(tmp_path, track):
     assert Recorded(track, "report", GROUP).files == {"report.md", "config.toml"}
 
 
-@pytest.mark.default("tensorboard")
+@pytest.mark.extended
 def test_a_server_that_is_lost_costs_no_result(tmp_path, track, monkeypatch):
     log, opened = write_config(tmp_path), []
     open_run = bayesify.tracking.open_run
@@ -66,7 +66,7 @@ def test_a_server_that_does_not_answer_is_an_error_before_any_task(tmp_path, cap
     assert work_done(log) == []
 
 
-@pytest.mark.default("tensorboard")
+@pytest.mark.extended
 def test_other_results_of_a_unit_are_logged(tmp_path, track):
     write_config(tmp_path)
     _run(tmp_path, "--track", track, "--dataset", "a")

@@ -71,6 +71,7 @@ def test_importance_is_repeatable_and_does_not_change_the_model(fitted):
     np.testing.assert_array_equal(model.predict(X), before)
 
 
+@pytest.mark.extended
 def test_uncertainty_has_an_importance_of_its_own():
     """The noise depends on a column that the mean does not depend on."""
     rng = np.random.default_rng(0)

@@ -81,6 +81,7 @@ def _alpha_of_every_weight(site: BayesianLayer, alpha_per: str) -> Tensor:
 @pytest.mark.parametrize("route", ["gradients wanted", "none wanted", "coherent"])
 @pytest.mark.parametrize("alpha_per", ["layer", "unit", "weight"])
 @pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.default("*-weight-*", "*-layer-coherent")
 def test_weight_noise_is_independent(layer: str, alpha_per: str, route: str) -> None:
     plain, x = LAYERS[layer]()
     bnn, site = _convert(copy.deepcopy(plain), VariationalDropout(noise="weight", alpha_per=alpha_per, p=0.3))

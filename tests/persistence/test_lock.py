@@ -64,6 +64,7 @@ def test_the_command_line_names_the_other_process(tmp_path):
     assert load_model(tmp_path / "m").n_features_in_ == 5
 
 
+@pytest.mark.extended
 def test_nested_locks_are_one(tmp_path):
     with locked(tmp_path / "m"):
         with locked(tmp_path / "m"):

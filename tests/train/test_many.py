@@ -527,6 +527,7 @@ def test_draws_are_those_of_the_model_alone() -> None:
 
 
 @pytest.mark.parametrize("method", [MeanField(noise="shared"), MeanField(), MCDropout(p=0.2), ConcreteDropout()], ids=repr)
+@pytest.mark.default("MeanField*")
 def test_native_draws_are_those_of_the_model_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
     monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")
