@@ -168,11 +168,10 @@ def test_moments_of_vifo_are_those_of_graphs(make: Callable[[], nn.Module]) -> N
 
 
 def test_predictions_have_a_row_per_graph_in_order() -> None:
-    net = OfObject()
-    bnn = bayesify(net.double(), MeanField(initial_std=1e-10))
-    loader = DataLoader(Chains(), batch_size=5, collate_fn=collate)
+    net, loader = OfObject().double(), DataLoader(Chains(), batch_size=5, collate_fn=collate)
     expected = torch.cat([net(batch).softmax(1) for batch in loader]).detach()
     assert len(expected) == 12
+    bnn = bayesify(net, MeanField(initial_std=1e-10))
     batches = [collate([0, 1, 2, 3, 4]), collate([5, 6, 7, 8, 9]), collate([10, 11])]
     for inputs in (loader, batches, [(batch,) for batch in batches], [(batch, batch.y) for batch in batches]):
         assert_near(predict(bnn, inputs, Categorical(), samples=3).mean, expected)
