@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bayesify.core.comparison import equal_rows
+from bayesify.core.comparison import close, equal_rows
 from bayesify.core.first_batch import SetParameters
-from bayesify.core.generators import own_noise
+from bayesify.core.generators import OtherGenerators, own_noise
 from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import buffers_kept, own_casts
@@ -32,7 +32,7 @@ from bayesify.core.restoration import as_plain
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.watch import Decisions, Watch, WatchedPass, is_kept, mark_rows, origin_of
 
-__all__ = ["Candidate", "Examination", "candidates"]
+__all__ = ["Candidate", "Examination", "Repetition", "candidates"]
 
 _ROWS, _SPREAD = 3, 0.3
 _EXTREME = 1e3  # factor of the weights of one draw, in passes that only the other draw is read from
@@ -66,6 +66,21 @@ def candidates(inputs: Inputs, whole: bool = False) -> Iterator[Candidate]:
             yield from (Candidate(rows, count) for count in dict.fromkeys((few, inputs.batch)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Repetition:
+    """What a second pass did, after the first.
+
+    Attributes:
+        reuses: whether it uses results of the first (`keep_results`).
+        missing: the layers that it does not call again.
+        generators: the states of PyTorch's generator from which layers would have drawn.
+    """
+
+    reuses: bool = False
+    missing: Sequence[BayesianLayer] = ()
+    generators: Sequence[Tensor] = ()
+
+
 class Examination:
     """Passes over a few rows with the same two draws of all layers."""
 
@@ -81,10 +96,13 @@ class Examination:
         self.without_rows: set[BayesianLayer] = set()
         self.differentiates = False
         self.draws_noise = False
+        self.draws_elsewhere = False  # noise of other libraries, which passes over other rows do not share
         self.outputs: list[Tensor] = []  # of draw 0, in the last pass of `runs`
+        self.generators: list[Tensor] = []  # the states from which layers would have drawn in that pass
         self.decisions: tuple[bool, ...] = ()  # by values of the inputs, in the last folded pass that was compared
         self.orders_rows = False  # whether it sorts rows of the batch, which happened to keep the draws apart
         self.mixed: list[BayesianLayer] = []  # random layers that are called both with rows and without
+        self.failure: Exception | None = None  # of the last pass of `runs`
         self._set = SetParameters(net)
 
     @contextmanager
@@ -109,11 +127,13 @@ class Examination:
         watch = Watch(candidate.count)
         try:
             self.outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
+            watch.note_generator()
+            self.generators = watch.generators
             rows = self._of_three_rows(inputs, candidate) or watch if candidate.count == 1 else watch
             self.without_rows = rows.without_rows - rows.with_rows
             both = rows.without_rows & rows.with_rows
             self.mixed = [layer for layer in self.layers if layer in both and layer.posterior.is_random]
-            self.read |= watch.read
+            self.read |= watch.read | self._read_unseen(watch, inputs, candidate)
             self.called |= watch.called
             self.repeated |= watch.repeated
             self.by_value |= watch.by_value
@@ -124,10 +144,23 @@ class Examination:
                 self.used.update(self._reaching(untraced, inputs, candidate))
         except ChangedInputError:
             raise
-        except NETWORK_ERRORS:
+        except NETWORK_ERRORS as error:
+            self.failure = error
             self.read |= {layer for layer in watch.read if not layer.posterior.is_plain}  # whose weight has another shape
             return False
         return True
+
+    def _read_unseen(self, watch: Watch, inputs: Inputs, candidate: Candidate) -> set[BayesianLayer]:
+        """The layers with whose weights the network computes where no `Watch` sees it, as in `torch.func.vmap` or by `tolist`."""
+        got = {layer for layers, _ in watch.values.values() for layer in layers if layer.posterior.is_random} - watch.read
+        if not got or self._ignores(got, inputs, candidate):  # most networks look at a dtype or a device
+            return set()
+        return {layer for layer in got if not self._ignores({layer}, inputs, candidate)}
+
+    def _ignores(self, layers: Collection[BayesianLayer], inputs: Inputs, candidate: Candidate) -> bool:
+        """Whether the outputs stay as they are if other values of these layers' weights are read."""
+        outputs = self.run(candidate.single(inputs), WatchedPass(self._draw_of(0), unread=layers))
+        return all(map(close, outputs, self.outputs))
 
     def _of_three_rows(self, inputs: Inputs, candidate: Candidate) -> Watch | None:
         """Watch a pass over three copies of a row: inputs (1, ...) of layers may be that row, or positions without rows."""
@@ -139,15 +172,20 @@ class Examination:
             return None
         return watch
 
-    def reuses(self, inputs: Inputs, candidate: Candidate) -> tuple[bool, list[BayesianLayer]]:
-        """Whether an equal pass uses results of this one (`keep_results`), and the layers that it does not call again."""
+    def again(self, inputs: Inputs, candidate: Candidate) -> Repetition:
+        """Make the pass of `runs` again, with other noise."""
         watch = Watch(candidate.count)
+        torch.default_generator.manual_seed(1)
         try:
             outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
         except NETWORK_ERRORS:
-            return False, []
-        missing = [layer for layer in self.layers if layer in self.called - watch.called]
-        return watch.reuses or any(map(is_kept, outputs)), missing
+            return Repetition()
+        watch.note_generator()
+        return Repetition(
+            reuses=watch.reuses or any(map(is_kept, outputs)),
+            missing=[layer for layer in self.layers if layer in self.called - watch.called],
+            generators=watch.generators,
+        )
 
     def outputs_of(self, inputs: Inputs, candidate: Candidate, plain: Collection[BayesianLayer] = ()) -> list[Tensor]:
         """Outputs of draw 0, with some of the layers replaced with plain ones of the same weights."""
@@ -253,9 +291,10 @@ class Examination:
 
     def run_with(self, run: Callable[[], Any]) -> list[Tensor]:
         """Tensors of the outputs of a pass without the network's own noise."""
-        with NoiseFree() as noise_free, self._set.watch():
+        with NoiseFree() as noise_free, OtherGenerators() as others, self._set.watch():
             outputs = run()
         self.draws_noise |= noise_free.replaced
+        self.draws_elsewhere |= others.used
         return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
 
 

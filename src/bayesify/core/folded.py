@@ -88,6 +88,7 @@ class Folded(Planning):
                 plan = self._plan_after(error, call, samples, coherent, plan)
                 set_generator_states(tensors, before)  # equal seeds give equal draws, also when the pass is repeated
                 passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
+        self.tell_of_failure(call)
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].reported_kls(layers))
         local_kl = kl.new_zeros(call.examples(outputs, 1))

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.examination import Candidate, Examination, candidates
 from bayesify.core.fidelity import unlike_plain
+from bayesify.core.generators import check_not_seeded
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
@@ -26,7 +27,9 @@ from bayesify.core.watch import keep_results
 from bayesify.errors import PassError
 from bayesify.formatting import listing
 
-__all__ = ["Verdict", "as_plain_data", "examine", "folds_in_training", "pools_batches", "verdict_of"]
+__all__ = ["Verdict", "as_plain_data", "examine", "obstacle_in_training", "pools_batches", "verdict_of"]
+
+_OTHER_NOISE = "the network draws noise that is not PyTorch's (of Python's random or NumPy), with which passes cannot be compared"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ def verdict_of(data: dict[str, Any]) -> Verdict:
 
 def examine(
     net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, whole: bool = False
-) -> Verdict | None:
+) -> Verdict | Exception:
     """Set what random layers know of their use (`is_used`), and find out whether the rows of a batch are independent.
 
     Args:
@@ -82,7 +85,7 @@ def examine(
         whole: whether to compare all rows instead of a few.
 
     Returns:
-        The verdict, or None if the network fails on these inputs.
+        The verdict, or the error with which the network fails.
     """
     examination = Examination(net, layers, passes, whole)
     with examination.with_draws():
@@ -103,7 +106,8 @@ def examine(
                 "weights, such as MeanField(), or leave the layer out by patterns"
             )
         if accepted is None:
-            return None
+            assert examination.failure is not None
+            return examination.failure
         if len(examination.used) < len(layers) and any(module.training for module in net.modules()):
             examination.runs(inputs, accepted)  # some layers may be used in training mode only
         for layer in layers:
@@ -152,16 +156,24 @@ def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdic
     )
 
 
-def folds_in_training(net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, verdict: Verdict) -> bool:
-    """Whether draws that may be folded in eval mode may also be folded in the current mode (not with batch normalization)."""
+def obstacle_in_training(
+    net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, verdict: Verdict
+) -> str:
+    """Why draws that may be folded in eval mode may not be folded in the current mode; empty if they may."""
     examination = Examination(net, layers, passes)
     examination.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
     with examination.with_draws():
-        return examination.agreeing(inputs) is not None
+        if examination.agreeing(inputs) is not None:
+            return ""
+    if examination.draws_elsewhere:
+        return _OTHER_NOISE
+    return "the rows of a batch affect each other there (batch normalization)"
 
 
 def _reason(net: nn.Module, examination: Examination, inputs: Inputs) -> str:
     """Why draws do not fold."""
+    if examination.draws_elsewhere:
+        return _OTHER_NOISE
     if examination.orders_rows:
         return "the network sorts the rows of its batch"
     names = {module: name for name, module in net.named_modules()}
@@ -189,20 +201,23 @@ def _remembers(net: nn.Module, examination: Examination, inputs: Inputs, candida
     """What shows that the network may keep results of random layers for its next passes, or an empty string.
 
     Raises:
-        PassError: it does.
+        PassError: it does, or it draws the same noise in every pass.
     """
     kept = keep_results(net)
-    reuses, missing = examination.reuses(inputs, candidate)
-    if kept and reuses:
+    second = examination.again(inputs, candidate)
+    if any(layer.posterior.is_random for layer in examination.layers):
+        check_not_seeded(examination.generators, second.generators)
+    if kept and second.reuses:
         raise PassError(
             f"the network keeps results of random layers for its next passes, in {listing(map(repr, kept))}, so draws would mix; "
             "switch this cache off, or reset it in forward"
         )
-    if not missing:
+    if not second.missing:
         return ""
     names = {module: name for name, module in net.named_modules()}
+    missing = listing((repr(names[layer]) for layer in second.missing), most=3)
     return (
-        f"the network does not call {listing((repr(names[layer]) for layer in missing), most=3)} in a second pass with the same "
+        f"the network does not call {missing} in a second pass with the same "
         "inputs. If it keeps their results, draws mix: switch this cache off, or reset it in forward"
     )
 

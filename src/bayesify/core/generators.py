@@ -1,16 +1,22 @@
-"""The state of PyTorch's random generators: saved, seeded and restored."""
+"""The state of random generators, PyTorch's and others: saved, seeded and restored."""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.core.turns import turn
+from bayesify.errors import PassError
 
 __all__ = [
+    "OtherGenerators",
+    "check_not_seeded",
     "generator_state",
     "generator_states",
     "generators_kept",
@@ -108,3 +114,48 @@ def noise_from(states: Mapping[torch.device, Tensor], tensors: Sequence[Tensor])
 def _accelerators(tensors: Iterable[Tensor]) -> list[torch.device]:
     """The accelerators these tensors are on."""
     return sorted({t.device for t in tensors if t.device.type not in ("cpu", "meta")}, key=str)
+
+
+def check_not_seeded(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+    """Check that two passes, which started from different states of PyTorch's generator, went on from different ones.
+
+    Raises:
+        PassError: one state is the same: noise that is drawn from it would be the same in every pass.
+    """
+    if any(map(torch.equal, first, second)):
+        raise PassError(
+            "the network seeds PyTorch's generator in forward (torch.manual_seed), so that every pass would draw the same noise; "
+            "give the network a torch.Generator of its own, or seed inside torch.random.fork_rng(), with random layers outside"
+        )
+
+
+class OtherGenerators:
+    """Seed the global generators of Python's `random` and of NumPy, if it is in use, and restore their states on exit.
+
+    Attributes:
+        used: whether numbers were drawn from them.
+    """
+
+    used = False
+
+    def __enter__(self) -> Self:
+        self._numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
+        self._states = random.getstate(), None if self._numpy is None else self._numpy.get_state(legacy=False)
+        self._seed()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        reached = self._next()
+        self._seed()
+        self.used = reached != self._next()
+        random.setstate(self._states[0])
+        if self._numpy is not None:
+            self._numpy.set_state(self._states[1])
+
+    def _seed(self) -> None:
+        random.seed(0)
+        if self._numpy is not None:
+            self._numpy.seed(0)
+
+    def _next(self) -> tuple[float, float]:
+        return random.random(), 0.0 if self._numpy is None else self._numpy.random_sample()

@@ -12,7 +12,7 @@ from torch import nn
 from bayesify.core.batch_sizes import BatchSizes
 from bayesify.core.examination import Examination
 from bayesify.core.fidelity import missed_weights
-from bayesify.core.folding import Verdict, as_plain_data, examine, folds_in_training, pools_batches, verdict_of
+from bayesify.core.folding import Verdict, as_plain_data, examine, obstacle_in_training, pools_batches, verdict_of
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import Posterior
 from bayesify.core.model import Bayesian
@@ -40,6 +40,7 @@ class Planning(Bayesian):
         self._traced_verdicts = Recent[object, Verdict]()
         self._training_verdicts = Recent[object, bool]()
         self._sizes = Recent[object, bool](1000)  # kinds, sizes and modes in which passes over more rows agreed with fewer
+        self._failure = ""  # of the network when it was examined last
         self._kinds = Recent[str, dict[str, None]]()  # by family, as text: the kinds that were examined
 
     def checked_plan(self, call: Inputs, samples: int, coherent: bool) -> Plan:
@@ -265,10 +266,21 @@ class Planning(Bayesian):
 
     def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
         _check_no_capture()
-        verdict = examine(self.net, self._layers(), self.passes, call, whole)
-        if verdict is not None:
-            self._report(verdict)
-        return verdict
+        found = examine(self.net, self._layers(), self.passes, call, whole)
+        if isinstance(found, Exception):
+            self._failure = f"{type(found).__name__}: {found}"[:200]
+            return None
+        self._report(found)
+        return found
+
+    def tell_of_failure(self, call: Inputs) -> None:
+        """Tell that a pass succeeded, although the network had failed when it was examined."""
+        if self._failure and not torch.compiler.is_compiling() and self._verdicts.get(call.kind) is None and can_compare(self.net):
+            self.tell(
+                "the network could not be examined, as it fails with drawn weights, which are tensors and no parameters "
+                f"({self._failure}): every draw takes a separate pass, and layers whose weights it reads, instead of calling them, "
+                "may keep their means"
+            )
 
     def _report(self, verdict: Verdict) -> None:
         """Tell what users should know of a verdict."""
@@ -292,12 +304,10 @@ class Planning(Bayesian):
         key = call.kind, tuple(module.training for module in self.net.modules())
         if self._training_verdicts.recall(key) is None:
             layers = self._layers()
-            folds = self._training_verdicts[key] = folds_in_training(self.net, layers, self.passes, call, verdict)
-            if not folds:
-                self.tell(
-                    "in training mode every draw takes a separate pass, because the rows of a batch affect each other there (batch "
-                    "normalization); S draws take the time of S passes"
-                )
+            reason = obstacle_in_training(self.net, layers, self.passes, call, verdict)
+            self._training_verdicts[key] = not reason
+            if reason:
+                self.tell(f"in training mode every draw takes a separate pass, because {reason}; S draws take the time of S passes")
         return self._training_verdicts[key]
 
     def distrust(self, call: Inputs, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -29,7 +29,7 @@ _RESERVED = ("_parameters", "_buffers", "_modules", "passes")
 
 
 class WatchedPass(ForwardPass):
-    """A coherent pass with predrawn weights that reports its layers to a `Watch`."""
+    """A coherent pass with predrawn weights that reports its layers to a `Watch`; `unread` layers give their means when read."""
 
     def __init__(
         self,
@@ -39,9 +39,10 @@ class WatchedPass(ForwardPass):
         rows: int | None = None,
         without_rows: Iterable[Any] = (),
         watch: Watch | None = None,
+        unread: Collection[BayesianLayer] = (),
     ) -> None:
         super().__init__(samples, coherent=True, rows=rows, drawn=drawn, without_rows=without_rows)
-        self.watch = watch
+        self.watch, self.unread = watch, unread
 
     def call(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
@@ -49,10 +50,9 @@ class WatchedPass(ForwardPass):
             y = super().call(layer, x) if layer.posterior.is_random else self.inside(layer.posterior, layer, x)
         if self.watch is None:
             return y
-        self.watch.reuses |= is_kept(x)
+        self.watch.note_use((x,))
         self.watch.repeated |= {layer} & self.watch.called
         self.watch.called.add(layer)
-        self.watch.differentiates |= torch.is_grad_enabled() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None
         rows = has_rows(x) or x.shape[:1] == (self.watch.rows,)
         (self.watch.with_rows if rows else self.watch.without_rows).add(layer)
         return _traced(y, origin_of(x) | {layer}, rows)
@@ -63,10 +63,9 @@ class WatchedPass(ForwardPass):
         if self.watch is None:
             return result
         given = [x for x in inputs if x is not None]
-        self.watch.reuses |= any(map(is_kept, given))
+        self.watch.note_use(given)
         self.watch.called.update(layers)
         self.watch.with_rows.update(layers)
-        self.watch.differentiates |= torch.is_grad_enabled() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None
         origin = frozenset(layers).union(*map(origin_of, given))
         return tree_map_only(Tensor, lambda y: _traced(y, origin, True), result)
 
@@ -79,8 +78,9 @@ class WatchedPass(ForwardPass):
 
     def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
         with torch._C.DisableTorchFunction():
-            value = super().read(layer, name)
+            value = self.inside(layer.posterior_mean, name) if layer in self.unread else super().read(layer, name)
         if self.watch is not None and value is not None:
+            self.watch.note_use(())
             self.watch.values[id(value)] = [layer], value
         return value
 
@@ -119,6 +119,7 @@ class Watch(TorchFunctionMode):
         reuses: whether it used what `keep_results` found.
         differentiates: whether it differentiates its layers itself, or applies another transform of `torch.func` to them.
         orders_rows: whether it sorts along the first dimension, with a result that has all rows of draw 0 first.
+        generators: the states of PyTorch's generator from which layers would draw, in order.
 
     Args:
         rows: B.
@@ -138,6 +139,25 @@ class Watch(TorchFunctionMode):
         self.values: dict[
             int, tuple[Sequence[BayesianLayer], Tensor]
         ] = {}  # with the tensors, so that no other tensor gets their id
+        self.generators: list[Tensor] = []
+
+    def note_generator(self) -> None:
+        """Keep the state of PyTorch's generator, if it has changed."""
+        state = torch.get_rng_state()
+        if not self.generators or not torch.equal(state, self.generators[-1]):
+            self.generators.append(state)
+
+    def note_use(self, inputs: Sequence[Tensor]) -> None:
+        """Note that the network uses a layer, which it calls with these inputs or whose weight it reads."""
+        self.note_generator()
+        self.note_read(inputs)
+        self.reuses |= any(map(is_kept, inputs))
+        self.differentiates |= torch.is_grad_enabled() or cast(Any, torch._C)._functorch.peek_interpreter_stack() is not None
+
+    def note_read(self, tensors: Iterable[Tensor]) -> None:
+        """Note the layers whose weights are among these tensors, with which something is computed."""
+        if self.values:
+            self.read.update(layer for x in tensors if id(x) in self.values for layer in self.values[id(x)][0])
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -145,8 +165,8 @@ class Watch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         tensors = list(tensors_in((args, kwargs)))
         self.reuses = self.reuses or any(map(is_kept, tensors))
-        if self.values and next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
-            self.read.update(layer for x in tensors if id(x) in self.values for layer in self.values[id(x)][0])
+        if next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
+            self.note_read(tensors)
         origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
         rows = any(has_rows(x) for x in tensors)
         if origin or rows:

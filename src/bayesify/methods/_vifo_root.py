@@ -21,7 +21,7 @@ from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import no_parameters_set
 from bayesify.core.forward_pass import ForwardPass
-from bayesify.core.generators import noise_of_rank, own_noise
+from bayesify.core.generators import check_not_seeded, noise_of_rank, own_noise
 from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
@@ -195,9 +195,15 @@ class RandomOutputs(Bayesian):
         net = self.net
         gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
         noise_free = NoiseFree()
-        with gradients, own_noise(net.parameters()), eval_mode(net), noise_free, no_parameters_set(net), _shifted(net):
+        with gradients, own_noise(net.parameters()) as reseed, eval_mode(net), noise_free, no_parameters_set(net), _shifted(net):
             few = self._accepted(inputs, kwargs, unit)
-            one, two, scaled = (self._pass(net, *few, factor)[0] for factor in (unit, 2 * unit, each))
+            outputs, states = list[Tensor](), list[Tensor]()
+            for seed, factor in enumerate((unit, 2 * unit, each)):
+                reseed(seed)
+                outputs.append(self._pass(net, *few, factor)[0])
+                states.append(torch.get_rng_state())
+            check_not_seeded(states[:1], states[1:])
+            one, two, scaled = outputs
             if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):
                 name = next(name for name, _ in self.random_layers())
                 raise ConfigurationError(
