@@ -96,6 +96,7 @@ _DEEPSEEK = _SIZES | {
 }
 _STATES = {"vocab_size": _VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
 _CLASSES = _SIZES | {"num_labels": 3}
+_RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4, "max_relative_positions": 8}
 _T5 = {"vocab_size": _VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
 _PARTS = {
     f"{part}_{field}": n for part in ("encoder", "decoder") for field, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 24))
@@ -136,7 +137,12 @@ TRANSFORMERS: dict[str, Foreign] = {
     "DeBERTa-v2": _model(
         "DebertaV2ForSequenceClassification",
         _masked,
-        _CLASSES | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4, "max_relative_positions": 8},
+        _CLASSES | _RELATIVE,
+    ),
+    "DeBERTa-v3": _model(
+        "DebertaV2ForSequenceClassification",
+        _masked,
+        _CLASSES | _RELATIVE | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False},
     ),
     "Longformer": _model("LongformerForSequenceClassification", _masked, _CLASSES | {"attention_window": 4}),
     "Funnel": _model(
