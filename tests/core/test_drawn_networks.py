@@ -1,12 +1,27 @@
 """One draw as a network: held in place, or copied, with the weights of `function`."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from bayesify import ECMP, EMP, VIFO, VSD, WHVI, DeepEnsemble, DropConnect, MCDropout, MeanField, VariationalDropout, bayesify
+from bayesify import (
+    ECMP,
+    ELRG,
+    EMP,
+    VIFO,
+    VSD,
+    WHVI,
+    DeepEnsemble,
+    DropConnect,
+    MCDropout,
+    MeanField,
+    Radial,
+    VariationalDropout,
+    bayesify,
+)
 from bayesify.errors import PassError
 
 METHODS = [
@@ -111,3 +126,37 @@ def test_sharded_parameters_are_refused(draw, monkeypatch):
     monkeypatch.setattr("bayesify.core.shards.shards_of", lambda net: [net])
     with pytest.raises(PassError, match=r"are sharded \(FSDP\): use bnn\.function\(seed\)"):
         draw(bnn)
+
+
+class SumOfTokens(nn.Module):
+    """Adds the vectors of tokens, also those of padding, and computes with the matrix of the vectors."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.tokens, self.last, self.reads = nn.Embedding(5, 3, padding_idx=0), nn.Linear(3, 2), reads
+
+    def forward(self, x):
+        h = self.tokens(x).sum(1)
+        return self.last(h + self.tokens.weight.sum(0) if self.reads else h)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize(
+    "method", [MeanField(initial_std=0.5), ELRG(), EMP(spread=0.5), Radial()], ids=lambda method: type(method).__name__
+)
+def test_the_vector_of_padding_is_zero_in_every_draw(method, reads):
+    torch.manual_seed(0)
+    x = torch.tensor([[1, 4, 0, 0], [2, 2, 0, 0], [3, 0, 0, 0]])
+    bnn = bayesify(SumOfTokens(reads), {"tokens": method}).eval()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*does not compute what it does with plain layers")
+        bnn(x, samples=2)
+    drawn = bnn.sample_network(3)
+    assert not drawn.tokens.weight[0].any()
+    assert drawn.tokens.weight[1:].all()
+    torch.testing.assert_close(drawn(x), bnn.function(3)(x))
+    if reads:
+        bnn.train()
+        bnn(x).outputs.sum().backward()
+        gradients = [p.grad for p in bnn.net.tokens.parameters() if p.grad is not None and p.shape == (5, 3)]
+        assert all(not gradient[0].any() for gradient in gradients), "a draw has padding"

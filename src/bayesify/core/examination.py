@@ -318,4 +318,4 @@ def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
         scale = float(mean.float().square().mean().sqrt()) or 1 / math.sqrt(layer.fan_in)
         return torch.randn(2, *mean.shape, dtype=mean.dtype, device=mean.device).mul_(_SPREAD * scale).add_(mean)
 
-    return around(weight), None if bias is None else around(bias)
+    return layer.constrained(around(weight)), None if bias is None else around(bias)

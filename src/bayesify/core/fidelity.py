@@ -47,8 +47,8 @@ def unlike_plain(net: nn.Module, examination: Examination, inputs: Inputs, candi
     return (
         f"the network does not compute what it does with plain layers of the same weights, because of "
         f"{listing((repr(names[layer]) for layer in differing or layers), most=3)}: it may take their weights from parameters() or "
-        "functional_call, which have no draws, copy them, or ask for their exact class; let it call them, or read layer.weight, "
-        "and use isinstance, or leave them out by patterns"
+        "functional_call, which have no draws, copy or set them, or ask for their exact class; let it call them, or read "
+        "layer.weight, and use isinstance, or leave them out by patterns"
     )
 
 

@@ -205,7 +205,8 @@ class ForwardPass:
                     self.draw(layer)
             else:
                 drawn, kl = together
-                self._drawn.update(zip(group, drawn, strict=True))
+                for layer, (weight, bias) in zip(group, drawn, strict=True):
+                    self._drawn[layer] = layer.constrained(weight), bias
                 self.found_kls |= {layer.posterior: None for layer in group} | {group[0].posterior: kl}
             self._ahead.update(group)
 

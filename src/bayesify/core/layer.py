@@ -265,7 +265,12 @@ class BayesianLayer(Channels):
 
     def sample(self, samples: int) -> tuple[Tensor, Tensor | None]:
         """Draw weight (S, *) and bias (S, *)."""
-        return self.posterior.sample(self, samples)
+        weight, bias = self.posterior.sample(self, samples)
+        return self.constrained(weight), bias
+
+    def constrained(self, weight: Tensor) -> Tensor:
+        """A weight (S, *), or (*), as a layer may have it: an embedding has a zero vector for padding."""
+        return weight
 
     def prepared_op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`op` of the prepared x, in one kernel if the layer has one."""
