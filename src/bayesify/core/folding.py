@@ -217,8 +217,8 @@ def _remembers(net: nn.Module, examination: Examination, inputs: Inputs, candida
     names = {module: name for name, module in net.named_modules()}
     missing = listing((repr(names[layer]) for layer in second.missing), most=3)
     return (
-        f"the network does not call {missing} in a second pass with the same "
-        "inputs. If it keeps their results, draws mix: switch this cache off, or reset it in forward"
+        f"the network does not call {missing} in a second pass with the same inputs. If it keeps their results, draws mix: switch "
+        "this cache off, or reset it in forward"
     )
 
 

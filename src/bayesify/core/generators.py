@@ -140,7 +140,10 @@ class OtherGenerators:
 
     def __enter__(self) -> Self:
         self._numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
-        self._states = random.getstate(), None if self._numpy is None else self._numpy.get_state(legacy=False)
+        state = None if self._numpy is None else self._numpy.get_state(legacy=False)
+        if state is not None and state["bit_generator"] != "MT19937":  # others cannot be seeded anew
+            self._numpy = None
+        self._states = random.getstate(), state
         self._seed()
         return self
 
