@@ -82,12 +82,12 @@ class Reading(nn.Module):
 class Normalizing(nn.Module):
     """Gives the weight of a random layer to another one, and to nothing else, as DeBERTa-v3 does with its positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 1.0) -> None:
         super().__init__()
-        self.positions, self.norm, self.last = nn.Embedding(4, 3), nn.LayerNorm(3), nn.Linear(4, 2)
+        self.positions, self.norm, self.last, self.share = nn.Embedding(4, 3), nn.LayerNorm(3), nn.Linear(4, 2), share
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(x @ self.norm(self.positions.weight).T)
+        return self.last(x.sum(-1, keepdim=True) + self.share * x @ self.norm(self.positions.weight).T)
 
 
 class LooksAtDtype(nn.Module):
@@ -126,6 +126,13 @@ def test_a_weight_that_is_read_is_drawn(way: str, method: Method) -> None:
 def test_a_weight_that_only_another_random_layer_gets_is_drawn(method: Method) -> None:
     torch.manual_seed(0)
     _check_draws(Normalizing().double(), method)
+
+
+def test_a_weight_that_hardly_changes_the_outputs_is_drawn() -> None:
+    """Positions of a network that has yet to learn to use them."""
+    bnn = bayesify(Normalizing(share=1e-9), MeanField()).eval()
+    bnn(torch.randn(5, 3), samples=2)
+    assert bnn.net.positions.is_read
 
 
 def test_looking_at_a_weight_is_not_reading_it() -> None:

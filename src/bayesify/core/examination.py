@@ -151,7 +151,7 @@ class Examination:
         return True
 
     def _read_unseen(self, watch: Watch, inputs: Inputs, candidate: Candidate) -> set[BayesianLayer]:
-        """The layers with whose weights the network computes where no `Watch` sees it, as in `torch.func.vmap` or by `tolist`."""
+        """The layers with whose weights the network computes where no `Watch` sees it: in other layers, `vmap` or as numbers."""
         got = {layer for layers, _ in watch.values.values() for layer in layers if layer.posterior.is_random} - watch.read
         if not got or self._ignores(got, inputs, candidate):  # most networks look at a dtype or a device
             return set()
