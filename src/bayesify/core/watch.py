@@ -25,6 +25,8 @@ _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on va
 
 _NUMBERS = frozenset(("item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__complex__"))
 
+_TAKES_VALUES = _NUMBERS | {"__setitem__"}  # functions without a tensor as result
+
 _RESERVED = ("_parameters", "_buffers", "_modules", "passes")
 
 
@@ -165,12 +167,12 @@ class Watch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         tensors = list(tensors_in((args, kwargs)))
         self.reuses = self.reuses or any(map(is_kept, tensors))
-        if next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
+        name = getattr(func, "__name__", "")
+        if name in _TAKES_VALUES or next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
             self.note_read(tensors)
         origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
         rows = any(has_rows(x) for x in tensors)
         if origin or rows:
-            name = getattr(func, "__name__", "")
             decides = name in _BY_VALUE or (name == "where" and len(tensors) == 1) or _selects(name, args)
             if decides and any(layer.posterior.is_random for layer in origin):
                 self.by_value.add(name)
