@@ -72,6 +72,8 @@ def add_legend(figure: Figure) -> None:
 def visible_range(values: Sequence[Estimate], sign: int) -> tuple[float, float]:
     """Limits of an axis that shows all values with their errors, without outliers on the worse side that would hide the rest.
 
+    Outliers are further from the others than these from each other, and up to half of the values.
+
     Args:
         values: estimates on the axis.
         sign: 1 if higher is better, -1 if lower is.
@@ -92,11 +94,12 @@ def visible_range(values: Sequence[Estimate], sign: int) -> tuple[float, float]:
     if not values:
         return 0.0, 1.0
     low, high = ends(values)
+    ordered = sorted(values, key=lambda value: sign * value.mean)
     for worst in range(1, len(values) // 2 + 1):
-        rest = sorted(values, key=lambda value: sign * value.mean)[worst:]
-        inner = ends(rest)
-        if high - low > 5 * (inner[1] - inner[0]) > 0:
+        inner = ends(ordered[worst:])
+        width = inner[1] - inner[0]
+        gap = max(inner[0] - ordered[worst - 1].mean, ordered[worst - 1].mean - inner[1])
+        if gap > width > 0 and high - low > 4 * width:
             low, high = inner
-            break
     margin = 0.08 * (high - low) or 1e-3 * (abs(low) or 1.0)
     return low - margin, high + margin
