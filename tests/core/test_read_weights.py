@@ -147,7 +147,8 @@ def test_a_network_that_insists_on_parameters_keeps_a_mean_and_says_so() -> None
     net = Reading(lambda x, layer: x @ layer.get_parameter("weight").T)
     bnn = bayesify(net, {"read": MeanField(initial_std=0.3)}).eval()
     with pytest.warns(
-        BayesifyWarning, match=r"could not be examined, as it fails with drawn weights.*not an nn.Parameter.*their means"
+        BayesifyWarning,
+        match=r"could not be examined, as it fails in eval mode with drawn weights.*not an nn.Parameter.*their means",
     ):
         draws = bnn(torch.randn(5, 3), samples=2).outputs
     torch.testing.assert_close(draws[0], draws[1])
@@ -161,3 +162,16 @@ def test_a_failed_call_leaves_no_warning_behind() -> None:
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             bnn(torch.randn(5, 4), samples=2)
         bnn(torch.randn(5, 3), samples=2)
+
+
+def test_a_network_that_runs_in_training_mode_alone_is_not_examined_and_says_so() -> None:
+    class OnlyTrains(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                raise NotImplementedError("inference is done elsewhere")
+            return super().forward(x)
+
+    bnn = bayesify(nn.Sequential(nn.Linear(3, 4), OnlyTrains(4, 2)), {"0": MeanField(initial_std=0.3)})
+    with pytest.warns(BayesifyWarning, match="could not be examined.*NotImplementedError: inference is done elsewhere"):
+        draws = bnn(torch.randn(5, 3), samples=2).outputs
+    assert not torch.allclose(draws[0], draws[1])

@@ -277,9 +277,9 @@ class Planning(Bayesian):
         """Tell that a pass succeeded, although the network had failed when it was examined."""
         if self._failure and not torch.compiler.is_compiling() and self._verdicts.get(call.kind) is None and can_compare(self.net):
             self.tell(
-                "the network could not be examined, as it fails with drawn weights, which are tensors and no parameters "
-                f"({self._failure}): every draw takes a separate pass, and layers whose weights it reads, instead of calling them, "
-                "may keep their means"
+                "the network could not be examined, as it fails in eval mode with drawn weights, which are tensors and no "
+                f"parameters ({self._failure}): every draw takes a separate pass, and layers whose weights it reads, instead of "
+                "calling them, may keep their means"
             )
 
     def _report(self, verdict: Verdict) -> None:
