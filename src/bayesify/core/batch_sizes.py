@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.candidates import Candidate, candidates
 from bayesify.core.comparison import close, equal_rows
-from bayesify.core.examination import Candidate, Examination, candidates
+from bayesify.core.examination import Examination
 from bayesify.core.folding import Verdict
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer

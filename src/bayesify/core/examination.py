@@ -8,7 +8,6 @@ coupling that begins at a threshold. The network's other noise (dropout) is repl
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bayesify.core.candidates import Candidate, candidates
 from bayesify.core.comparison import close, equal_rows
 from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import OtherGenerators, own_noise
@@ -32,38 +32,10 @@ from bayesify.core.restoration import as_plain
 from bayesify.core.shards import with_whole_parameters
 from bayesify.core.watch import Decisions, Watch, WatchedPass, is_kept, mark_rows, origin_of
 
-__all__ = ["Candidate", "Examination", "Repetition", "candidates"]
+__all__ = ["Examination", "Repetition"]
 
-_ROWS, _SPREAD = 3, 0.3
+_SPREAD = 0.3
 _EXTREME = 1e3  # factor of the weights of one draw, in passes that only the other draw is read from
-_MOST_AMBIGUOUS = 3  # inputs that are tried with and without rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A choice of a few rows of the inputs: which leaves have rows, and the number of rows to take."""
-
-    rows: tuple[bool, ...]
-    count: int
-
-    def single(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x) -> Arguments:
-        return inputs.map(lambda x: then(self._cut(x, inputs)), self.rows)
-
-    def folded(self, inputs: Inputs, then: Callable[[Tensor], Tensor] = lambda x: x, samples: int = 2) -> Arguments:
-        return inputs.map(lambda x: then(fold(self._cut(x, inputs), samples)), self.rows)
-
-    def _cut(self, x: Tensor, inputs: Inputs) -> Tensor:
-        return x.narrow(inputs.batch_dim, 0, self.count).clone()
-
-
-def candidates(inputs: Inputs, whole: bool = False) -> Iterator[Candidate]:
-    """The first rows if they are valid inputs, otherwise the whole batch; then the same without rows for ambiguous tensors."""
-    ambiguous = inputs.ambiguous[:_MOST_AMBIGUOUS]
-    for size in range(len(ambiguous) + 1):
-        for missing in itertools.combinations(ambiguous, size):
-            rows = tuple(has and i not in missing for i, has in enumerate(inputs.has_rows))
-            few = min(_ROWS, inputs.batch) if inputs.can_be_cut and not whole else inputs.batch
-            yield from (Candidate(rows, count) for count in dict.fromkeys((few, inputs.batch)))
 
 
 @dataclasses.dataclass(frozen=True)

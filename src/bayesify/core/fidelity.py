@@ -7,8 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.candidates import Candidate, candidates
 from bayesify.core.comparison import close
-from bayesify.core.examination import Candidate, Examination, candidates
+from bayesify.core.examination import Examination
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.shards import shards_of

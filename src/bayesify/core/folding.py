@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from bayesify.core.examination import Candidate, Examination, candidates
+from bayesify.core.candidates import Candidate, candidates
+from bayesify.core.examination import Examination
 from bayesify.core.fidelity import unlike_plain
 from bayesify.core.generators import check_not_seeded
 from bayesify.core.inputs import Inputs
