@@ -202,7 +202,7 @@ class RandomOutputs(Bayesian):
                 reseed(seed)
                 outputs.append(self._pass(net, *few, factor)[0])
                 states.append(torch.get_rng_state())
-            check_not_seeded(states[:1], states[1:])
+            check_not_seeded(states, states[1:])
             one, two, scaled = outputs
             if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):
                 name = next(name for name, _ in self.random_layers())
