@@ -10,6 +10,7 @@ from bayesify.formatting import duration, plural
 from experiments.harness.config import ROOT
 from experiments.harness.experiment import Experiment, find_experiments
 from experiments.harness.plan import Task
+from experiments.harness.protocol import Job
 
 __all__ = ["LONG", "Forecast", "forecast"]
 
@@ -25,6 +26,7 @@ class Forecast(NamedTuple):
         workers: processes that share the work.
         seconds: expected duration.
         measured: whether every table has results, whose times the estimate is made of.
+        unseen: methods that have no results in their table, whose time is estimated by those of others.
     """
 
     jobs: int
@@ -32,6 +34,7 @@ class Forecast(NamedTuple):
     workers: int
     seconds: float
     measured: bool
+    unseen: tuple[str, ...] = ()
 
     @property
     def long(self) -> bool:
@@ -40,6 +43,8 @@ class Forecast(NamedTuple):
 
     def __str__(self) -> str:
         basis = "by the times of units that have run" if self.measured else "a rough estimate, as a table has no results yet"
+        if self.measured and self.unseen:
+            basis += f"; rough for {', '.join(self.unseen)}, without results in this table"
         text = f"{plural(self.jobs, 'job')}, {plural(self.units, 'unit')}: about {duration(self.seconds)}"
         text += f" with {plural(self.workers, 'worker')} ({basis})"
         if not self.long:
@@ -67,6 +72,12 @@ def forecast(tasks: Sequence[Task], experiments: Sequence[Experiment], workers: 
         for key, results in experiment.current.items()
         if results.units
     }
+    seen = {
+        (experiment.table.name, _method(job))
+        for experiment in experiments
+        for job in experiment.jobs
+        if (experiment.table.name, job.key) in per_unit
+    }
     seconds = [
         len(task.units) * per_unit.get((task.table.name, task.job.key), task.job.cost * (rates[task.table.name] or 1.0))
         for task in tasks
@@ -77,7 +88,12 @@ def forecast(tasks: Sequence[Task], experiments: Sequence[Experiment], workers: 
         workers=workers,
         seconds=max(sum(seconds) / workers, max(seconds, default=0.0)),
         measured=all(own[task.table.name] is not None for task in tasks),
+        unseen=tuple(dict.fromkeys(_method(task.job) for task in tasks if (task.table.name, _method(task.job)) not in seen)),
     )
+
+
+def _method(job: Job) -> str:
+    return str(job.settings.get("method", job.key))
 
 
 def _of_protocol(protocol: str, root: Path) -> list[Experiment]:

@@ -64,7 +64,7 @@ def test_the_duration_of_a_run_is_told_before_it_starts(tmp_path, capsys):
     path.write_text(json.dumps(content))
     experiments = find_experiments(["*"], tmp_path)
     found = forecast(plan(experiments, Filters()), experiments, root=tmp_path)
-    assert (found.jobs, found.units, found.measured, found.long) == (2, 6, True, True)
+    assert (found.jobs, found.units, found.measured, found.long, found.unseen) == (2, 6, True, True, ())
     assert found.seconds == 5000 * (4 * 1 + 2 * 2)
     assert "2 jobs, 6 units: about 11 h 6 min with 1 worker" in str(found)
     assert "the same command continues" in str(found)
@@ -87,6 +87,14 @@ def test_the_duration_of_a_run_is_told_before_it_starts(tmp_path, capsys):
     path.write_text(json.dumps(content))
     experiments = find_experiments(["paper/toys"], tmp_path)
     assert forecast(plan(experiments, Filters()), experiments, root=tmp_path).seconds == 3 * 100 + 2 * 2 * 5000
+
+
+def test_methods_without_times_are_named(tmp_path):
+    write_config(tmp_path, extra='methods = { b = "Tin" }\n')
+    _run_here(tmp_path, Filters(methods=("Toy",)))
+    experiments = find_experiments(["*"], tmp_path)
+    assert forecast(plan(experiments, Filters(again=True)), experiments, root=tmp_path).unseen == ("Tin",)
+    assert "rough for Tin, without results" in str(forecast(plan(experiments, Filters()), experiments, root=tmp_path))
 
 
 @pytest.mark.parametrize(

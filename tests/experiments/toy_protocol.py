@@ -55,7 +55,7 @@ class Toy(Protocol):
                 key=dataset,
                 settings={
                     "dataset": dataset,
-                    "method": "Toy",
+                    "method": s.get("methods", {}).get(dataset, "Toy"),
                     "factor": s["factor"],
                     "trouble": s.get("trouble", {}),
                     "log": s["log"],
