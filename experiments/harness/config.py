@@ -52,7 +52,8 @@ def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
     Args:
         name: "PAPER/TABLE".
         root: folder of all tables.
-        quick: apply the `[quick]` section to the settings and use a separate results folder.
+        quick: apply the `[quick]` section to the settings, whose `methods` may be names of the table's methods, and use a separate
+            results folder.
 
     Raises:
         UsageError: invalid toml, missing keys or keys of the wrong type, an unknown protocol; the message names file and key.
@@ -82,7 +83,7 @@ def read_table(name: str, root: Path = ROOT, quick: bool = False) -> Table:
         title=content["title"],
         source=content["source"],
         protocol=content["protocol"],
-        settings=overlay(settings, content["quick"]) if quick else settings,
+        settings=_quick_settings(settings, content["quick"], path) if quick else settings,
         published=content.get("published", {}),
         folder=root / QUICK / name if quick else root / name,
         quick=quick,
@@ -95,6 +96,17 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} cannot be read as toml: {error}") from None
+
+
+def _quick_settings(settings: Mapping[str, Any], changes: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The settings of a smoke run, in which `methods` may name some of the table's own, where these have settings."""
+    changed = overlay(settings, changes)
+    own = {each["name"]: each for each in settings.get("methods", []) if isinstance(each, Mapping)}
+    if "methods" in changes and own:
+        changed["methods"] = [own.get(each, each) if isinstance(each, str) else each for each in changes["methods"]]
+        if unknown := [each for each in changed["methods"] if isinstance(each, str)]:
+            raise UsageError(f"{path}: methods of [quick] name {unknown[0]!r}; the table has {', '.join(map(repr, own))}")
+    return changed
 
 
 def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,18 @@ def test_a_quick_table_has_other_settings_in_another_place(tmp_path):
     assert table_names(tmp_path) == ["paper/toys"]
 
 
+def test_a_quick_table_may_name_some_methods(tmp_path):
+    log = write_config(tmp_path)
+    path = log.with_name("paper") / "toys" / "config.toml"
+    methods = 'methods = [{ name = "one", p = 1 }, { name = "two", p = 2 }]\n'
+    path.write_text(methods + path.read_text() + 'methods = ["two", { name = "three", p = 3 }]\n')
+    found = read_table("paper/toys", tmp_path, quick=True).settings["methods"]
+    assert found == [{"name": "two", "p": 2}, {"name": "three", "p": 3}]
+    path.write_text(path.read_text().replace('["two"', '["too"'))
+    with pytest.raises(UsageError, match=r"methods of \[quick\] name 'too'; the table has 'one', 'two'"):
+        read_table("paper/toys", tmp_path, quick=True)
+
+
 def test_a_table_extends_another(tmp_path):
     write_config(tmp_path)
     other = tmp_path / "paper" / "more"

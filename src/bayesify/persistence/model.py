@@ -19,7 +19,7 @@ from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianR
 from bayesify.likelihoods import Likelihood
 from bayesify.objectives import Constant, Cyclical, KLSchedule, LinearWarmup
 from bayesify.persistence.directory import CONFIG, PREPROCESSING, WEIGHTS, load_config, write_directory
-from bayesify.persistence.preprocessing_file import load_preprocessing
+from bayesify.persistence.preprocessing_file import dump_preprocessing, load_preprocessing
 from bayesify.persistence.weights import check_outputs, check_sizes, load_state
 from bayesify.train import History
 
@@ -28,9 +28,8 @@ try:
     import pandas as pd
     import safetensors
     import safetensors.torch
-    import skops.io
 except ImportError as error:
-    raise MissingDependencyError("saving and loading models", "skops and safetensors", extra="tables") from error
+    raise MissingDependencyError("saving and loading models", "safetensors", extra="tables") from error
 
 __all__ = ["load_model", "save_model"]
 
@@ -214,7 +213,7 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
     else:
         parts = {"bnn": estimator.bnn_, "likelihood": estimator.likelihood_}
         state = {f"{part}.{name}": x.contiguous() for part, module in parts.items() for name, x in module.state_dict().items()}
-        files = {WEIGHTS: safetensors.torch.save(state), PREPROCESSING: skops.io.dumps(estimator.preprocessing_)}
+        files = {WEIGHTS: safetensors.torch.save(state), PREPROCESSING: dump_preprocessing(estimator.preprocessing_)}
     for kind, models in (("fold", folds), ("stack", stack)):
         files |= {_part(kind, k) + name: content for k, (_, parts) in enumerate(models) for name, content in parts.items()}
     return _json_value(config), files

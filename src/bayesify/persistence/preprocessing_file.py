@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import io
 import json
 import zipfile
@@ -14,13 +15,15 @@ from bayesify.errors import MissingDependencyError, ModelFileError
 
 try:
     import numpy as np
-    import skops.io
     from sklearn.compose import ColumnTransformer
     from sklearn.pipeline import Pipeline
+
+    if importlib.util.find_spec("skops") is None:  # which imports all of scikit-learn, in seconds, and only files need it
+        raise ImportError("skops")
 except ImportError as error:
     raise MissingDependencyError("saving and loading models", "skops and scikit-learn", extra="tables") from error
 
-__all__ = ["load_preprocessing"]
+__all__ = ["dump_preprocessing", "load_preprocessing"]
 
 _OLDEST = (0, 13)  # of skops: 0.11 and earlier run code of crafted files (CVE-2025-54412, CVE-2025-54413), 0.12 in model cards
 _LOADERS = {
@@ -38,6 +41,13 @@ _LOADERS = {
 _TRUSTED = ["bayesify.data.encoding.SoftClip", "numpy.dtype"]  # in addition to the types that skops trusts
 
 
+def dump_preprocessing(transformer: ColumnTransformer) -> bytes:
+    """The skops file of a fitted transformer."""
+    import skops.io
+
+    return skops.io.dumps(transformer)
+
+
 def load_preprocessing(content: bytes, columns: Sequence[Column], outputs: int) -> ColumnTransformer:
     """Load the transformer of some columns, whose only types are those of `bayesify.data.preprocessing`.
 
@@ -51,6 +61,8 @@ def load_preprocessing(content: bytes, columns: Sequence[Column], outputs: int) 
         ModelFileError: compressed or oversized contents, another type, or other columns.
         Exception: of skops, for other damaged or untrusted bytes.
     """
+    import skops.io
+
     _check_skops()
     _check_archive(content)
     transformer = skops.io.loads(content, trusted=_TRUSTED)  # rejects all types but its own and these
