@@ -55,12 +55,20 @@ def seeded(bnn, x, **options):
     return draws.outputs.detach(), draws.kl.detach(), [torch.zeros(()) if g is None else g for g in gradients]
 
 
+def _marks(method, first):
+    """Of most methods one order is an extended test and the other a slow one; of these, a default and an extended one."""
+    tiers = [pytest.mark.extended, pytest.mark.slow]
+    if isinstance(method, DEFAULT):
+        tiers = [[], pytest.mark.extended]
+    return tiers[first == "eager"]
+
+
 @pytest.mark.parametrize(
     ("method", "first"),
     [
-        pytest.param(m, first, id=f"{first}-{type(m).__name__}", marks=[] if isinstance(m, DEFAULT) else [mark])
+        pytest.param(m, first, id=f"{first}-{type(m).__name__}", marks=_marks(m, first))
         for m in METHODS
-        for first, mark in (("compiled", pytest.mark.extended), ("eager", pytest.mark.slow))
+        for first in ("compiled", "eager")
     ],
 )
 def test_compiled_blocks(method, first):

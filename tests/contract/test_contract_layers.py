@@ -47,13 +47,14 @@ def _untraced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecor
 def _traced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorator, ...]:
     """Marks of a traced cell, which takes ten times as long as the other checks.
 
-    The code of a posterior and that of a layer are traced separately: every method in a linear layer, and one method in others.
-    By default those of kinds of their own. Other settings of a method are slow tests.
+    The code of a posterior and that of a layer are traced separately: every method in a linear layer, some in a convolution, and
+    one in others. By default those of kinds of their own. Other cells are slow tests.
     """
     kind = type(method)
     if first and ((layer == "Linear" and kind in _EVERYWHERE) or (kind is MeanField and layer in _OF_EACH_KIND)):
         return ()
-    return (pytest.mark.extended if first and (layer == "Linear" or kind in _EVERYWHERE) else pytest.mark.slow,)
+    extended = layer == "Linear" or kind is MeanField or (layer == "Conv2d" and kind in _EVERYWHERE)
+    return (pytest.mark.extended if first and extended else pytest.mark.slow,)
 
 
 def _cases() -> Iterator[ParameterSet]:

@@ -91,7 +91,7 @@ def test_a_killed_process_and_a_killed_machine_change_nothing(tmp_path, capsys):
     assert "[4/4]" in capsys.readouterr().err
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_errors_of_tasks_and_a_full_disk(tmp_path, capsys, monkeypatch):
     log = _table(tmp_path, 'trouble = {a-1 = "fail", b-1 = "die", c-3 = "skip"}\n')
     with ray_cluster(2) as cluster:

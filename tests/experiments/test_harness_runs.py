@@ -186,7 +186,7 @@ def _wait_for(condition, process, seconds=60):
         time.sleep(0.02)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_workers_put_away_what_they_hold(tmp_path):
     write_config(tmp_path, extra='trouble = {a-1 = "lock"}\n')
     _, errors = _command(tmp_path, "run", "paper/toys").communicate(timeout=60)
@@ -194,7 +194,9 @@ def test_workers_put_away_what_they_hold(tmp_path):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("how", "code"), [pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow), (signal.SIGINT, 130)]
+)
 def test_a_run_that_is_cut_off_loses_the_running_unit_only(tmp_path, how, code):
     log = write_config(tmp_path, extra='trouble = {b-2 = "wait"}\n')
     process = _command(tmp_path, "run", "paper/toys")

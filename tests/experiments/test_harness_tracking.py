@@ -37,7 +37,7 @@ def test_a_run_per_job(tmp_path, track):
     assert Recorded(track, "report", GROUP).files == {"report.md", "config.toml"}
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_server_that_is_lost_costs_no_result(tmp_path, track, monkeypatch):
     log, opened = write_config(tmp_path), []
     open_run = bayesify.tracking.open_run

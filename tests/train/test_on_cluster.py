@@ -59,7 +59,7 @@ def _with(cluster, **changes):
     return dataclasses.replace(cluster, **changes)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_results_are_those_of_this_machine(cluster):
     here, whole, parts = (_trainings() for _ in range(3))
     shares = []
