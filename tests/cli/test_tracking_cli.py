@@ -26,7 +26,7 @@ def _steps(found, name):
     return [step for step, _ in found.numbers[name]]
 
 
-@pytest.mark.default("mlflow")
+@pytest.mark.default("tensorboard")
 def test_a_run(fit, tmp_path, track):
     run(*fit, "--track", track, "--method", "MeanField", "--epochs", "3", "--set", "hidden=4")
     found = Recorded(track, "houses")

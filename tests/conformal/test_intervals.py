@@ -114,6 +114,7 @@ def normal(mean):
     return GaussianPredictive(torch.as_tensor(mean)[None], torch.tensor(1.0, dtype=torch.float64))
 
 
+@pytest.mark.default("None-1.0", "2-0.01")
 @pytest.mark.parametrize("scale", [1.0, 0.01])
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_ends_of_folds_are_order_statistics_of_all_ends(outputs, scale):

@@ -87,6 +87,7 @@ def test_compiled_blocks(method, first):
     copy.deepcopy(bnn)  # which cannot contain a graph
 
 
+@pytest.mark.default("*-method0", "noise-method2", "coherent-method3")
 @pytest.mark.parametrize("method", [MeanField(initial_std=0.3), MeanField(noise="shared", initial_std=0.3), WHVI(), EMP()])
 @pytest.mark.parametrize("options", [{"samples": 3}, {"samples": 3, "coherent": True}], ids=["noise", "coherent"])
 def test_several_draws(method, options):

@@ -48,10 +48,10 @@ def _traced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorat
     """Marks of a traced cell, which takes ten times as long as the other checks.
 
     The code of a posterior and that of a layer are traced separately: every method in a linear layer, some in a convolution, and
-    one in others. By default those of kinds of their own. Other cells are slow tests.
+    one in others. By default some in a linear layer and one in a convolution. Other cells are slow tests.
     """
     kind = type(method)
-    if first and ((layer == "Linear" and kind in _EVERYWHERE) or (kind is MeanField and layer in _OF_EACH_KIND)):
+    if first and ((layer == "Linear" and kind in _EVERYWHERE) or (kind is MeanField and layer == "Conv2d")):
         return ()
     extended = layer == "Linear" or kind is MeanField or (layer == "Conv2d" and kind in _EVERYWHERE)
     return (pytest.mark.extended if first and extended else pytest.mark.slow,)

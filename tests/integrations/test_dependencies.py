@@ -6,6 +6,7 @@ import sys
 import pytest
 
 
+@pytest.mark.default("transformers-*", "lightning-*")
 @pytest.mark.parametrize(
     ("module", "missing", "message"),
     [

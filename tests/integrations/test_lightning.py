@@ -233,6 +233,7 @@ def _exact(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     return scale * covariance @ x.T @ y.double() / 0.25, covariance
 
 
+@pytest.mark.default("60-1.0")
 @pytest.mark.parametrize(("n", "beta"), [(None, 1.0), (60, 1.0), (None, 0.5)])
 def test_a_posterior_is_made_after_training(n, beta, tmp_path):
     pytest.importorskip("laplace")

@@ -185,7 +185,7 @@ def test_the_kl_weight_follows_its_schedule(tmp_path):
 # Gradient accumulation
 
 
-@pytest.mark.default("2-3", "1-5")
+@pytest.mark.default("2-3")
 @pytest.mark.parametrize(("size", "accumulated"), [(2, 2), (2, 3), (3, 3), (1, 5)])
 def test_accumulated_batches_step_like_one_large_batch(size, accumulated, tmp_path):
     """Without noise and in order; the last step has smaller batches (2 * 3), or fewer of them (1 * 5)."""
