@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.core.candidates import Candidate, candidates
 from bayesify.core.examination import Examination
@@ -226,7 +226,7 @@ def _remembers(net: nn.Module, examination: Examination, inputs: Inputs, candida
 def pools_batches(net: nn.Module) -> bool:
     """Whether batch normalization would compute statistics over all draws of a folded pass."""
     return any(
-        isinstance(module, _NormBase)
+        isinstance(module, _BatchNorm)
         and (module.training or module.running_mean is None)
         and not (isinstance(module, BayesianLayer) and module.posterior.is_random)
         for module in net.modules()

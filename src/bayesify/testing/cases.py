@@ -55,6 +55,15 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "BatchNorm1d": lambda: (_trained_norm(nn.BatchNorm1d(4), torch.randn(9, 4)), torch.randn(3, 4)),
     "BatchNorm2d": lambda: (_trained_norm(nn.BatchNorm2d(2), torch.randn(9, 2, 3, 3)), torch.randn(3, 2, 3, 3)),
     "BatchNorm3d": lambda: (_trained_norm(nn.BatchNorm3d(2), torch.randn(9, 2, 2, 2, 2)), torch.randn(3, 2, 2, 2, 2)),
+    "InstanceNorm1d": lambda: (_trained_norm(nn.InstanceNorm1d(2, affine=True), torch.randn(9, 2, 5)), torch.randn(3, 2, 5)),
+    "InstanceNorm2d, running statistics": lambda: (
+        _trained_norm(nn.InstanceNorm2d(2, affine=True, track_running_stats=True), torch.randn(9, 2, 3, 3)),
+        torch.randn(3, 2, 3, 3),
+    ),
+    "InstanceNorm3d": lambda: (
+        _trained_norm(nn.InstanceNorm3d(2, affine=True), torch.randn(9, 2, 2, 2, 2)),
+        torch.randn(3, 2, 2, 2, 2),
+    ),
     "LayerNorm": lambda: (_trained_norm(nn.LayerNorm([2, 3]), torch.randn(9, 2, 3)), torch.randn(3, 2, 2, 3)),
     "RMSNorm": lambda: (_trained_norm(nn.RMSNorm(3), torch.randn(9, 3)), torch.randn(3, 2, 3)),
     "GroupNorm": lambda: (_trained_norm(nn.GroupNorm(2, 4), torch.randn(9, 4, 3)), torch.randn(3, 4, 3)),

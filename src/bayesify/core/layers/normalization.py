@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bayesify.core.layer import BayesianLayer
+from bayesify.errors import PassError
 from bayesify.functional import at_least_float32
 
 __all__ = ["LAYERS", "RMSNormalization", "epsilon"]
@@ -96,6 +98,32 @@ class BayesBatchNorm3d(_BatchNormalization, nn.BatchNorm3d):
     original = nn.BatchNorm3d
 
 
+class _InstanceNormalization(_Normalization, _InstanceNorm):
+    """Every row is normalized by itself; running statistics, if there are any, are updated once per pass."""
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if x.dim() == self._get_no_batch_dim():
+            raise PassError(
+                f"a random {self.original.__name__} needs inputs with a batch dimension, (N, C, ...), got shape {tuple(x.shape)}; "
+                "use x.unsqueeze(0)"
+            )
+        self._check_input_dim(x)
+        own = self.training or not self.track_running_stats
+        return F.instance_norm(x, self.running_mean, self.running_var, weight, bias, own, self.momentum or 0.0, self.eps)
+
+
+class BayesInstanceNorm1d(_InstanceNormalization, nn.InstanceNorm1d):
+    original = nn.InstanceNorm1d
+
+
+class BayesInstanceNorm2d(_InstanceNormalization, nn.InstanceNorm2d):
+    original = nn.InstanceNorm2d
+
+
+class BayesInstanceNorm3d(_InstanceNormalization, nn.InstanceNorm3d):
+    original = nn.InstanceNorm3d
+
+
 class BayesGroupNorm(_Normalization, nn.GroupNorm):
     original = nn.GroupNorm
 
@@ -136,4 +164,8 @@ def epsilon(layer: nn.Module) -> float | None:
     return next((value for value in values if isinstance(value, float)), None)
 
 
-LAYERS = (BayesBatchNorm1d, BayesBatchNorm2d, BayesBatchNorm3d, BayesGroupNorm, BayesLayerNorm, BayesRMSNorm)
+LAYERS = (
+    *(BayesBatchNorm1d, BayesBatchNorm2d, BayesBatchNorm3d),
+    *(BayesInstanceNorm1d, BayesInstanceNorm2d, BayesInstanceNorm3d),
+    *(BayesGroupNorm, BayesLayerNorm, BayesRMSNorm),
+)
