@@ -24,6 +24,7 @@ from bayesify import (
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layers import _TYPES, layer_type
 from bayesify.core.layers.linear import BayesLinear
+from bayesify.errors import PassError
 from bayesify.testing import LAYERS
 
 CONTRACTING = [name for name in LAYERS if name.startswith(("Linear", "Conv"))]
@@ -159,18 +160,27 @@ def test_transposed_convolution_with_output_size(kind):
     torch.testing.assert_close(site(x), plain(x))
 
 
-BATCH_NORMS = {
-    "default": {},
-    "cumulative": {"momentum": None},
+STATISTICS = {
+    "default": {"track_running_stats": True},
+    "cumulative": {"track_running_stats": True, "momentum": None},
     "no running statistics": {"track_running_stats": False},
-    "slow": {"momentum": 0.01, "eps": 0.1},
+    "slow": {"track_running_stats": True, "momentum": 0.01, "eps": 0.1},
 }
 
 
-@pytest.mark.parametrize("options", BATCH_NORMS)
-@pytest.mark.parametrize(("kind", "shape"), [(nn.BatchNorm1d, ()), (nn.BatchNorm1d, (3,)), (nn.BatchNorm2d, (3, 2))])
-def test_batch_normalization_in_both_modes(kind, shape, options):
-    norm = kind(4, **BATCH_NORMS[options])
+@pytest.mark.parametrize("options", STATISTICS)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (nn.BatchNorm1d, ()),
+        (nn.BatchNorm1d, (3,)),
+        (nn.BatchNorm2d, (3, 2)),
+        (nn.InstanceNorm1d, (3,)),
+        (nn.InstanceNorm2d, (3, 2)),
+    ],
+)
+def test_statistics_in_both_modes(kind, shape, options):
+    norm = kind(4, affine=True, **STATISTICS[options])
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     bnn = bayesify(copy.deepcopy(norm), Deterministic())
@@ -184,11 +194,12 @@ def test_batch_normalization_in_both_modes(kind, shape, options):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("options", BATCH_NORMS)
-def test_several_draws_are_normalized_as_several_passes(options, training):
+@pytest.mark.parametrize("options", STATISTICS)
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_several_draws_are_normalized_as_several_passes(kind, options, training):
     """By the statistics of their own batch each, which move the running ones one after the other."""
     torch.manual_seed(1)
-    norm = nn.BatchNorm2d(4, **BATCH_NORMS[options]).double().train(training)
+    norm = kind(4, affine=True, **STATISTICS[options]).double().train(training)
     bnn = bayesify(copy.deepcopy(norm), Deterministic())
     weight, bias = _draws(bnn.net, 3)
     rows = torch.randn(3, 6, 4, 2, 2, dtype=torch.float64) * torch.tensor([1.0, 2.0, 5.0]).reshape(3, 1, 1, 1, 1)
@@ -209,6 +220,12 @@ def test_several_draws_are_normalized_as_several_passes(options, training):
 def test_batch_normalization_checks_its_input():
     bnn = bayesify(nn.BatchNorm2d(4), MeanField())
     with pytest.raises(ValueError, match="expected 4D input"):
+        bnn(torch.randn(3, 4))
+
+
+def test_instance_normalization_needs_a_batch():
+    bnn = bayesify(nn.Sequential(nn.InstanceNorm1d(3, affine=True), nn.Linear(4, 2)), MeanField())
+    with pytest.raises(PassError, match=r"a random InstanceNorm1d needs inputs with a batch dimension.*got shape \(3, 4\)"):
         bnn(torch.randn(3, 4))
 
 

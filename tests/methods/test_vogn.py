@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -262,6 +263,13 @@ def test_gradients_of_single_examples_are_approximate_with_batch_statistics(meth
     bnn, data = bayesify(net, {"0": method, "2": method}), (torch.randn(8, 3), torch.randn(8, 1))
     with pytest.warns(BayesifyWarning, match="gradients of single examples are approximate"):
         fit(bnn, data, Gaussian(learn=True), epochs=1, accelerator="cpu")
+
+
+def test_gradients_of_single_examples_are_exact_with_statistics_of_a_row() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2), nn.Flatten(), nn.Linear(4, 1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*examples are approximate", BayesifyWarning)
+        fit(bayesify(net, VOGN()), (torch.randn(8, 3), torch.randn(8, 1)), Gaussian(learn=True), epochs=1, accelerator="cpu")
 
 
 @pytest.mark.parametrize("method", [VOGN(), NoisyKFAC(), SLANG()], ids=["VOGN", "NoisyKFAC", "SLANG"])

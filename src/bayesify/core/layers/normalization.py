@@ -49,30 +49,41 @@ class _Normalization(BayesianLayer):
         return v.reshape(*v.shape, *[1] * (x.dim() - 2))
 
 
-class _BatchNormalization(_Normalization, _BatchNorm):
-    """Every draw is normalized by its own batch, and updates the running statistics as in a separate pass."""
+class _WithStatistics(_Normalization):
+    """Draws are normalized one after the other where they have, or update, statistics of their own."""
+
+    @property
+    def _draw_by_draw(self) -> bool:
+        raise NotImplementedError
 
     def prepared_op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if weight.dim() == 1 or weight.shape[0] == 1:
+        if weight.dim() == 1 or weight.shape[0] == 1 or not self._draw_by_draw:
             return super().prepared_op(x, weight, bias)
-        if not self._uses_batch and self.running_mean is not None and self.running_var is not None:
-            scale = at_least_float32(weight) * torch.rsqrt(at_least_float32(self.running_var) + self.eps)
-            shift = -self.running_mean * scale
-            return self.op(x, scale, shift if bias is None else bias + shift).to(x.dtype)
         biases = [None] * weight.shape[0] if bias is None else bias
         rows = x.unflatten(0, (weight.shape[0], -1))
         return torch.cat([self.normalize(rows[s], weight[s], biases[s]) for s in range(weight.shape[0])])
 
     def prepare(self, x: Tensor) -> Tensor:
         samples = self.forward_pass.samples
-        if samples == 1 or not self._uses_batch:
+        if samples == 1 or not self._draw_by_draw:
             return self.normalize(x, None, None)
         return torch.cat([self.normalize(rows, None, None) for rows in x.unflatten(0, (samples, -1))])
 
+
+class _BatchNormalization(_WithStatistics, _BatchNorm):
+    """Every draw is normalized by its own batch, and updates the running statistics as in a separate pass."""
+
     @property
-    def _uses_batch(self) -> bool:
+    def _draw_by_draw(self) -> bool:
         """Whether it normalizes by the statistics of the batch instead of running ones."""
         return self.training or self.running_mean is None
+
+    def prepared_op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if weight.dim() == 1 or weight.shape[0] == 1 or self.training or self.running_mean is None or self.running_var is None:
+            return super().prepared_op(x, weight, bias)
+        scale = at_least_float32(weight) * torch.rsqrt(at_least_float32(self.running_var) + self.eps)
+        shift = -self.running_mean * scale
+        return self.op(x, scale, shift if bias is None else bias + shift).to(x.dtype)
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         self._check_input_dim(x)
@@ -82,8 +93,8 @@ class _BatchNormalization(_Normalization, _BatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        mean, var = (self.running_mean, self.running_var) if update or not self._uses_batch else (None, None)
-        return F.batch_norm(x, mean, var, weight, bias, self._uses_batch, momentum, self.eps)
+        mean, var = (self.running_mean, self.running_var) if update or not self._draw_by_draw else (None, None)
+        return F.batch_norm(x, mean, var, weight, bias, self._draw_by_draw, momentum, self.eps)
 
 
 class BayesBatchNorm1d(_BatchNormalization, nn.BatchNorm1d):
@@ -98,8 +109,12 @@ class BayesBatchNorm3d(_BatchNormalization, nn.BatchNorm3d):
     original = nn.BatchNorm3d
 
 
-class _InstanceNormalization(_Normalization, _InstanceNorm):
-    """Every row is normalized by itself; running statistics, if there are any, are updated once per pass."""
+class _InstanceNormalization(_WithStatistics, _InstanceNorm):
+    """Every row is normalized by itself; every draw updates the running statistics, if there are any, as in a separate pass."""
+
+    @property
+    def _draw_by_draw(self) -> bool:
+        return self.training and self.track_running_stats
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if x.dim() == self._get_no_batch_dim():
