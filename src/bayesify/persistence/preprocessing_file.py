@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import io
 import json
 import zipfile
@@ -15,11 +14,9 @@ from bayesify.errors import MissingDependencyError, ModelFileError
 
 try:
     import numpy as np
+    import skops  # noqa: F401 # skops.io imports all of scikit-learn, which takes seconds: where a file is read or written
     from sklearn.compose import ColumnTransformer
     from sklearn.pipeline import Pipeline
-
-    if importlib.util.find_spec("skops") is None:  # which imports all of scikit-learn, in seconds, and only files need it
-        raise ImportError("skops")
 except ImportError as error:
     raise MissingDependencyError("saving and loading models", "skops and scikit-learn", extra="tables") from error
 
