@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bayesify.formatting import duration, plural
+from bayesify.formatting import duration, listing, plural
 from experiments.harness.config import ROOT
 from experiments.harness.experiment import Experiment, find_experiments
 from experiments.harness.plan import Task
@@ -44,7 +44,7 @@ class Forecast(NamedTuple):
     def __str__(self) -> str:
         basis = "by the times of units that have run" if self.measured else "a rough estimate, as a table has no results yet"
         if self.measured and self.unseen:
-            basis += f"; rough for {', '.join(self.unseen)}, without results in this table"
+            basis += f"; rough for {listing(self.unseen)}, without results in their table"
         text = f"{plural(self.jobs, 'job')}, {plural(self.units, 'unit')}: about {duration(self.seconds)}"
         text += f" with {plural(self.workers, 'worker')} ({basis})"
         if not self.long:
@@ -93,6 +93,7 @@ def forecast(tasks: Sequence[Task], experiments: Sequence[Experiment], workers: 
 
 
 def _method(job: Job) -> str:
+    """The name of its method, or of the job if it has none."""
     return str(job.settings.get("method", job.key))
 
 

@@ -94,7 +94,7 @@ def test_methods_without_times_are_named(tmp_path):
     _run_here(tmp_path, Filters(methods=("Toy",)))
     experiments = find_experiments(["*"], tmp_path)
     assert forecast(plan(experiments, Filters(again=True)), experiments, root=tmp_path).unseen == ("Tin",)
-    assert "rough for Tin, without results" in str(forecast(plan(experiments, Filters()), experiments, root=tmp_path))
+    assert "rough for Tin, without results in their" in str(forecast(plan(experiments, Filters()), experiments, root=tmp_path))
 
 
 @pytest.mark.parametrize(
