@@ -29,7 +29,7 @@ def _net() -> nn.Sequential:
 
 
 def _run(bnn: Folded, x: Tensor, ahead: bool, **settings: object) -> list[Tensor]:
-    bnn._draws_ahead = ahead
+    bnn._is_checkpointed = not ahead
     torch.manual_seed(1)
     draws = bnn(x, **settings)
     loss = draws.outputs.square().mean() + 1e-2 * draws.kl
@@ -172,7 +172,7 @@ def test_a_network_with_reentrant_checkpoints_draws_where_layers_are_called(monk
         bnn.zero_grad()
         (draws.outputs.square().sum() + draws.kl).backward()
         runs.append([draws.outputs, draws.kl, *(p.grad for p in bnn.parameters())])
-        assert bnn._draws_ahead is not (kind is True)
+        assert bnn._is_checkpointed is (kind is True)
     for run in runs[1:]:
         for a, b in zip(run, runs[0], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

@@ -3,6 +3,7 @@
 import copy
 import threading
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -173,22 +174,44 @@ def test_no_kl_outlives_its_pass(method):
     assert not bnn.net[0].forward_pass.wants_kl(), "a layer on its own is not asked for it"
 
 
+class _Adjoint(torch.autograd.Function):
+    """A function whose backward pass runs a layer again; both enable gradients for themselves, as solvers of equations do."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.layer, ctx.x, ctx.parameters = layer, x, parameters
+        with torch.enable_grad():
+            return layer(x.detach().requires_grad_()).detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with torch.enable_grad():
+            x = ctx.x.detach().requires_grad_()
+            return None, *torch.autograd.grad(ctx.layer(x), (x, *ctx.parameters), gradient, allow_unused=True)
+
+
 class Saving(nn.Module):
-    """Uses one layer twice, each time inside a checkpoint of its own, or not."""
+    """Uses one layer twice, each time inside a checkpoint of its own (`reentrant`), an adjoint function, or neither."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body, self.layer = nn.Linear(4, 3), nn.Linear(3, 3)
-        self.reentrant: tuple[bool | None, bool | None] = None, None
+        self.reentrant: tuple[bool | str | None, bool | str | None] = None, None
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.body(x)
-        for reentrant in self.reentrant:
+        for kind in self.reentrant:
             h = torch.tanh(h)
-            h = self.layer(h) if reentrant is None else checkpoint(self.layer, h, use_reentrant=reentrant)
+            if kind is None:
+                h = self.layer(h)
+            elif kind == "adjoint":
+                h = _Adjoint.apply(self.layer, h, *self.layer.parameters())
+            else:
+                h = checkpoint(self.layer, h, use_reentrant=kind)
         return h
 
 
+KINDS = (False, True, "adjoint")
 CHECKPOINTED = [
     MeanField(initial_std=0.5),
     MeanField(noise="shared", initial_std=0.5),
@@ -199,7 +222,7 @@ CHECKPOINTED = [
 ]
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", KINDS)
 @pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
 def test_two_checkpointed_passes_before_one_backward(method, reentrant):
     """Of other samples and rows each, so that the draws of one do not fit the other."""
@@ -216,22 +239,34 @@ def test_two_checkpointed_passes_before_one_backward(method, reentrant):
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", [MeanField(noise="shared"), EMP(where="*", spread=1.0)], ids=["MeanField", "EMP"])
-def test_a_layer_inside_and_outside_a_checkpoint(method):
-    bnn, x = bayesify(Saving().double(), {"layer": method}), torch.randn(5, 4, dtype=torch.float64)
-    bnn.net.reentrant = None, True
-    draws = bnn(x, samples=2, coherent=True)
-    with pytest.raises(RuntimeError, match=r"both inside and outside a reentrant activation checkpoint.*use_reentrant=False"):
-        draws.outputs.square().sum().backward()
+@pytest.mark.parametrize("fold", [None, False])
+@pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
+def test_a_layer_inside_and_outside_a_checkpoint(method, fold):
+    torch.manual_seed(0)
     gradients = []
-    for bnn.net.reentrant in ((None, None), (True, None), (False, None), (None, False)):
-        bnn.zero_grad()
-        _seeded(bnn, x, samples=2, coherent=True).outputs.square().sum().backward()
-        gradients.append([p.grad for p in bnn.parameters()])
-        torch.testing.assert_close(gradients[-1], gradients[0], rtol=1e-10, atol=1e-12)
+    for kinds in ((None, None), *((first, None) for first in KINDS), *((None, second) for second in KINDS)):
+        torch.manual_seed(0)
+        bnn, x = bayesify(Saving().double(), {"layer": method}, fold=fold), torch.randn(5, 4, dtype=torch.float64)
+        bnn.net.reentrant = kinds
+        for _ in range(2):  # the first pass of each kind may have to be made again
+            bnn.zero_grad()
+            draws = _seeded(bnn, x, samples=2, coherent=True)
+            (draws.outputs.square().sum() + draws.kl).backward()
+            gradients.append([draws.outputs, *(p.grad for p in bnn.parameters())])
+            torch.testing.assert_close(gradients[-1], gradients[0], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_backward_pass_that_calls_a_layer_of_no_known_pass_is_refused():
+    bnn, x = bayesify(Saving().double(), {"layer": MeanField()}), torch.randn(5, 4, dtype=torch.float64)
+    bnn.net.reentrant, hidden = ("adjoint", None), []
+    handle = bnn.net.layer.register_forward_hook(lambda module, args, output: hidden.append(args[0]))
+    bnn(x)
+    handle.remove()
+    with pytest.raises(PassError, match=r"a backward pass calls a random layer.*Compute gradients of what the Bayesian network"):
+        torch.autograd.grad(hidden[-1].sum(), bnn.net.body.weight)
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
 @pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
 def test_checkpoints_in_passes_of_one_draw_each(method, reentrant):
     torch.manual_seed(0)
@@ -246,7 +281,7 @@ def test_checkpoints_in_passes_of_one_draw_each(method, reentrant):
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", KINDS)
 @pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
 def test_weights_that_are_read_inside_a_checkpoint(method, reentrant):
     class Reading(Saving):
@@ -270,7 +305,7 @@ def test_weights_that_are_read_inside_a_checkpoint(method, reentrant):
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", KINDS)
 @pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
 def test_functions_of_nets_with_checkpoints(method, reentrant):
     torch.manual_seed(0)

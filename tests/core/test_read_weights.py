@@ -96,7 +96,8 @@ class LooksAtDtype(nn.Module):
         self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x.to(self.first.weight.dtype)).to(self.last.weight.device))
+        h = self.first(x.to(self.first.weight.dtype).to(self.first.weight))
+        return self.last(h.to(self.last.weight.device).type_as(self.last.weight) + self.first.weight.new_zeros(()))
 
 
 def _check_draws(net: nn.Module, method: Method) -> None:

@@ -136,6 +136,35 @@ def test_results_that_go_into_a_random_layer_or_to_the_output_are_refused() -> N
             bnn(torch.randn(5, 3), samples=2)
 
 
+@pytest.mark.parametrize(
+    "keep",
+    [
+        *(lambda y: torch.zeros_like(y), lambda y: y.new_ones(y.shape), lambda y: y.new_full(y.shape[:1], 2.0)[:, None]),
+        *(lambda y: torch.arange(4).type_as(y), lambda y: torch.arange(4).to(y), lambda y: torch.ones(1, 4).expand_as(y)),
+    ],
+)
+def test_what_has_only_the_shape_and_dtype_of_results_may_be_kept(keep: Callable[[Tensor], Tensor]) -> None:
+    """As the grid of a detector, which does not depend on the values of its features."""
+
+    class Grid(Cached):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            if x.shape not in self.cache:
+                self.cache[x.shape] = keep(y)
+            return self.last(y + self.cache[x.shape])
+
+    torch.manual_seed(0)
+    net = Grid(keep, lambda last, kept: last(kept)).double()
+    bnn, x = bayesify(copy.deepcopy(net), MeanField(initial_std=0.5)), torch.randn(5, 3).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayesifyWarning)
+        bnn(x, samples=3)
+    with captured_weights(bnn) as weights:
+        draws = bnn(x, samples=3, coherent=True).outputs
+    net.cache.clear()
+    torch.testing.assert_close(draws, torch.stack([functional_call(net, each, (x,)) for each in weights[-3:]]))
+
+
 def test_results_that_cannot_be_traced_are_reported() -> None:
     bnn = bayesify(Cached(lambda y: y.detach().numpy(), lambda last, kept: last(torch.from_numpy(kept))), MeanField())
     with pytest.warns(BayesifyWarning, match=r"does not call 'first' in a second pass .* If it keeps their results, draws mix"):

@@ -438,12 +438,31 @@ def test_fixed_noise_of_another_unit_is_noticed(width):
     assert _residuals(wide, True, 0.05, width) == _residuals(wide, True, 20.0, width) == []
 
 
+class Loss(torch.nn.Module):
+    def __init__(self, likelihood: Gaussian) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+
+    def forward(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.likelihood.log_prob(outputs, y)
+
+
 def test_residuals_say_nothing_before_training_has_settled():
     y = torch.zeros(4)
     settled = [0.5 * 10.0**2, 0.5 * 9.5**2, 0.5 * 9.2**2, 0.5 * 9.0**2]
     improving = [0.5 * 10.0**2, 0.5 * 8.0**2, 0.5 * 6.0**2, 0.5 * 4.0**2]
     assert Gaussian().misfit(settled, y).startswith("residuals after training are 8.9 times")
     assert Gaussian().misfit(settled[:3], y) == Gaussian().misfit(improving, y) == Gaussian(learn=True).misfit(settled, y) == ""
+
+
+def test_learned_noise_is_not_taken_for_fixed_where_networks_are_stacked():
+    """Their parameters are plain tensors there."""
+    likelihood, y = Gaussian(std=100.0, learn=True), torch.randn(20)
+    log_std = likelihood.log_std.detach().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.func.functional_call(Loss(likelihood), {"likelihood.log_std": log_std}, (torch.zeros(1, 20), y))
+    torch.testing.assert_close(found, torch.distributions.Normal(0.0, 100.0).log_prob(y)[None])
 
 
 def test_targets_that_do_not_vary_say_nothing_of_the_noise():

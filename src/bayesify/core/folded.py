@@ -16,7 +16,7 @@ from bayesify.core.comparison import close
 from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import FirstBatchError
-from bayesify.core.forward_pass import DrawnAheadError, ForwardPass, NewLayerError, RowsError
+from bayesify.core.forward_pass import DrawnBeforeError, ForwardPass, NewLayerError, RowsError
 from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
@@ -52,7 +52,7 @@ class Folded(Planning):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self._prefix: Prefix | None = None
-        self._draws_ahead = True
+        self._is_checkpointed = False  # as far as it matters, and is known
         self._layer_count: int | None = None
         self._changes = 0  # of the layers that the network uses
         self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
@@ -120,8 +120,8 @@ class Folded(Planning):
 
     def _plan_after(self, error: PassError, call: Inputs, samples: int, coherent: bool, plan: Plan) -> Plan:
         """A plan for a pass that failed by another one; raise the error if there is none."""
-        if isinstance(error, DrawnAheadError):
-            self._draws_ahead = False
+        if isinstance(error, DrawnBeforeError):
+            self._is_checkpointed = True
             return plan
         if isinstance(error, RowsError) and not isinstance(error, NewLayerError):
             if not plan.folds or self.fold:
@@ -169,7 +169,7 @@ class Folded(Planning):
             return ReplayPass(self._prefix, samples, coherent, layers, separate=separate)
         pays_kl = first and self.pays_kl
         trains = pays_kl and samples == 1 and torch.is_grad_enabled()  # elsewhere, draws should stay in cache
-        draws_ahead = self._draws_ahead and trains and not shards_of(self.net) and not _has_compiled_parts(self.net)
+        draws_ahead = trains and not shards_of(self.net) and not _has_compiled_parts(self.net)
         return ForwardPass(
             samples,
             coherent=coherent,
@@ -179,6 +179,7 @@ class Folded(Planning):
             unused=unused,
             notes_repeats=True,
             training=self.training,
+            is_checkpointed=self._is_checkpointed,
             ahead=[layer for layer in self._layers() if layer not in unused] if draws_ahead else [],
             records=self.is_observed,
             separate=separate,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.modes import current_saved_tensors_hooks
+from bayesify.core.modes import current_saved_tensors_hooks, in_custom_function
 from bayesify.core.repeated_draws import RepeatedDraws
 from bayesify.core.shards import shards_of
 from bayesify.errors import PassError
@@ -17,7 +17,7 @@ from bayesify.errors import PassError
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
 
-__all__ = ["DrawnAheadError", "ForwardPass", "NewLayerError", "RowsError"]
+__all__ = ["DrawnBeforeError", "ForwardPass", "NewLayerError", "RowsError"]
 
 T = TypeVar("T")
 
@@ -30,8 +30,8 @@ class NewLayerError(RowsError):
     """The network calls a random layer otherwise than when it was examined: it did not call it then, or only once."""
 
 
-class DrawnAheadError(RowsError):
-    """The weights of a layer must be drawn where the network calls it."""
+class DrawnBeforeError(RowsError):
+    """A backward pass will repeat a draw that was made before the pass knew of it."""
 
 
 class ForwardPass:
@@ -50,6 +50,8 @@ class ForwardPass:
         unused: layers that the network did not call when it was examined; calling one raises a `NewLayerError`.
         notes_repeats: whether a second call of a layer raises a `NewLayerError`, unless it draws weights.
         training: whether the root is in training mode.
+        is_checkpointed: whether a backward pass runs layers of this pass again. If it does and this is False, a `DrawnBeforeError`
+            asks for another pass where draws of this one cannot be repeated; None if there cannot be another pass.
         ahead: layers that may draw their weights before the network calls them (`Posterior.draws_ahead`).
         records: whether to keep inputs and outputs of the layers whose posteriors observe single examples.
         separate: from a name and a function of the number of draws to the row of this pass, if the draws take a pass each.
@@ -71,6 +73,7 @@ class ForwardPass:
         unused: Iterable[Any] = (),
         notes_repeats: bool = False,
         training: bool = False,
+        is_checkpointed: bool | None = None,
         ahead: Sequence[BayesianLayer] = (),
         records: bool = False,
         separate: Callable[[str, Callable[[int], Tensor]], Tensor] | None = None,
@@ -86,8 +89,8 @@ class ForwardPass:
         self._drawn: dict[Any, Any] = {} if drawn is None else dict(drawn)
         self._predrawn = frozenset(self._drawn)
         self._may_draw_ahead = ahead
-        self._ahead: set[Any] = set()  # layers whose weights are drawn, and that were not called yet
-        self._repeats: RepeatedDraws | None = None  # as soon as the pass is known to be inside an activation checkpoint
+        self._repeats: RepeatedDraws | None = None  # as soon as a backward pass is known to run layers again
+        self._may_start_again = is_checkpointed is False
         self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
         self._depth, self._ended = 0, False
         self._with_gradients = torch.is_grad_enabled()
@@ -96,6 +99,8 @@ class ForwardPass:
         self._had_draws = bool(self._drawn)  # before the network ran
         self._has_parts = False  # compiled ones, which reported a KL
         self.thread = None if self._is_compiled else threading.get_ident()
+        if is_checkpointed and self._with_gradients and not self._is_compiled:
+            self._store_states()
 
     # For posteriors
 
@@ -108,20 +113,17 @@ class ForwardPass:
             like: with a name, a tensor on the device on which `make` draws.
 
         Raises:
-            RowsError: a layer that drew before the network ran is in a reentrant checkpoint; the root then repeats the pass.
+            DrawnBeforeError: the root has to repeat the pass, because its backward pass repeats this draw.
         """
         repeats, compiling = self._repeats, torch.compiler.is_compiling()
         if compiling and self._is_asked_once(key):
             return make(self.samples)
         if repeats is None or compiling:
-            self._ahead.discard(key)
             if key not in self._drawn:
                 self._drawn[key] = make(self.samples)
             return self._drawn[key]
-        if key in self._ahead:
-            self._ahead.remove(key)
-            if current_saved_tensors_hooks() is None:  # a reentrant checkpoint has a graph of its own
-                raise DrawnAheadError("a reentrant activation checkpoint calls a layer whose weights were drawn before the pass")
+        if self._may_start_again and not self._ended and in_custom_function() and repeats.lost_state(key):
+            raise DrawnBeforeError("a reentrant activation checkpoint uses a draw that was made before it")
         tensors = list(key.parameters()) if isinstance(key, nn.Module) else [] if like is None else [like]
         return repeats.redraw(key, make, tensors) if self._ended else repeats.draw(key, make, tensors)
 
@@ -208,7 +210,6 @@ class ForwardPass:
                 for layer, (weight, bias) in zip(group, drawn, strict=True):
                     self._drawn[layer] = layer.constrained(weight), bias
                 self.found_kls |= {layer.posterior: None for layer in group} | {group[0].posterior: kl}
-            self._ahead.update(group)
 
     @property
     def inside_layer(self) -> bool:
@@ -375,6 +376,9 @@ class ForwardPass:
     def _notice_checkpoint(self) -> None:
         if self._repeats is not None or not self._with_gradients or torch.compiler.is_compiling():
             return
-        # Saved tensors are dropped in a reentrant checkpoint, and under hooks on saved tensors.
-        if not torch.is_grad_enabled() or current_saved_tensors_hooks() is not None:
-            self._repeats = RepeatedDraws(self._drawn, self._predrawn, self.samples)
+        # A custom function, as a reentrant checkpoint is one, has a graph of its own. Hooks on saved tensors may drop them.
+        if in_custom_function() or current_saved_tensors_hooks() is not None:
+            self._store_states()
+
+    def _store_states(self) -> None:
+        self._repeats = RepeatedDraws(self._drawn, self._predrawn, self.samples)

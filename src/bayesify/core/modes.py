@@ -16,6 +16,7 @@ __all__ = [
     "can_compare",
     "current_saved_tensors_hooks",
     "eval_mode",
+    "in_custom_function",
     "keeping_saved_tensors",
     "modes_kept",
     "own_casts",
@@ -90,6 +91,11 @@ def can_compare(net: nn.Module) -> bool:
 def keeping_saved_tensors() -> saved_tensors_hooks:
     """Keep the tensors that a draw saves: a checkpoint in which only its result is used cannot recompute them."""
     return saved_tensors_hooks(lambda x: x, lambda x: x)
+
+
+def in_custom_function() -> bool:
+    """Whether gradients are off, as in the forward of a `torch.autograd.Function`, also where that turns them on for itself."""
+    return not (torch.is_grad_enabled() and cast(Any, torch._C)._is_fwd_grad_enabled())
 
 
 def current_saved_tensors_hooks() -> object:

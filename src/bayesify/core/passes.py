@@ -165,7 +165,16 @@ class Passes:
         return self._backward() if self._backward is not None and _in_backward() else None
 
     def _alone(self, layer: BayesianLayer) -> ForwardPass:
-        """The pass of a layer that is called on its own; others wait until it is over."""
+        """The pass of a layer that is called on its own; others wait until it is over.
+
+        Raises:
+            PassError: a backward pass calls it, and would get gradients of another draw.
+        """
+        if layer.posterior.is_random and _in_backward():
+            raise PassError(
+                "a backward pass calls a random layer, and it is not known of which pass: it would get gradients of another draw. "
+                "Compute gradients of what the Bayesian network returns, not of values inside it"
+            )
         if layer.posterior.is_random and not self.has_told and not torch.compiler.is_compiling():
             self.has_told = True
             warn(

@@ -1,4 +1,4 @@
-"""Draws inside activation checkpoints, which run layers again in the backward pass."""
+"""Draws inside activation checkpoints and other functions that run layers again in the backward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from bayesify.core.generators import generator_states, noise_from, set_generator_states
-from bayesify.core.modes import current_saved_tensors_hooks, keeping_saved_tensors
+from bayesify.core.modes import current_saved_tensors_hooks, in_custom_function, keeping_saved_tensors
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ class RepeatedDraws:
     def __init__(self, drawn: dict[Any, Any], predrawn: frozenset[Any], samples: int) -> None:
         self._drawn, self._predrawn, self._samples = drawn, predrawn, samples
         self._states: dict[Any, tuple[Any, Any]] = {}  # random states before and after a draw, by key
-        self._noise: dict[BayesianLayer, Any] = {}  # random states before layers that ran without gradients
+        self._noise: dict[BayesianLayer, Any] = {}  # random states before layers in a custom function
         self._without_graph: set[Any] = set()  # keys drawn without gradients, inside a reentrant checkpoint
 
     def noise_of_first_run(self, layer: BayesianLayer, again: bool) -> AbstractContextManager[None]:
         """Repeat the noise of a layer in a backward pass that recomputes it: not all such code restores random states."""
         tensors = list(layer.parameters())
-        if not again and not torch.is_grad_enabled():
+        if not again and in_custom_function():
             self._noise[layer] = generator_states(tensors)
         return noise_from(self._noise[layer], tensors) if again and layer in self._noise else nullcontext()
 
@@ -58,17 +58,22 @@ class RepeatedDraws:
             self._drawn[key] = self._again(key, make, tensors)
         return self._drawn[key]
 
+    def lost_state(self, key: Hashable) -> bool:
+        """Whether a value was drawn with gradients before random states were stored, so that it cannot get a new graph."""
+        known = key in self._states or key in self._predrawn or key not in self._drawn
+        return not known and _has_graph(self._drawn[key])
+
     def redraw(self, key: Hashable, make: Callable[[int], T], tensors: Sequence[Tensor]) -> T:
         """The draw of the pass, for a backward pass that recomputes a layer."""
         drawn = cast(T, self._drawn.get(key))
         reentrant = current_saved_tensors_hooks() is None
         if key not in self._states:
-            if drawn is not None and (not reentrant or key in self._predrawn or not _has_graph(drawn)):
-                return drawn
-            raise PassError(
-                "a random layer is used both inside and outside a reentrant activation checkpoint; use "
-                "checkpoint(..., use_reentrant=False)"
-            )
+            if drawn is None or (reentrant and self.lost_state(key)):
+                raise PassError(
+                    "a random layer is used both inside and outside a reentrant activation checkpoint; use "
+                    "checkpoint(..., use_reentrant=False)"
+                )
+            return drawn
         before, after = self._states[key]
         states = generator_states(tensors)
         drawn_here = all(torch.equal(state, before[device]) for device, state in states.items())

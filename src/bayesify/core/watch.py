@@ -25,6 +25,12 @@ _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on va
 
 _NUMBERS = frozenset(("item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__complex__"))
 
+# Functions that take only the shape, dtype or device of their first or second argument.
+_LIKE_FIRST = frozenset(f"{name}_like" for name in ("zeros", "ones", "empty", "full", "rand", "randn", "randint")) | frozenset(
+    f"new_{name}" for name in ("zeros", "ones", "empty", "full", "tensor")
+)
+_LIKE_SECOND = frozenset(("type_as", "to", "expand_as", "view_as", "reshape_as"))
+
 _TAKES_VALUES = _NUMBERS | {"__setitem__"}  # functions without a tensor as result
 
 _RESERVED = ("_parameters", "_buffers", "_modules", "passes")
@@ -165,13 +171,13 @@ class Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        tensors = list(tensors_in((args, kwargs)))
-        self.reuses = self.reuses or any(map(is_kept, tensors))
         name = getattr(func, "__name__", "")
+        tensors = list(tensors_in(_values(name, args, kwargs or {})))
+        self.reuses = self.reuses or any(map(is_kept, tensors))
         if name in _TAKES_VALUES or next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
             self.note_read(tensors)
         origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
-        rows = any(has_rows(x) for x in tensors)
+        rows = any(has_rows(x) for x in tensors_in((args, kwargs)))
         if origin or rows:
             decides = name in _BY_VALUE or (name == "where" and len(tensors) == 1) or _selects(name, args)
             if decides and any(layer.posterior.is_random for layer in origin):
@@ -222,6 +228,13 @@ def _traced(x: Tensor, origin: frozenset[BayesianLayer], rows: bool) -> Tensor:
     """Mark a tensor with the random layers it depends on, and whether it depends on the batch; return it."""
     cast(Any, x).bayesify_origin, cast(Any, x).bayesify_rows = origin, rows
     return x
+
+
+def _values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """The arguments of a function whose values it takes."""
+    if name in _LIKE_SECOND:
+        return args[:1]
+    return args[1:] if name in _LIKE_FIRST else args, kwargs
 
 
 def _keeps_draws_apart(x: Tensor, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -76,7 +76,7 @@ class Gaussian(Likelihood):
         check_numbers(y)
 
     def misfit(self, nll: Sequence[float], y: Tensor) -> str:
-        if isinstance(self.log_std, nn.Parameter) or len(nll) < _EPOCHS:
+        if self.fields["learn"] or len(nll) < _EPOCHS:
             return ""
         half, last = (self._residual(nll[epoch] / y[0].numel()) for epoch in (len(nll) // 2, -1))
         if last < _SEVERAL or last < _SETTLED * half:
@@ -91,7 +91,7 @@ class Gaussian(Likelihood):
         return math.sqrt(max(0.0, 2 * (nll - 0.5 * math.log(2 * math.pi) - float(self.log_std.mean()))))
 
     def misread(self, outputs: Tensor, y: Tensor | None) -> str:
-        if isinstance(self.log_std, nn.Parameter) or y is None or len(y) < _ROWS:
+        if self.fields["learn"] or y is None or len(y) < _ROWS:
             return ""
         ratio = float((self.std / y.to(self.std).std(0)).min())  # of all outputs, some of which may hardly vary
         if not _SEVERAL < ratio < math.inf:
