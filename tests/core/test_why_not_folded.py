@@ -139,7 +139,7 @@ def test_results_that_go_into_a_random_layer_or_to_the_output_are_refused() -> N
 @pytest.mark.parametrize(
     "keep",
     [
-        *(lambda y: torch.zeros_like(y), lambda y: y.new_ones(y.shape), lambda y: y.new_full(y.shape[:1], 2.0)[:, None]),
+        *(torch.zeros_like, lambda y: y.new_ones(y.shape), lambda y: y.new_full(y.shape[:1], 2.0)[:, None]),
         *(lambda y: torch.arange(4).type_as(y), lambda y: torch.arange(4).to(y), lambda y: torch.ones(1, 4).expand_as(y)),
     ],
 )
