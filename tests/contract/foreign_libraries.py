@@ -1,4 +1,4 @@
-"""Small networks of peft, torchao, torch_geometric, open_clip, timm, segmentation_models_pytorch, torchdiffeq: random weights."""
+"""Small networks of peft, torchao, torch_geometric, open_clip, timm, segmentation_models_pytorch: random weights."""
 
 from __future__ import annotations
 
@@ -95,33 +95,6 @@ def _clip(**inputs: Callable[[], Tensor]) -> Foreign:
     return Foreign("open_clip", make, lambda: ((), {name: value() for name, value in inputs.items()}), lambda y: y[int(position)])
 
 
-class NeuralODE(nn.Module):
-    """A network whose middle part is the solution of a differential equation."""
-
-    def __init__(self, solver: str, method: str) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.field = _Field()
-        self.solver, self.method = solver, method
-
-    def forward(self, x: Tensor) -> Tensor:
-        solve = getattr(library("torchdiffeq"), self.solver)
-        return self.last(solve(self.field, self.first(x), torch.tensor([0.0, 1.0], dtype=x.dtype), method=self.method)[-1])
-
-
-class _Field(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
-
-    def forward(self, t: Tensor, y: Tensor) -> Tensor:
-        return self.layers(y)
-
-
-def _ode(solver: str, method: str) -> Foreign:
-    return Foreign("torchdiffeq", lambda: NeuralODE(solver, method).double(), lambda: ((torch.randn(4, 3, dtype=F64),), {}))
-
-
 _BLOCKS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 _QV = ["q_proj", "v_proj"]
 
@@ -158,10 +131,6 @@ LIBRARIES: dict[str, Foreign] = {
     "GINConv, classifier of `Data`": _graphs("global_add_pool", True),
     "CLIP, images": _clip(image=lambda: torch.randn(3, 3, 32, 32, dtype=F64)),
     "CLIP, texts": _clip(text=lambda: torch.randint(1, 60, (3, 8))),
-    "ODE, rk4": _ode("odeint", "rk4"),
-    "ODE, rk4, adjoint": _ode("odeint_adjoint", "rk4"),
-    "ODE, dopri5": _ode("odeint", "dopri5"),
-    "ODE, dopri5, adjoint": _ode("odeint_adjoint", "dopri5"),
     "ViT": _timm("vit_tiny_patch16_224", **_BLOCKS),
     "ViT, relative positions": _timm("vit_relpos_small_patch16_224", **_BLOCKS),
     "ViT, registers": _timm("vit_small_patch14_reg4_dinov2", **_BLOCKS),

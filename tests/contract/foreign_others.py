@@ -1,4 +1,4 @@
-"""Small networks of eight more libraries, for images, sequences, tables and densities, with random weights."""
+"""Small networks of nine more libraries, for images, sequences, tables and densities, with random weights."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ def _medical(name: str, size: int = 16, **config: Any) -> Foreign:
 
 def _diffusion(name: str, inputs: Callable[[], Arguments], **config: Any) -> Foreign:
     return Foreign("diffusers", lambda: getattr(library("diffusers"), name)(**config).double(), inputs, lambda y: y.sample)
+
+
+def _detector() -> nn.Module:
+    """A narrow YOLO, whose head keeps a grid for the last size of its images."""
+    tasks = library("ultralytics.nn.tasks")
+    config = tasks.yaml_model_load("yolo11n.yaml") | {"scales": {"n": [0.33, 0.0625, 64]}}
+    return tasks.DetectionModel(config, nc=4, verbose=False).double()
 
 
 def _table(name: str, inputs: Callable[[], Arguments], **config: Any) -> Foreign:
@@ -143,6 +150,7 @@ OTHERS: dict[str, Foreign] = {
         normal((3, 2, 8, 8), timestep=torch.tensor([1, 2, 3]), class_labels=torch.tensor([0, 1, 2])),
         **_DIT,
     ),
+    "YOLO11": Foreign("ultralytics", _detector, normal((2, 3, 64, 64)), lambda y: y["scores"] if isinstance(y, dict) else y[0]),
     "MLP": _table("MLP", normal((6, 4)), d_in=4, d_block=8, dropout=0.1),
     "ResNet": _table(
         "ResNet", normal((6, 4)), d_in=4, d_block=8, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.1, dropout2=0.0

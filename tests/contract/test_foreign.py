@@ -14,6 +14,7 @@ from foreign_others import OTHERS
 from foreign_science import SCIENCE
 from foreign_sequences import SEQUENCES
 from foreign_series import SERIES
+from foreign_solvers import SOLVERS
 from foreign_transformers import TRANSFORMERS
 
 from bayesify import (
@@ -46,7 +47,9 @@ METHODS: list[Method] = [
     VIFO(),
 ]
 VARIANTS: list[Method] = [ECMP(), Laplace(layers="all", structure="diagonal")]
-NETWORKS = [pair for part in (SEQUENCES, TRANSFORMERS, LIBRARIES, OTHERS, SCIENCE, SERIES, FIELDS) for pair in part.items()]
+NETWORKS = [
+    pair for part in (SEQUENCES, TRANSFORMERS, LIBRARIES, OTHERS, SCIENCE, SERIES, FIELDS, SOLVERS) for pair in part.items()
+]
 
 
 @pytest.mark.slow
