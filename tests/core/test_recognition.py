@@ -11,6 +11,7 @@ from torch import nn
 from bayesify import EMP, MNF, VSD, WHVI, MCDropout, MeanField, bayesify, register_layer, unbayesify
 from bayesify.core import layers
 from bayesify.core.layers.recognition import recognized
+from bayesify.testing.trial import captured_weights
 
 F64 = torch.float64
 
@@ -85,6 +86,86 @@ class Scaled(Conv1D):
         return 2 * super().forward(x)
 
 
+class NormAct(nn.BatchNorm2d):
+    """As in timm: the function of the base class spelled out, then dropout and an activation."""
+
+    def __init__(self, size, p=0.0, act=None, scale=None):
+        super().__init__(size)
+        self.drop, self.act = nn.Dropout(p), nn.ReLU(inplace=True) if act is None else act
+        if scale is not None:
+            self.scale = scale
+
+    def forward(self, x):
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        x = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps)
+        return self.act(self.drop(x))
+
+
+class GroupNormAct(nn.GroupNorm):
+    def __init__(self, groups, size):
+        super().__init__(groups, size)
+        self.act, self.fast = nn.SiLU(), False
+
+    def forward(self, x):
+        return self.act(F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps))
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """As in ConvNeXt, of either order of dimensions."""
+
+    def __init__(self, size, data_format="channels_first"):
+        super().__init__(size)
+        self.data_format = data_format
+
+    def forward(self, x):
+        if self.data_format == "channels_last":
+            return super().forward(x)
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class OwnLayerNorm(nn.Module):
+    """As in Segment Anything, and in older transformers."""
+
+    def __init__(self, size, first):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(size) + 0.5), nn.Parameter(torch.randn(size))
+        self.eps, self.dim = 1e-6, 1 if first else -1
+
+    def forward(self, x):
+        mean = x.mean(self.dim, keepdim=True)
+        x = (x - mean) / torch.sqrt((x - mean).pow(2).mean(self.dim, keepdim=True) + self.eps)
+        shape = (-1, *[1] * (x.dim() - 2)) if self.dim == 1 else (-1,)
+        return self.weight.view(shape) * x + self.bias.view(shape)
+
+
+class GhostNorm(nn.BatchNorm2d):
+    """Batches that are larger than its own are split."""
+
+    size = 2
+
+    def __init__(self, size, ghost):
+        super().__init__(size)
+        self.ghost = ghost
+
+    def forward(self, x):
+        return torch.cat([super(GhostNorm, self).forward(part) for part in x.split(self.ghost)])
+
+
+class ScaledNorm(NormAct):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class CountingNorm(NormAct):
+    """It counts twice."""
+
+    def forward(self, x):
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        return super().forward(x)
+
+
 class WithMask(RMSNorm):
     def forward(self, hidden_states, mask):
         return super().forward(hidden_states) * mask
@@ -129,6 +210,142 @@ def test_recognized_layers_keep_their_function(layer):
     assert vars(plain.layers[0]).keys() == vars(layer).keys()
     assert plain.layers[0]._parameters.keys() == layer._parameters.keys()
     torch.testing.assert_close(plain(x), expected, rtol=0, atol=0)
+
+
+class Images(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.layer, self.head = nn.Conv2d(3, 8, 3), layer, nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(self.first(x)).mean((2, 3)))
+
+
+class Both(Images):
+    def __init__(self):
+        super().__init__(LayerNorm2d(8))
+        self.last = LayerNorm2d(8, "channels_last")
+
+    def forward(self, x):
+        return self.head(self.last(self.layer(self.first(x)).mean((2, 3))))
+
+
+NORMALIZATIONS = {
+    "batch norm and ReLU": lambda: NormAct(8),
+    "batch norm, dropout and identity": lambda: NormAct(8, p=0.5, act=nn.Identity()),
+    "group norm and SiLU": lambda: GroupNormAct(2, 8),
+    "channels first": lambda: LayerNorm2d(8),
+    "own class, channels first": lambda: OwnLayerNorm(8, first=True),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("method", [MeanField(initial_std=1e-9), EMP(spread=0)], ids=["MeanField", "EMP"])
+@pytest.mark.parametrize("make", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
+def test_recognized_normalizations_keep_their_function(make, method, training):
+    """Draws are those of passes one after the other, also their statistics and dropout."""
+    torch.manual_seed(0)
+    net, x = Images(make()).double().train(training), torch.randn(4, 3, 6, 6, dtype=F64)
+    with torch.no_grad():
+        net.layer.weight.copy_(torch.rand(8) + 0.5)
+        net.layer.bias.normal_()
+    plain, bnn = copy.deepcopy(net), bayesify(net, method, fold=False)
+    assert "layer" in dict(bnn.random_layers())
+    bnn(x)
+    bnn.load_state_dict(bayesify(copy.deepcopy(plain), method).state_dict())  # statistics before the first pass
+    torch.manual_seed(1)
+    draws = bnn(x, samples=2, coherent=True).outputs
+    torch.manual_seed(1)
+    if not any(isinstance(module, nn.Dropout) and module.p for module in net.modules()) or not training:
+        torch.testing.assert_close(draws, torch.stack([plain(x), plain(x)]), rtol=1e-6, atol=1e-6)
+    else:
+        assert (draws[0] - draws[1]).abs().max() > 1e-3
+        plain(x), plain(x)
+    for (name, one), (_, other) in zip(plain.named_buffers(), bnn.net.named_buffers(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+    bnn = pickle.loads(pickle.dumps(bnn)).eval()
+    torch.testing.assert_close(bnn(x, samples=3).outputs[2], plain.eval()(x), rtol=1e-6, atol=1e-6)
+    restored = unbayesify(bnn)
+    assert type(restored.layer) is type(plain.layer)
+    torch.testing.assert_close(restored(x), plain(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layer", [LayerNorm2d(8, "channels_last"), OwnLayerNorm(8, first=False)], ids=["channels last", "own class"]
+)
+def test_layer_normalizations_over_the_last_dimension_are_recognized(layer):
+    net, x = Net(layer).double(), torch.randn(4, 5, 8, dtype=F64)
+    expected, bnn = net(x), bayesify(net, MeanField(initial_std=1e-9))
+    assert [name for name, _ in bnn.random_layers()] == ["layers.0", "head"]
+    torch.testing.assert_close(bnn(x, samples=3).outputs[2], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_layers_of_one_class_may_be_of_two_kinds():
+    """As the normalizations of ConvNeXt in transformers."""
+
+    net, x = Both().double(), torch.randn(4, 3, 6, 6, dtype=F64)
+    plain, bnn = copy.deepcopy(net), bayesify(net, MeanField(initial_std=1e-9))
+    assert [name for name, _ in bnn.random_layers()] == ["first", "layer", "head", "last"]
+    for each in (bnn, pickle.loads(pickle.dumps(bnn)), copy.deepcopy(bnn)):
+        torch.testing.assert_close(each(x, samples=3).outputs[2], plain(x), rtol=1e-6, atol=1e-6)
+
+
+def test_a_class_that_is_registered_after_it_was_recognized_is_what_it_is_registered_as(monkeypatch):
+    class Later(RMSNorm):
+        pass
+
+    assert "layers.0" in dict(bayesify(Net(Later(8)), MeanField()).random_layers())
+    monkeypatch.setitem(layers._TYPES, Later, layers._TYPES[Later])
+    kind = register_layer(Later, like=nn.RMSNorm, then=lambda layer, y: -y)
+    net, x = Net(Later(8, offset=1.0)), torch.randn(4, 8)
+    bnn = bayesify(net, MeanField(initial_std=1e-9))
+    assert type(bnn.net.layers[0]) is kind
+    expected = bnn.net.head(-F.rms_norm(x, (8,), bnn.net.layers[0].weight, 1e-6))
+    torch.testing.assert_close(bnn(x).outputs[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scale_and_shift_that_are_drawn_are_those_before_the_activation():
+    torch.manual_seed(0)
+    net, x = Images(NormAct(8)).double().eval(), torch.randn(4, 3, 6, 6, dtype=F64)
+    plain, bnn = copy.deepcopy(net), bayesify(net, {"layer": EMP(where="*", spread=1.0)})
+    bnn(x)
+    with captured_weights(bnn) as weights:
+        draws = bnn(x, samples=3).outputs
+    expected = torch.stack([torch.func.functional_call(plain, each, (x,)) for each in weights[-3:]])
+    torch.testing.assert_close(draws, expected)
+    assert not torch.allclose(draws[0], draws[1]) or not torch.allclose(draws[0], draws[2])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        GhostNorm(8, ghost=256),
+        ScaledNorm(8),
+        CountingNorm(8),
+        NormAct(8, act=nn.PReLU()),
+        NormAct(8, scale=1.0),
+        OwnLayerNorm(8, first=True).requires_grad_(False),
+    ],
+    ids=["ghost batches", "scaled", "counting", "learned activation", "a number", "frozen"],
+)
+def test_normalizations_that_may_do_more_stay_as_they_are(layer):
+    bnn = bayesify(Images(layer), MeanField())
+    assert [name for name, _ in bnn.random_layers()] == ["first", "head"]
+
+
+@pytest.mark.parametrize("method", [MeanField(), WHVI(), VSD(), EMP(where="*")], ids=lambda method: type(method).__name__)
+def test_checkpoints_of_the_plain_network_load_into_recognized_layers(method):
+    layers = [RMSNorm(8), Conv1D(8, 8), OwnLinear(8, 8), LayerNorm2d(8, "channels_last")]
+    net = Net(*layers).double()
+    checkpoint = {name: value + torch.rand_like(value) for name, value in net.state_dict().items()}
+    bnn = bayesify(net, method)
+    assert not bnn.net.load_state_dict(checkpoint).missing_keys
+    for name, layer in bnn.random_layers():
+        if not layer.posterior.drops_weights and not layer.is_replaced:
+            torch.testing.assert_close(layer.weight, checkpoint[f"{name}.weight"], msg=name)
+    for each in (EMP, WHVI):
+        if isinstance(method, each):
+            assert any(layer.is_replaced for _, layer in bnn.random_layers())
 
 
 @pytest.mark.parametrize(("inputs", "is_tried"), [(1200, True), (2**27 // 900 + 1, False)])

@@ -18,7 +18,7 @@ from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layer_report import LayerReport
-from bayesify.core.layers import layer_type, recognize
+from bayesify.core.layers import recognize, type_of
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import modes_kept
@@ -262,7 +262,7 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
 def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:
     """Make the layer random; False, with the layer unchanged, if the method returns no posterior."""
     reference = cast(torch.Tensor, layer.weight)
-    layer.__class__ = cast(type[BayesianLayer], layer_type(type(layer)))
+    layer.__class__ = cast(type[BayesianLayer], type_of(layer))
     assert isinstance(layer, BayesianLayer)
     layer.passes, layer.is_read, layer.is_repeated, layer.is_used = passes, False, False, None
     layer.lacks_bias = "bias" not in layer._parameters

@@ -321,4 +321,8 @@ class BayesianLayer(Channels):
         if f"{prefix}weight" in state_dict and not any(key.startswith(f"{prefix}posterior.") for key in state_dict):
             adopt_plain_weights(self, state_dict, prefix, missing_keys, error_msgs)
         error_msgs.extend(spread_errors(state_dict, f"{prefix}posterior."))
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        self._load_plain(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+
+    def _load_plain(self, *args: Any) -> None:
+        """`_load_from_state_dict` of the plain layer."""
+        super()._load_from_state_dict(*args)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import convolution, embedding, linear, normalization
-from bayesify.core.layers.recognition import recognized
+from bayesify.core.layers.recognition import MAY_OVERRIDE, Recognized, recognized
 
-__all__ = ["kind_of", "layer_type", "recognize", "register_layer", "unrecognized", "unsupported"]
+__all__ = ["kind_of", "layer_type", "recognize", "register_layer", "type_of", "unrecognized", "unsupported"]
 
 _TYPES: dict[type[nn.Module], type[BayesianLayer]] = {
     layer.original: layer for module in (linear, convolution, normalization, embedding) for layer in module.LAYERS
 }
-_RECOGNIZED: dict[type[nn.Module], type[BayesianLayer]] = {}  # classes of other libraries, with the kind of layer that they are
+# Classes of other libraries, what their layers are, and the types of these after conversion: settings of a layer may choose.
+_RECOGNIZED: dict[type[nn.Module], dict[Recognized, type[BayesianLayer]]] = {}
 _BEHAVIOR = ("forward", "_conv_forward")  # a subclass that overrides none of these acts like its base
 
 
@@ -59,7 +60,16 @@ def register_layer(
     else:
         raise TypeError(f"like must be a BayesianLayer or one of {', '.join(kind.__name__ for kind in _TYPES)}, got {like!r}")
     _TYPES[cls] = _derived(cls, base, then)
+    _RECOGNIZED.pop(cls, None)
     return _TYPES[cls]
+
+
+def type_of(layer: nn.Module) -> type[BayesianLayer] | None:
+    """The type of a layer after conversion; None if it cannot be made random."""
+    variants = _RECOGNIZED.get(type(layer), {})
+    if len(variants) > 1 and (found := recognized(layer)) is not None:
+        return variants[found]
+    return layer_type(type(layer))
 
 
 def layer_type(kind: type[nn.Module]) -> type[BayesianLayer] | None:
@@ -88,25 +98,46 @@ def unsupported(kind: type[nn.Module]) -> str:
 def recognize(layer: nn.Module) -> None:
     """Support the class of a layer that computes what a supported one does, such as the RMS normalization of a library."""
     base = _supported_base(type(layer))
-    may_be = base is None or base in _RECOGNIZED or (base is nn.Linear and _overrides(type(layer), base))
-    if type(layer) not in _TYPES and may_be and (kind := recognized(layer)) is not None:
-        _support(type(layer), kind)
+    may_be = base is None or base in _RECOGNIZED or (base in MAY_OVERRIDE and _overrides(type(layer), base))
+    if type(layer) not in _TYPES and may_be and (found := recognized(layer)) is not None:
+        _support(type(layer), found)
 
 
-def _support(original: type[nn.Module], kind: type[BayesianLayer]) -> None:
-    """Support a class of another library, whose own saving and loading would not know of a replaced weight."""
-    derived = _derived(original, kind, None)
-    for name in ("_save_to_state_dict", "_load_from_state_dict"):
-        setattr(derived, name, getattr(nn.Module, name))
-    _TYPES[original], _RECOGNIZED[original] = derived, kind
+class _OfAnotherLibrary(BayesianLayer):
+    """A layer whose class may save and load in a way of its own, which would not know of a replaced weight."""
+
+    found: ClassVar[Recognized]
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self._stored_as._save_to_state_dict(self, *args)
+
+    def _load_plain(self, *args: Any) -> None:
+        self._stored_as._load_from_state_dict(self, *args)
+
+    @property
+    def _stored_as(self) -> type[nn.Module]:
+        return vars(self.found.kind).get("original", nn.Module)
+
+
+def _support(original: type[nn.Module], found: Recognized) -> type[BayesianLayer]:
+    """Support a class of another library: the type of its layers after conversion."""
+    variants = _RECOGNIZED.setdefault(original, {})
+    if found not in variants:
+        derived = _derived(original, found.kind, found.then)
+        fields = {"found": found, "__module__": original.__module__}
+        variants[found] = type(derived.__name__, (_OfAnotherLibrary, derived), fields)
+        _TYPES.setdefault(original, variants[found])
+    return variants[found]
 
 
 def unrecognized(layer: nn.Module) -> str:
     """Why a layer of a recognized class cannot be made random: its own settings may differ; empty if it can."""
-    kind = _RECOGNIZED.get(type(layer))
-    if kind is None or recognized(layer) is kind:
+    if type(layer) not in _RECOGNIZED:
         return ""
-    return "it does not compute what other layers of its class do; see register_layer"
+    if (found := recognized(layer)) is None:
+        return "it does not compute what other layers of its class do; see register_layer"
+    _support(type(layer), found)
+    return ""
 
 
 def _supported_base(kind: type[nn.Module]) -> type[nn.Module] | None:
@@ -138,13 +169,11 @@ def _derived(kind: type[nn.Module], base: type[BayesianLayer], then: Callable[[A
 def _reduce(layer: BayesianLayer, protocol: Any) -> tuple[Any, ...]:
     """Pickle by the original type, because the derived type cannot be imported."""
     _, _, state, *rest = object.__reduce_ex__(layer, max(2, protocol))
-    return (_new, (layer.original, _RECOGNIZED.get(layer.original)), state, *rest)
+    return (_new, (layer.original, getattr(layer, "found", None)), state, *rest)
 
 
-def _new(original: type[nn.Module], recognized_as: type[BayesianLayer] | None = None) -> nn.Module:
-    if recognized_as is not None and original not in _TYPES:
-        _support(original, recognized_as)
-    derived = layer_type(original)
+def _new(original: type[nn.Module], found: Recognized | None = None) -> nn.Module:
+    derived = layer_type(original) if found is None else _support(original, found)
     if derived is None:
         raise TypeError(f"{original.__name__} is not registered here; call register_layer as before the network was pickled")
     return derived.__new__(derived)

@@ -12,7 +12,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.errors import PassError
 from bayesify.functional import at_least_float32
 
-__all__ = ["LAYERS", "RMSNormalization", "epsilon"]
+__all__ = ["LAYERS", "ChannelsFirstLayerNormalization", "LayerNormalization", "RMSNormalization", "epsilon"]
 
 
 class _Normalization(BayesianLayer):
@@ -160,6 +160,20 @@ class BayesLayerNorm(_LastDimensions, nn.LayerNorm):
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+class LayerNormalization(_LastDimensions):
+    """Layer normalization of a class of another library."""
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.layer_norm(x, self.weight_shape, weight, bias, epsilon(self) or 0.0)
+
+
+class ChannelsFirstLayerNormalization(_Normalization):
+    """Layer normalization over the channels (B, C, ...), at every position."""
+
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.layer_norm(x.movedim(1, -1), self.weight_shape, weight, bias, epsilon(self) or 0.0).movedim(-1, 1)
 
 
 class RMSNormalization(_LastDimensions):

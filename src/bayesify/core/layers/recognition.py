@@ -1,8 +1,8 @@
 """Layers of other libraries that compute what a supported layer does.
 
-Libraries of pretrained transformers and of graph networks define root mean square normalizations and linear layers as classes of
-their own, often one per architecture. Such a layer is recognized by its parameters, and its function is verified at random weights
-and inputs.
+Libraries of pretrained networks and of graph networks define normalizations and linear layers as classes of their own, often one
+per architecture, some with an activation after them. Such a layer is recognized by its parameters, and its function is verified
+at random weights and inputs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,49 +19,101 @@ from torch import Tensor, nn
 
 from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.layers import normalization
 from bayesify.core.layers.linear import InputMajorLinear, OutputMajorLinear
-from bayesify.core.layers.normalization import RMSNormalization, epsilon
+from bayesify.core.layers.normalization import ChannelsFirstLayerNormalization, LayerNormalization, RMSNormalization, epsilon
 
-__all__ = ["recognized"]
+__all__ = ["MAY_OVERRIDE", "Recognized", "recognized"]
 
 _LARGE, _LARGEST = 2**20, 2**27  # numbers of a layer: of single precision, and too many to be tried
+_NORMALIZATIONS = {kind.original: kind for kind in normalization.LAYERS}
+MAY_OVERRIDE = frozenset((nn.Linear, *_NORMALIZATIONS))  # classes whose `forward` libraries write again
 
 
-def recognized(layer: nn.Module) -> type[BayesianLayer] | None:
-    """The kind of supported layer whose function this layer has, with the same parameters; None if there is none."""
-    if isinstance(layer, torch.jit.ScriptModule):
-        return None
-    if any(True for _ in layer.children()) or any(True for _ in layer.buffers()) or not _has_one_input(layer):
+class Recognized(NamedTuple):
+    """The kind of supported layer whose function a layer has, and what it does with the output of it."""
+
+    kind: type[BayesianLayer]
+    then: Callable[[Any, Tensor], Tensor] | None = None
+
+
+def recognized(layer: nn.Module) -> Recognized | None:
+    """What a layer of another library is, with the same parameters; None if it is unlike every supported layer."""
+    if isinstance(layer, torch.jit.ScriptModule) or not _has_one_input(layer):
         return None
     if not all(p.is_floating_point() for p in layer.parameters()):  # bitsandbytes warns if its layers are tried
         return None
+    base = next((cls for cls in type(layer).__mro__ if cls in _NORMALIZATIONS), None)
+    children = [child for name, child in layer.named_children() if name != "posterior"]
+    if base is None and (children or any(True for _ in layer.buffers())):
+        return None
+    if base is not None and (_has_settings(layer, base) or any(True for child in children for _ in child.state_dict())):
+        return None
     shapes = {name: tuple(p.shape) for name, p in layer.named_parameters() if not isinstance(p, nn.UninitializedParameter)}
-    candidates, size = list(_candidates(layer, shapes)), sum(map(math.prod, shapes.values()))
+    candidates, size = list(_candidates(layer, base, shapes)), sum(map(math.prod, shapes.values()))
     if not candidates or size > _LARGEST:
         return None
     generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < _LARGE else torch.float32
     values = {name: torch.rand(shape, generator=generator, dtype=dtype, device="cpu").sub_(0.4) for name, shape in shapes.items()}
-    for kind, inputs, function in candidates:
-        x = torch.randn(2, 3, inputs, generator=generator, dtype=dtype, device="cpu")
+    for kind, shape, function in candidates:
+        x = torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
         x[1] *= 1e-3  # where the eps of a normalization is of consequence
+        then = through_children if children else None
         if all(_agrees(layer, values, x, function, training) for training in (False, True)):
-            return kind
+            return Recognized(kind, then)
     return None
 
 
+def through_children(layer: nn.Module, y: Tensor) -> Tensor:
+    """The output of a layer's own modules for y, one after the other: an activation, dropout."""
+    for name, child in layer.named_children():
+        if name != "posterior":
+            y = child(y)
+    return y
+
+
 def _candidates(
-    layer: nn.Module, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[type[BayesianLayer], int, Callable[..., Tensor]]]:
-    """Kinds of layers with parameters of these shapes, the size of their inputs, and their function."""
+    layer: nn.Module, base: type[nn.Module] | None, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[type[BayesianLayer], tuple[int, ...], Callable[[Any, Tensor], Tensor]]]:
+    """Kinds of layers with parameters of these shapes, a shape of inputs, and the function of a plain layer of this kind."""
     weight, bias = shapes.get("weight", ()), shapes.get("bias")
     if set(shapes) - {"bias"} != {"weight"}:
         return
+    if base is not None:
+        last = issubclass(base, nn.LayerNorm | nn.RMSNorm)
+        yield _NORMALIZATIONS[base], (2, 3, *weight) if last else (4, *weight, *[3] * _positions(base)), base.forward
     if len(weight) == 1 and bias is None and (eps := epsilon(layer)) is not None:
-        yield RMSNormalization, weight[0], lambda x, weight: F.rms_norm(x, weight.shape, weight, eps)
-    if len(weight) == 2 and bias in (None, weight[:1]):
-        yield OutputMajorLinear, weight[1], F.linear
-    if len(weight) == 2 and bias in (None, weight[1:]):
-        yield InputMajorLinear, weight[0], lambda x, weight, bias=None: F.linear(x, weight.mT, bias)
+        yield RMSNormalization, (2, 3, *weight), lambda plain, x: F.rms_norm(x, weight, plain.weight, eps)
+    if base in (None, nn.LayerNorm) and len(weight) == 1 and bias == weight and (eps := epsilon(layer)) is not None:
+        yield LayerNormalization, (2, 3, *weight), lambda plain, x: F.layer_norm(x, weight, plain.weight, plain.bias, eps)
+        yield (
+            ChannelsFirstLayerNormalization,
+            (2, *weight, 3, 3),
+            lambda plain, x: F.layer_norm(x.movedim(1, -1), weight, plain.weight, plain.bias, eps).movedim(-1, 1),
+        )
+    if base is None and len(weight) == 2 and bias in (None, weight[:1]):
+        yield OutputMajorLinear, (2, 3, weight[1]), lambda plain, x: F.linear(x, plain.weight, _bias(plain))
+    if base is None and len(weight) == 2 and bias in (None, weight[1:]):
+        yield InputMajorLinear, (2, 3, weight[0]), lambda plain, x: F.linear(x, plain.weight.mT, _bias(plain))
+
+
+def _bias(layer: nn.Module) -> Tensor | None:
+    return layer._parameters.get("bias")
+
+
+def _positions(base: type[nn.Module]) -> int:
+    """The number of dimensions after batch and channels of an input."""
+    return next((dims for dims in (1, 3) if base.__name__.endswith(f"{dims}d")), 2)
+
+
+def _has_settings(layer: nn.Module, base: type[nn.Module]) -> bool:
+    """Whether a normalization has numbers or buffers of its own, which may matter where a trial does not reach (ghost batches)."""
+    plain = base(1, 1) if base is nn.GroupNorm else base(1)
+    own = [value for name, value in vars(layer).items() if name not in vars(plain)]
+    harmless = (bool, str, type(None), torch.dtype)
+    return any(not isinstance(value, harmless) and not callable(value) for value in own) or not (
+        layer._buffers.keys() <= {"running_mean", "running_var", "num_batches_tracked"}
+    )
 
 
 def _has_one_input(layer: nn.Module) -> bool:
@@ -72,17 +125,41 @@ def _has_one_input(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _agrees(layer: nn.Module, values: Mapping[str, Tensor], x: Tensor, function: Callable[..., Tensor], training: bool) -> bool:
+def _agrees(
+    layer: nn.Module, values: Mapping[str, Tensor], x: Tensor, function: Callable[[Any, Tensor], Tensor], training: bool
+) -> bool:
     """Whether the layer computes this function of its input and parameters in this mode."""
+    probe, plain = (_probe(layer, values, training) for _ in range(2))
+    try:
+        result = _seeded(lambda: type(layer).forward(probe, x.clone()))
+        expected = _seeded(lambda: through_children(plain, function(plain, x)))
+    except NETWORK_ERRORS:  # it takes other inputs
+        return False
+    pairs = [(result, expected), *zip(probe.buffers(recurse=False), plain.buffers(recurse=False), strict=True)]
+    return all(_close(one, other) for one, other in pairs)
+
+
+def _probe(layer: nn.Module, values: Mapping[str, Tensor], training: bool) -> nn.Module:
+    """The layer with these parameters, and statistics of its own."""
     probe = copy.copy(layer)
     probe.training = training
     random = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
     probe.__dict__["_parameters"] = dict.fromkeys(layer._parameters) | random  # a bias may be None
-    try:
-        result = type(layer).forward(probe, x)
-    except NETWORK_ERRORS:  # it takes other inputs
-        return False
-    expected = function(x, **values)
+    like = next(iter(values.values()))
+    probe.__dict__["_buffers"] = {
+        name: value if value is None else like.new_ones(value.shape, dtype=like.dtype if value.is_floating_point() else value.dtype)
+        for name, value in layer._buffers.items()
+    }
+    return probe
+
+
+def _seeded(compute: Callable[[], Any]) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return compute()
+
+
+def _close(result: object, expected: Tensor) -> bool:
     return (
         isinstance(result, Tensor)
         and result.shape == expected.shape
