@@ -108,8 +108,8 @@ class _OfAnotherLibrary(BayesianLayer):
 
     found: ClassVar[Recognized]
 
-    def _save_to_state_dict(self, *args: Any) -> None:
-        self._stored_as._save_to_state_dict(self, *args)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self._stored_as._save_to_state_dict(self, destination, prefix, keep_vars)
 
     def _load_plain(self, *args: Any) -> None:
         self._stored_as._load_from_state_dict(self, *args)
