@@ -258,17 +258,17 @@ class Named(nn.Linear):
 
 
 class NormAct(nn.BatchNorm2d):
-    """A normalization with an activation of its own, as timm's BatchNormAct2d."""
+    """A normalization with an activation of its own and a setting, for which it is not recognized."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.act, self.drop = nn.ReLU(), nn.Identity()
+        self.act, self.gain = nn.ReLU(), 2.0
 
     def forward(self, x: Tensor) -> Tensor:
         return self.after(super().forward(x))
 
     def after(self, y: Tensor) -> Tensor:
-        return self.act(self.drop(y))
+        return self.gain * self.act(y)
 
 
 class Cosine(nn.Linear):

@@ -282,7 +282,6 @@ def test_layer_normalizations_over_the_last_dimension_are_recognized(layer):
 
 def test_layers_of_one_class_may_be_of_two_kinds():
     """As the normalizations of ConvNeXt in transformers."""
-
     net, x = Both().double(), torch.randn(4, 3, 6, 6, dtype=F64)
     plain, bnn = copy.deepcopy(net), bayesify(net, MeanField(initial_std=1e-9))
     assert [name for name, _ in bnn.random_layers()] == ["first", "layer", "head", "last"]
