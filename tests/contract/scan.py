@@ -154,8 +154,9 @@ def _recorded(layers: dict[str, BayesianLayer]) -> Iterator[dict[str, list[Tenso
 
     for name, layer in layers.items():
         layer.posterior.sample = recorder(name, layer.posterior.sample)
+        layer.posterior.draws_ahead = lambda layer: None  # which need not call `sample`
     try:
         yield drawn
     finally:
         for layer in layers.values():
-            del layer.posterior.sample
+            del layer.posterior.sample, layer.posterior.draws_ahead
