@@ -55,10 +55,10 @@ def recognized(layer: nn.Module) -> Recognized | None:
         return None
     generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < _LARGE else torch.float32
     values = {name: torch.rand(shape, generator=generator, dtype=dtype, device="cpu").sub_(0.4) for name, shape in shapes.items()}
+    then = through_children if children else None
     for kind, shape, function in candidates:
         x = torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
         x[1] *= 1e-3  # where the eps of a normalization is of consequence
-        then = through_children if children else None
         if all(_agrees(layer, values, x, function, training) for training in (False, True)):
             return Recognized(kind, then)
     return None
@@ -130,11 +130,15 @@ def _agrees(
 ) -> bool:
     """Whether the layer computes this function of its input and parameters in this mode."""
     probe, plain = (_probe(layer, values, training) for _ in range(2))
+    state = torch.get_rng_state()
     try:
-        result = _seeded(lambda: type(layer).forward(probe, x.clone()))
-        expected = _seeded(lambda: through_children(plain, function(plain, x)))
+        result = type(layer).forward(probe, x.clone())
+        torch.set_rng_state(state)  # of a dropout among its modules
+        expected = through_children(plain, function(plain, x))
     except NETWORK_ERRORS:  # it takes other inputs
         return False
+    finally:
+        torch.set_rng_state(state)
     pairs = [(result, expected), *zip(probe.buffers(recurse=False), plain.buffers(recurse=False), strict=True)]
     return all(_close(one, other) for one, other in pairs)
 
@@ -151,12 +155,6 @@ def _probe(layer: nn.Module, values: Mapping[str, Tensor], training: bool) -> nn
         for name, value in layer._buffers.items()
     }
     return probe
-
-
-def _seeded(compute: Callable[[], Any]) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return compute()
 
 
 def _close(result: object, expected: Tensor) -> bool:
