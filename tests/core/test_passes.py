@@ -256,6 +256,30 @@ def test_a_layer_inside_and_outside_a_checkpoint(method, fold):
             torch.testing.assert_close(gradients[-1], gradients[0], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("method", CHECKPOINTED, ids=lambda method: type(method).__name__)
+def test_an_adjoint_function_repeats_noise_of_rows(method, coherent):
+    """A layer that is called once has noise of its own for every row, which is not stored as drawn weights are."""
+
+    class Once(Saving):
+        def forward(self, x: Tensor) -> Tensor:
+            h, (kind, _) = torch.tanh(self.body(x)), self.reentrant
+            return self.layer(h) if kind is None else _Adjoint.apply(self.layer, h, *self.layer.parameters())
+
+    torch.manual_seed(0)
+    bnn, x = bayesify(Once().double(), {"layer": method}), torch.randn(5, 4, dtype=torch.float64)
+    found = []
+    for kind in (None, "adjoint"):
+        bnn.net.reentrant = kind, kind
+        bnn(x, samples=2, coherent=coherent)
+        bnn.zero_grad()
+        outputs = _seeded(bnn, x, samples=2, coherent=coherent).outputs
+        outputs.square().sum().backward()
+        found.append([outputs, *(p.grad for p in bnn.parameters() if p.grad is not None)])
+    assert not bnn.net.layer.is_repeated
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
 def test_a_backward_pass_that_calls_a_layer_of_no_known_pass_is_refused():
     bnn, x = bayesify(Saving().double(), {"layer": MeanField()}), torch.randn(5, 4, dtype=torch.float64)
     bnn.net.reentrant, hidden = ("adjoint", None), []
