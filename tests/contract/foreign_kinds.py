@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from bayesify import ECMP, BatchEnsemble, Bayesian, Gaussian, Laplace, bayesify, unbayesify
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.packed import Unpacked
 from bayesify.errors import BayesifyWarning
 from bayesify.testing.trial import captured_weights
@@ -42,7 +43,10 @@ def components(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
 
 
 def factored_members(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
-    """The K draws of a pass are the K members: plain networks whose layers get scaled inputs and give scaled outputs."""
+    """The K draws of a pass are the K members: plain networks whose layers get scaled inputs and give scaled outputs.
+
+    A layer with a `forward` of its own gets a scaled weight.
+    """
     layers = dict(bnn.random_layers())
     if any(layer.is_read for layer in layers.values()):
         return  # hooks see calls only; draws are compared with their weights elsewhere
@@ -67,9 +71,9 @@ def _factored(foreign: Foreign, layers: dict[str, BayesianLayer], k: int) -> Ten
     for name, layer in layers.items():
         r, s = (layer.posterior.get_parameter(f"{side}_mean")[k].detach() for side in ("input", "output"))
         module = plain.get_submodule(name)
-        if not is_called(plain, name):
+        if isinstance(layer, OwnForward) or not is_called(plain, name):
             with torch.no_grad():
-                module.weight.mul_(torch.outer(s, r))
+                module.weight.mul_(_factors(r, s, module))
             continue
 
         def before(module: nn.Module, inputs: tuple[Tensor], r: Tensor = r) -> tuple[Tensor]:
@@ -83,6 +87,13 @@ def _factored(foreign: Foreign, layers: dict[str, BayesianLayer], k: int) -> Ten
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
     return foreign.outputs(plain)
+
+
+def _factors(r: Tensor, s: Tensor, module: nn.Module) -> Tensor:
+    """A factor of every weight (O, I/G, ...), by its input channel and its output channel, in G groups."""
+    groups = getattr(module, "groups", 1)
+    outer = torch.einsum("go,gi->goi", s.view(groups, -1), r.view(groups, -1)).flatten(0, 1)
+    return outer.view(*outer.shape, *[1] * (module.weight.dim() - 2))
 
 
 def is_called(net: nn.Module, name: str) -> bool:

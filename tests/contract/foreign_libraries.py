@@ -138,5 +138,7 @@ LIBRARIES: dict[str, Foreign] = {
     "Swin": _timm("swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=16, depths=(2, 2, 1, 1)),
     "ConvNeXt": _timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)),
     "MobileNet v4": _timm("mobilenetv4_conv_small_050"),
+    "BiT": _timm("resnetv2_50x1_bit", channels=(128, 128, 128, 128), stem_chs=32),
+    "MobileNet v3 of TensorFlow": _timm("tf_mobilenetv3_small_minimal_100"),
     "Unet": _segmentation("Unet", "timm-mobilenetv3_small_minimal_100"),
 }

@@ -112,5 +112,6 @@ SOLVERS: dict[str, Foreign] = {
     "RealNVP": _flow("RealNVP", {"transforms": 2}),
     # Rows choose the steps of its solver together. In eval mode, it keeps no gradients.
     "continuous flow": _flow("CNF", {}, rounding=1e-3, trains=False),
+    "autoregressive flow": _flow("MAF", {"transforms": 2}),
     "spline flow": _flow("NSF", {"transforms": 1}),
 }

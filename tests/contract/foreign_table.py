@@ -30,7 +30,7 @@ network: draws and their gradients, outputs without variance in eval and trainin
 are replayed or made row by row, and what `unbayesify` restores. Where draws are not just other weights, they were compared with
 
 - `EMP`: the components of the layers that it patches (here all normalization layers and the last layer);
-- `BatchEnsemble`: a plain network per member, whose layers get scaled inputs and give scaled outputs;
+- `BatchEnsemble`: a plain network per member, whose layers get scaled inputs and give scaled outputs, or scaled weights;
 - `DeepEnsemble`: the networks of the members, with the gradients that each has alone;
 - `SWAG`: the average of three snapshots;
 - `Laplace` of the last layer: differences of the plain network in the direction of the draw, and its Jacobian;

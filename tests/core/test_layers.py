@@ -22,12 +22,13 @@ from bayesify import (
     unbayesify,
 )
 from bayesify.core.forward_pass import ForwardPass
-from bayesify.core.layers import _TYPES, layer_type
+from bayesify.core.layers import _RECOGNIZED, _TYPES, layer_type
 from bayesify.core.layers.linear import BayesLinear
 from bayesify.errors import PassError
 from bayesify.testing import LAYERS
 
-CONTRACTING = [name for name in LAYERS if name.startswith(("Linear", "Conv"))]
+LINEAR = [name for name in LAYERS if name != "Conv2d, standardized"]  # in their weight
+CONTRACTING = [name for name in LINEAR if name.startswith(("Linear", "Conv"))]
 NORMALIZING = [name for name in LAYERS if "Norm" in name]
 
 
@@ -112,7 +113,7 @@ def test_channel_noise_is_weight_noise_in_groups(name):
     _assert_channel_noise_is_weight_noise(site, x)
 
 
-@pytest.mark.parametrize("name", [*LAYERS, *GROUPED])
+@pytest.mark.parametrize("name", [*LINEAR, *GROUPED])
 def test_squares_propagate_variances(name):
     """The output is linear in the independent weights, so Var y is the sum of (dy/dw)^2 Var w: the Jacobian by autograd."""
     _, site, x = _site({**GROUPED, **LAYERS}[name])
@@ -288,10 +289,11 @@ class BayesCosine(BayesLinear):
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer types that only this test knows."""
-    types = dict(_TYPES)
+    known = [(types, dict(types)) for types in (_TYPES, _RECOGNIZED)]
     yield
-    _TYPES.clear()
-    _TYPES.update(types)
+    for types, before in known:
+        types.clear()
+        types.update(before)
 
 
 def _others() -> nn.Sequential:
@@ -306,9 +308,8 @@ def _taught() -> None:
 @pytest.mark.usefixtures("known")
 def test_layer_types_of_others_before_and_after_they_are_registered() -> None:
     reasons = {report.name: report.reason for report in bayesify(_others(), MeanField()).report}
-    remedy = "that overrides forward; see register_layer(..., like=..., then=...)"
-    assert (reasons.pop("1"), reasons.pop("4")) == (f"a subclass of BatchNorm2d {remedy}", f"a subclass of Linear {remedy}")
-    assert set(reasons.values()) == {""}, "Named is a linear layer"
+    assert reasons.pop("1") == "a subclass of BatchNorm2d that overrides forward; see register_layer(..., like=..., then=...)"
+    assert set(reasons.values()) == {""}, "Named is a linear layer, and Cosine one with its own forward"
     _taught()
     assert not any(report.reason for report in bayesify(_others(), MeanField()).report)
 
@@ -380,8 +381,14 @@ def test_what_register_layer_refuses() -> None:
 
 @pytest.mark.usefixtures("known")
 def test_nothing_random_is_an_error_that_names_the_remedy() -> None:
-    net = nn.Sequential(Cosine(3, 3), NormAct(3))
-    with pytest.raises(NothingRandomError, match=r"0 \(Cosine\): a subclass of Linear that overrides forward; see register_layer"):
+    class Conditional(nn.Linear):
+        def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+            return factor * super().forward(x)
+
+    net = nn.Sequential(Conditional(3, 3), NormAct(3))
+    with pytest.raises(
+        NothingRandomError, match=r"0 \(Conditional\): a subclass of Linear that overrides forward; see register_layer"
+    ):
         bayesify(net, EMP())
     with pytest.raises(NothingRandomError, match=r"EMP\(where=.*\) matches no layer"):
         bayesify(nn.Sequential(nn.Linear(3, 3)), EMP(where="bn"))

@@ -19,6 +19,7 @@ from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layer_report import LayerReport
 from bayesify.core.layers import recognize, type_of
+from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import modes_kept
@@ -44,7 +45,8 @@ def bayesify(
 ) -> Bayesian:
     """Make a network Bayesian, in place: its layers become random, and their weights, for most methods, posterior means.
 
-    Layers of supported types are converted, and subclasses that do not override `forward`; `register_layer` adds further types.
+    Layers of supported types are converted, and subclasses with the same `forward`, or with one that can run with drawn weights;
+    `register_layer` adds further types.
     Frozen layers are converted only if a pattern names them. `summary` lists the layers that were not converted, with the reason; a
     `BayesifyWarning` says if more than a tenth of the parameters stay deterministic because their layers cannot be made random.
     The names of layers and parameters do not change, so a checkpoint of the plain network still loads into `result.net`. Posteriors
@@ -199,13 +201,24 @@ def _convert_layers(
                 hindered[name] = kind
         if chosen is not None and not reason and not _convert(layer, chosen, passes):
             reason = f"{type(chosen).__name__} leaves {kind} as it is"
-        if isinstance(layer, BayesianLayer) and layer.posterior.needs_calls and not unpacking.is_called(name):
+        if isinstance(layer, BayesianLayer) and (need := _unmet_need(layer, unpacking.is_called(name))):
             revert(layer)
-            reason = f"{type(chosen).__name__} needs the inputs of layers, and a recurrent network computes with weights alone"
-            hindered[name] = kind
+            reason = f"{type(chosen).__name__} needs {need}"
+            if chosen is not None and chosen.is_random:
+                hindered[name] = kind
         reports.append(LayerReport(name, kind, None if reason else chosen, reason))
     _check_random(layers, matches, reports, methods)
     return reports, hindered
+
+
+def _unmet_need(layer: BayesianLayer, is_called: bool) -> str:
+    """What the posterior of a layer needs and does not have; empty if there is nothing."""
+    posterior = layer.posterior
+    if posterior.needs_calls and not is_called:
+        return "the inputs of layers, and a recurrent network computes with weights alone"
+    if isinstance(layer, OwnForward) and (posterior.needs_linearity or posterior.needs_calls or not posterior.is_plain):
+        return f"layers that are linear in their weight, and {layer.original.__name__} has its own forward; see register_layer"
+    return ""
 
 
 def _check_random(
@@ -265,6 +278,8 @@ def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:
     layer.__class__ = cast(type[BayesianLayer], type_of(layer))
     assert isinstance(layer, BayesianLayer)
     layer.passes, layer.is_read, layer.is_repeated, layer.is_used = passes, False, False, None
+    if isinstance(layer, OwnForward):
+        layer.given = None
     layer.lacks_bias = "bias" not in layer._parameters
     bias = layer._parameters.setdefault("bias", None)
     layer.weight_shape = tuple(reference.shape)

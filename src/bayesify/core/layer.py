@@ -42,6 +42,7 @@ class Posterior(nn.Module, ABC):
         draws_jointly: whether all layers share the discrete choice of a draw, in `log_ensemble_size`.
         observes: whether its natural-gradient updates need single examples (see `NaturalPosterior.observe`).
         needs_calls: whether it is found from inputs and outputs of the layer, which recurrent networks do not call.
+        needs_linearity: whether it is right only for layers whose outputs are linear in their weight, which `needs_calls` implies.
         is_plain: whether its weights are those of the plain layer; otherwise it overrides `outputs`, and nothing can be restored.
         means: names of its parameters that are means of weights and get weight decay.
 
@@ -58,6 +59,7 @@ class Posterior(nn.Module, ABC):
     draws_jointly: bool = False
     observes: bool = False
     needs_calls: bool = False
+    needs_linearity: bool = False
     is_plain: bool = True
     means: ClassVar[tuple[str, ...]] = ()
     kl_of_part: tuple[ForwardPass, Tensor]  # during a pass, the KL of a layer in a compiled part of the network

@@ -41,7 +41,7 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
     if is_traceable_wrapper_subclass(weight):
         return f"its weight is quantized or otherwise not an ordinary tensor ({type(weight).__name__})"
     _check_weights(layer)
-    if not may_be_frozen and not any(p.requires_grad for p in layer.parameters(recurse=False)):
+    if not may_be_frozen and not any(own[name].requires_grad for name in ("weight", "bias") if name in own):
         return "it is frozen; a pattern that names it makes it random"
     for name, parameter in layer.named_parameters(recurse=False):
         if id(parameter) in tied:

@@ -29,6 +29,7 @@ _ATTRIBUTES = (
     "is_used",
     "is_taken_for_output",
     "lacks_bias",
+    "given",
 )
 
 

@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import layer_type
+from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, DataError
 
@@ -73,7 +74,7 @@ def spectrum(net: nn.Module) -> tuple[LayerSpectrum, ...]:
     for name, module in net.named_modules():
         kind = module.original if isinstance(module, BayesianLayer) else type(module)
         bayesian = layer_type(kind)
-        if module not in inner and bayesian is not None and bayesian.contracts:
+        if module not in inner and bayesian is not None and bayesian.contracts and not issubclass(bayesian, OwnForward):
             weight = module.posterior.mean(module)[0] if isinstance(module, BayesianLayer) else cast(Tensor, module.weight)
             if not weight.isfinite().all():
                 raise DataError(

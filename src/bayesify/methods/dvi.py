@@ -95,6 +95,7 @@ class DVIPosterior(Posterior):
     """Log standard deviations; the means are the layer's own weight and bias."""
 
     has_moments = True
+    needs_linearity = True
     weight_log_std: Tensor
     bias_log_std: Tensor | None
 

@@ -79,6 +79,7 @@ class BoundedPosterior(Posterior):
     """
 
     is_random = False
+    needs_linearity = True
     vector: Tensor
 
     def __init__(self, method: SpectralNorm, layer: BayesianLayer) -> None:

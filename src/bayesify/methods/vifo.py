@@ -182,6 +182,7 @@ class OutputPosterior(Posterior):
     """
 
     means = ("weight",)
+    needs_linearity = True
 
     def __init__(self, layer: BayesianLayer, method: VIFO) -> None:
         super().__init__()

@@ -40,6 +40,14 @@ class _InputMajorLinear(nn.Module):
         return x @ self.weight + self.bias
 
 
+class _StandardizedConv2d(nn.Conv2d):
+    """A convolution with a weight of mean 0 and variance 1 for every output channel, as in networks without batch normalization."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return self._conv_forward(input, weight / (weight.square().mean((1, 2, 3), keepdim=True) + 1e-3).sqrt(), self.bias)
+
+
 # One small instance of every supported layer, with an input of B = 3 examples.
 LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "Linear": lambda: (nn.Linear(4, 3), torch.randn(3, 4)),
@@ -48,6 +56,7 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "Conv1d": lambda: (nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular"), torch.randn(3, 2, 5)),
     "Conv2d": lambda: (nn.Conv2d(4, 4, (2, 3), stride=2, padding=1, groups=2), torch.randn(3, 4, 4, 5)),
     "Conv2d, reflected": lambda: (nn.Conv2d(2, 3, 3, padding="same", padding_mode="reflect", bias=False), torch.randn(3, 2, 4, 4)),
+    "Conv2d, standardized": lambda: (_StandardizedConv2d(2, 3, 3, padding=1), torch.randn(3, 2, 3, 4)),
     "Conv3d": lambda: (nn.Conv3d(2, 2, 2, dilation=2), torch.randn(3, 2, 3, 4, 3)),
     "ConvTranspose1d": lambda: (nn.ConvTranspose1d(2, 3, 3, stride=2, output_padding=1), torch.randn(3, 2, 4)),
     "ConvTranspose2d": lambda: (nn.ConvTranspose2d(4, 4, 2, groups=2), torch.randn(3, 4, 3, 3)),

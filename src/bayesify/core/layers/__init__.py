@@ -10,6 +10,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import convolution, embedding, linear, normalization
+from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.layers.recognition import MAY_OVERRIDE, Recognized, recognized
 
 __all__ = ["kind_of", "layer_type", "recognize", "register_layer", "type_of", "unrecognized", "unsupported"]
@@ -27,8 +28,9 @@ def register_layer(
 ) -> type[BayesianLayer]:
     """Register a layer type for `bayesify`.
 
-    Subclasses of supported layers that do not override `forward` need no registration. To load a pickled network, register its
-    layer types first.
+    Subclasses of supported layers that do not override `forward` need no registration, nor do linear layers and convolutions that
+    do, if their `forward` takes one input and uses `self.weight` and `self.bias`: it is called with every draw of them. Registered,
+    they need not draw weights for the whole batch. To load a pickled network, register its layer types first.
 
     Args:
         cls: the layer type.
@@ -96,7 +98,7 @@ def unsupported(kind: type[nn.Module]) -> str:
 
 
 def recognize(layer: nn.Module) -> None:
-    """Support the class of a layer that computes what a supported one does, such as the RMS normalization of a library."""
+    """Support the class of a layer that computes what a supported one does, or whose own `forward` can run with drawn weights."""
     base = _supported_base(type(layer))
     may_be = base is None or base in _RECOGNIZED or (base in MAY_OVERRIDE and _overrides(type(layer), base))
     if type(layer) not in _TYPES and may_be and (found := recognized(layer)) is not None:
@@ -125,7 +127,8 @@ def _support(original: type[nn.Module], found: Recognized) -> type[BayesianLayer
     if found not in variants:
         derived = _derived(original, found.kind, found.then)
         fields = {"found": found, "__module__": original.__module__}
-        variants[found] = type(derived.__name__, (_OfAnotherLibrary, derived), fields)
+        mixins = (_OfAnotherLibrary, OwnForward) if found.has_own_forward else (_OfAnotherLibrary,)
+        variants[found] = type(derived.__name__, (*mixins, derived), fields)
         _TYPES.setdefault(original, variants[found])
     return variants[found]
 

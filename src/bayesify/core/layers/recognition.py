@@ -2,7 +2,8 @@
 
 Libraries of pretrained networks and of graph networks define normalizations and linear layers as classes of their own, often one
 per architecture, some with an activation after them. Such a layer is recognized by its parameters, and its function is verified
-at random weights and inputs.
+at random weights and inputs. Linear layers and convolutions that compute something else (with a standardized or masked weight) are
+recognized if their `forward` computes with any weight that it is given.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,22 +20,26 @@ from torch import Tensor, nn
 
 from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers import normalization
+from bayesify.core.layers import convolution, linear, normalization
 from bayesify.core.layers.linear import InputMajorLinear, OutputMajorLinear
 from bayesify.core.layers.normalization import ChannelsFirstLayerNormalization, LayerNormalization, RMSNormalization, epsilon
+from bayesify.core.layers.own_forward import OwnForward
 
 __all__ = ["MAY_OVERRIDE", "Recognized", "recognized"]
 
 _LARGE, _LARGEST = 2**20, 2**27  # numbers of a layer: of single precision, and too many to be tried
+_STATE = ("_save_to_state_dict", "_load_from_state_dict")
 _NORMALIZATIONS = {kind.original: kind for kind in normalization.LAYERS}
-MAY_OVERRIDE = frozenset((nn.Linear, *_NORMALIZATIONS))  # classes whose `forward` libraries write again
+_CONTRACTING = {kind.original: kind for kind in (*linear.LAYERS, *convolution.LAYERS)}
+MAY_OVERRIDE = frozenset((*_CONTRACTING, *_NORMALIZATIONS))  # classes whose `forward` libraries write again
 
 
 class Recognized(NamedTuple):
-    """The kind of supported layer whose function a layer has, and what it does with the output of it."""
+    """The kind of supported layer whose function a layer has, and what it does with the output of it; or its own function."""
 
     kind: type[BayesianLayer]
     then: Callable[[Any, Tensor], Tensor] | None = None
+    has_own_forward: bool = False
 
 
 def recognized(layer: nn.Module) -> Recognized | None:
@@ -43,6 +48,11 @@ def recognized(layer: nn.Module) -> Recognized | None:
         return None
     if not all(p.is_floating_point() for p in layer.parameters()):  # bitsandbytes warns if its layers are tried
         return None
+    return _as_supported(layer) or _with_own_forward(layer)
+
+
+def _as_supported(layer: nn.Module) -> Recognized | None:
+    """What supported layer a layer is."""
     base = next((cls for cls in type(layer).__mro__ if cls in _NORMALIZATIONS), None)
     children = [child for name, child in layer.named_children() if name != "posterior"]
     if base is None and (children or any(True for _ in layer.buffers())):
@@ -62,6 +72,47 @@ def recognized(layer: nn.Module) -> Recognized | None:
         if all(_agrees(layer, values, x, function, training) for training in (False, True)):
             return Recognized(kind, then)
     return None
+
+
+def _with_own_forward(layer: nn.Module) -> Recognized | None:
+    """What linear layer or convolution a layer is whose `forward` computes with any weight and bias that it is given."""
+    base = next((cls for cls in type(layer).__mro__ if cls in _CONTRACTING), None)
+    own = {name: p for name, p in layer._parameters.items() if p is not None}
+    if base is None or "weight" not in own or any(isinstance(p, nn.UninitializedParameter) for p in own.values()):
+        return None
+    if any(p.numel() > len(own["weight"]) for name, p in own.items() if name not in ("weight", "bias")):
+        return None  # weights of which there would be no posterior, as those of an adapter
+    keeps_state = any(True for child in layer.children() for _ in child.state_dict())
+    saves_itself = any(getattr(type(layer), name) is not getattr(nn.Module, name) for name in _STATE)
+    if keeps_state or saves_itself or any(buffer.is_meta for buffer in layer.buffers()):
+        return None
+    size = sum(p.numel() for p in own.values())
+    if size > _LARGEST:
+        return None
+    generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < _LARGE else torch.float32
+
+    def drawn(*names: str) -> dict[str, Tensor]:
+        shapes = {name: own[name].shape for name in names if name in own}
+        return {name: torch.rand(shape, generator=generator, dtype=dtype, device="cpu").sub_(0.4) for name, shape in shapes.items()}
+
+    kind, stored, draws = _CONTRACTING[base], drawn(*own), [drawn("weight", "bias") for _ in range(2)]
+    for value in draws[1].values():
+        value.mul_(100)  # a bound on weights is of consequence
+    for shape in _shapes_of_inputs(layer):
+        x = torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
+        if _takes_weights(layer, kind, stored, draws, x, False) and _takes_weights(layer, kind, stored, draws[:1], x, True):
+            return Recognized(kind, has_own_forward=True)
+    return None
+
+
+def _shapes_of_inputs(layer: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes of two inputs that a linear layer or convolution may take."""
+    if isinstance(layer, nn.Linear):
+        yield 2, layer.in_features
+        yield 2, 3, layer.in_features
+    else:
+        extents = (dilation * (kernel - 1) + 3 for kernel, dilation in zip(layer.kernel_size, layer.dilation, strict=True))
+        yield 2, layer.in_channels, *extents
 
 
 def through_children(layer: nn.Module, y: Tensor) -> Tensor:
@@ -129,7 +180,8 @@ def _agrees(
     layer: nn.Module, values: Mapping[str, Tensor], x: Tensor, function: Callable[[Any, Tensor], Tensor], training: bool
 ) -> bool:
     """Whether the layer computes this function of its input and parameters in this mode."""
-    probe, plain = (_probe(layer, values, training) for _ in range(2))
+    probe = _probe(layer, {name: value.clone() for name, value in values.items()}, training)
+    plain = _probe(layer, values, training)
     state = torch.get_rng_state()
     try:
         result = type(layer).forward(probe, x.clone())
@@ -140,21 +192,73 @@ def _agrees(
     finally:
         torch.set_rng_state(state)
     pairs = [(result, expected), *zip(probe.buffers(recurse=False), plain.buffers(recurse=False), strict=True)]
-    return all(_close(one, other) for one, other in pairs)
+    return _has_values(probe._parameters, values) and all(_close(one, other) for one, other in pairs)
 
 
-def _probe(layer: nn.Module, values: Mapping[str, Tensor], training: bool) -> nn.Module:
-    """The layer with these parameters, and statistics of its own."""
+@torch.no_grad()
+def _takes_weights(
+    layer: nn.Module,
+    kind: type[BayesianLayer],
+    stored: Mapping[str, Tensor],
+    draws: Sequence[Mapping[str, Tensor]],
+    x: Tensor,
+    training: bool,
+) -> bool:
+    """Whether a layer that is given weights one after another computes what plain layers with these do, and remembers nothing.
+
+    Several weights show one that it remembers, or does not use.
+    """
+    probe: Any = _with_parameters(layer, stored, training)
+    probe.__class__, probe.given = type("Trial", (OwnForward, kind, type(layer)), {"original": type(layer)}), None
+    before, buffers = dict(vars(probe)), {name: b.clone() for name, b in probe._buffers.items() if b is not None}
+    state, results = torch.get_rng_state(), list[Tensor]()
+    try:
+        for draw in draws:
+            given = {name: value.clone() for name, value in draw.items()}
+            expected = type(layer).forward(_with_parameters(layer, {**stored, **given}, training), x.clone())
+            torch.set_rng_state(state)  # of a layer with dropout
+            results.append(probe.apply_weight(x.clone(), given["weight"], given.get("bias")))
+            torch.set_rng_state(state)
+            if not _close(results[-1], expected) or not _has_values(given, draw):
+                return False
+    except NETWORK_ERRORS:
+        return False
+    finally:
+        torch.set_rng_state(state)
+    after = vars(probe)
+    remembers = after.keys() != before.keys() or any(after[name] is not value for name, value in before.items())
+    constant = len(results) > 1 and _close(results[0], results[1])
+    return not remembers and not constant and _has_values(probe._buffers, buffers)
+
+
+def _with_parameters(layer: nn.Module, values: Mapping[str, Tensor], training: bool) -> nn.Module:
+    """The layer with these parameters."""
     probe = copy.copy(layer)
     probe.training = training
     random = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
     probe.__dict__["_parameters"] = dict.fromkeys(layer._parameters) | random  # a bias may be None
+    dtype = next(iter(values.values())).dtype
+    probe.__dict__["_buffers"] = {
+        name: value if value is None else value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype, copy=True)
+        for name, value in layer._buffers.items()
+    }
+    return probe
+
+
+def _probe(layer: nn.Module, values: Mapping[str, Tensor], training: bool) -> nn.Module:
+    """The layer with these parameters, and statistics of its own."""
+    probe = _with_parameters(layer, values, training)
     like = next(iter(values.values()))
     probe.__dict__["_buffers"] = {
         name: value if value is None else like.new_ones(value.shape, dtype=like.dtype if value.is_floating_point() else value.dtype)
         for name, value in layer._buffers.items()
     }
     return probe
+
+
+def _has_values(tensors: Mapping[str, Any], values: Mapping[str, Tensor]) -> bool:
+    """Whether tensors still have these values: a layer may change its weight in place (a bound on its norm)."""
+    return all(torch.equal(tensors[name], value) for name, value in values.items())
 
 
 def _close(result: object, expected: Tensor) -> bool:
