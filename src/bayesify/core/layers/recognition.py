@@ -8,10 +8,9 @@ recognized if their `forward` computes with any weight that it is given.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,18 +19,16 @@ from torch import Tensor, nn
 
 from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers import convolution, linear, normalization
+from bayesify.core.layers import normalization
 from bayesify.core.layers.linear import InputMajorLinear, OutputMajorLinear
 from bayesify.core.layers.normalization import ChannelsFirstLayerNormalization, LayerNormalization, RMSNormalization, epsilon
-from bayesify.core.layers.own_forward import OwnForward
+from bayesify.core.layers.own_forward import CONTRACTING, kind_with_own_forward
+from bayesify.core.layers.trials import LARGE, LARGEST, are_close, have_values, with_parameters
 
 __all__ = ["MAY_OVERRIDE", "Recognized", "recognized"]
 
-_LARGE, _LARGEST = 2**20, 2**27  # numbers of a layer: of single precision, and too many to be tried
-_STATE = ("_save_to_state_dict", "_load_from_state_dict")
 _NORMALIZATIONS = {kind.original: kind for kind in normalization.LAYERS}
-_CONTRACTING = {kind.original: kind for kind in (*linear.LAYERS, *convolution.LAYERS)}
-MAY_OVERRIDE = frozenset((*_CONTRACTING, *_NORMALIZATIONS))  # classes whose `forward` libraries write again
+MAY_OVERRIDE = frozenset((*CONTRACTING, *_NORMALIZATIONS))  # classes whose `forward` libraries write again
 
 
 class Recognized(NamedTuple):
@@ -48,7 +45,10 @@ def recognized(layer: nn.Module) -> Recognized | None:
         return None
     if not all(p.is_floating_point() for p in layer.parameters()):  # bitsandbytes warns if its layers are tried
         return None
-    return _as_supported(layer) or _with_own_forward(layer)
+    if (supported := _as_supported(layer)) is not None:
+        return supported
+    kind = kind_with_own_forward(layer)
+    return None if kind is None else Recognized(kind, has_own_forward=True)
 
 
 def _as_supported(layer: nn.Module) -> Recognized | None:
@@ -61,9 +61,9 @@ def _as_supported(layer: nn.Module) -> Recognized | None:
         return None
     shapes = {name: tuple(p.shape) for name, p in layer.named_parameters() if not isinstance(p, nn.UninitializedParameter)}
     candidates, size = list(_candidates(layer, base, shapes)), sum(map(math.prod, shapes.values()))
-    if not candidates or size > _LARGEST:
+    if not candidates or size > LARGEST:
         return None
-    generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < _LARGE else torch.float32
+    generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < LARGE else torch.float32
     values = {name: torch.rand(shape, generator=generator, dtype=dtype, device="cpu").sub_(0.4) for name, shape in shapes.items()}
     then = through_children if children else None
     for kind, shape, function in candidates:
@@ -72,47 +72,6 @@ def _as_supported(layer: nn.Module) -> Recognized | None:
         if all(_agrees(layer, values, x, function, training) for training in (False, True)):
             return Recognized(kind, then)
     return None
-
-
-def _with_own_forward(layer: nn.Module) -> Recognized | None:
-    """What linear layer or convolution a layer is whose `forward` computes with any weight and bias that it is given."""
-    base = next((cls for cls in type(layer).__mro__ if cls in _CONTRACTING), None)
-    own = {name: p for name, p in layer._parameters.items() if p is not None}
-    if base is None or "weight" not in own or any(isinstance(p, nn.UninitializedParameter) for p in own.values()):
-        return None
-    if any(p.numel() > len(own["weight"]) for name, p in own.items() if name not in ("weight", "bias")):
-        return None  # weights of which there would be no posterior, as those of an adapter
-    keeps_state = any(True for child in layer.children() for _ in child.state_dict())
-    saves_itself = any(getattr(type(layer), name) is not getattr(nn.Module, name) for name in _STATE)
-    if keeps_state or saves_itself or any(buffer.is_meta for buffer in layer.buffers()):
-        return None
-    size = sum(p.numel() for p in own.values())
-    if size > _LARGEST:
-        return None
-    generator, dtype = torch.Generator().manual_seed(0), torch.float64 if size < _LARGE else torch.float32
-
-    def drawn(*names: str) -> dict[str, Tensor]:
-        shapes = {name: own[name].shape for name in names if name in own}
-        return {name: torch.rand(shape, generator=generator, dtype=dtype, device="cpu").sub_(0.4) for name, shape in shapes.items()}
-
-    kind, stored, draws = _CONTRACTING[base], drawn(*own), [drawn("weight", "bias") for _ in range(2)]
-    for value in draws[1].values():
-        value.mul_(100)  # a bound on weights is of consequence
-    for shape in _shapes_of_inputs(layer):
-        x = torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
-        if _takes_weights(layer, kind, stored, draws, x, False) and _takes_weights(layer, kind, stored, draws[:1], x, True):
-            return Recognized(kind, has_own_forward=True)
-    return None
-
-
-def _shapes_of_inputs(layer: Any) -> Iterator[tuple[int, ...]]:
-    """Shapes of two inputs that a linear layer or convolution may take."""
-    if isinstance(layer, nn.Linear):
-        yield 2, layer.in_features
-        yield 2, 3, layer.in_features
-    else:
-        extents = (dilation * (kernel - 1) + 3 for kernel, dilation in zip(layer.kernel_size, layer.dilation, strict=True))
-        yield 2, layer.in_channels, *extents
 
 
 def through_children(layer: nn.Module, y: Tensor) -> Tensor:
@@ -192,78 +151,15 @@ def _agrees(
     finally:
         torch.set_rng_state(state)
     pairs = [(result, expected), *zip(probe.buffers(recurse=False), plain.buffers(recurse=False), strict=True)]
-    return _has_values(probe._parameters, values) and all(_close(one, other) for one, other in pairs)
-
-
-@torch.no_grad()
-def _takes_weights(
-    layer: nn.Module,
-    kind: type[BayesianLayer],
-    stored: Mapping[str, Tensor],
-    draws: Sequence[Mapping[str, Tensor]],
-    x: Tensor,
-    training: bool,
-) -> bool:
-    """Whether a layer that is given weights one after another computes what plain layers with these do, and remembers nothing.
-
-    Several weights show one that it remembers, or does not use.
-    """
-    probe: Any = _with_parameters(layer, stored, training)
-    probe.__class__, probe.given = type("Trial", (OwnForward, kind, type(layer)), {"original": type(layer)}), None
-    before, buffers = dict(vars(probe)), {name: b.clone() for name, b in probe._buffers.items() if b is not None}
-    state, results = torch.get_rng_state(), list[Tensor]()
-    try:
-        for draw in draws:
-            given = {name: value.clone() for name, value in draw.items()}
-            expected = type(layer).forward(_with_parameters(layer, {**stored, **given}, training), x.clone())
-            torch.set_rng_state(state)  # of a layer with dropout
-            results.append(probe.apply_weight(x.clone(), given["weight"], given.get("bias")))
-            torch.set_rng_state(state)
-            if not _close(results[-1], expected) or not _has_values(given, draw):
-                return False
-    except NETWORK_ERRORS:
-        return False
-    finally:
-        torch.set_rng_state(state)
-    after = vars(probe)
-    remembers = after.keys() != before.keys() or any(after[name] is not value for name, value in before.items())
-    constant = len(results) > 1 and _close(results[0], results[1])
-    return not remembers and not constant and _has_values(probe._buffers, buffers)
-
-
-def _with_parameters(layer: nn.Module, values: Mapping[str, Tensor], training: bool) -> nn.Module:
-    """The layer with these parameters."""
-    probe = copy.copy(layer)
-    probe.training = training
-    random = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
-    probe.__dict__["_parameters"] = dict.fromkeys(layer._parameters) | random  # a bias may be None
-    dtype = next(iter(values.values())).dtype
-    probe.__dict__["_buffers"] = {
-        name: value if value is None else value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype, copy=True)
-        for name, value in layer._buffers.items()
-    }
-    return probe
+    return have_values(probe._parameters, values) and all(are_close(one, other) for one, other in pairs)
 
 
 def _probe(layer: nn.Module, values: Mapping[str, Tensor], training: bool) -> nn.Module:
     """The layer with these parameters, and statistics of its own."""
-    probe = _with_parameters(layer, values, training)
+    probe = with_parameters(layer, values, training)
     like = next(iter(values.values()))
     probe.__dict__["_buffers"] = {
         name: value if value is None else like.new_ones(value.shape, dtype=like.dtype if value.is_floating_point() else value.dtype)
         for name, value in layer._buffers.items()
     }
     return probe
-
-
-def _has_values(tensors: Mapping[str, Any], values: Mapping[str, Tensor]) -> bool:
-    """Whether tensors still have these values: a layer may change its weight in place (a bound on its norm)."""
-    return all(torch.equal(tensors[name], value) for name, value in values.items())
-
-
-def _close(result: object, expected: Tensor) -> bool:
-    return (
-        isinstance(result, Tensor)
-        and result.shape == expected.shape
-        and torch.allclose(result.double(), expected.double(), rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-    )
