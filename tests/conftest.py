@@ -30,15 +30,16 @@ if getattr(importlib.util.find_spec("datasets"), "origin", None) is None:
 
 @pytest.hookimpl(tryfirst=True)  # before the choice by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cells as extended that `pytest.mark.default` does not name."""
+    """Mark the cells as extended or slow that `pytest.mark.default` does not name as default ones."""
     unmatched = {}
     for item in items:
         for marker in item.iter_markers("default"):
             cell = item.nodeid.partition("[")[2].removesuffix("]")
-            matched = [pattern for pattern in marker.args if fnmatch.fnmatchcase(cell, pattern)]
-            if not matched:
-                item.add_marker(pytest.mark.extended)
-            unmatched.setdefault(item.nodeid.partition("[")[0], {*marker.args}).difference_update(matched)
+            patterns = {*marker.args, *marker.kwargs.get("extended", ())}
+            matched = {pattern for pattern in patterns if fnmatch.fnmatchcase(cell, pattern)}
+            if matched.isdisjoint(marker.args):
+                item.add_marker(pytest.mark.extended if matched or "extended" not in marker.kwargs else pytest.mark.slow)
+            unmatched.setdefault(item.nodeid.partition("[")[0], patterns).difference_update(matched)
     missing = {name: patterns for name, patterns in unmatched.items() if patterns}
     if missing and not any("::" in argument for argument in config.args):
         raise pytest.UsageError(f"patterns of pytest.mark.default that match no cell: {missing}")

@@ -56,7 +56,7 @@ def network(method):
     return bayesify(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)), method)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "calls"),
     [
@@ -80,7 +80,7 @@ def test_predictions(method, calls):
     check_flat(call, calls, warm_up=200 if calls < 1000 else 500)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "calls"),
     [
@@ -133,7 +133,7 @@ def test_new_networks():
     check_flat(call, 400, warm_up=50)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_kinds_of_inputs_are_forgotten():
     """A network that takes any number of inputs, as one with a growing cache does."""
 

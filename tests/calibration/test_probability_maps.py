@@ -114,6 +114,7 @@ def test_classes_without_rows_and_impossible_classes_stay_finite(kind):
         kind.fit(sure.select(slice(0, 1)), torch.tensor([0]))
 
 
+@pytest.mark.default("isotonic", extended=["vector"])
 @pytest.mark.parametrize("calibrate", ["vector", "isotonic", "histogram"])
 def test_of_an_estimator(rng, calibrate, tmp_path):
     X = rng.normal(size=(200, 2))

@@ -75,6 +75,7 @@ def test_methods_lists_the_registry():
         assert kind.paper or name == "Deterministic"
 
 
+@pytest.mark.default("SWAG", extended=[])
 @pytest.mark.parametrize("options", [("SWAG", "rank=2"), ("DeepEnsemble", "base=SWAG", "members=2")], ids=["SWAG", "MultiSWAG"])
 def test_fit_collects_a_posterior_along_training(tables, tmp_path, options):
     method, *settings = options
@@ -182,6 +183,7 @@ def test_conformal_label_sets(conformal_models, tmp_path):
     assert np.mean([label in labels for label, labels in zip(true, sets, strict=True)]) > 0.8
 
 
+@pytest.mark.slow
 def test_conformal_with_other_splits_has_a_note(conformal_models, tmp_path):
     options = ["--target", "y", "--out", tmp_path / "m", "--conformal", "--method", "Deterministic", "--epochs", "1"]
     errors = run("fit", conformal_models / "noisy.csv", *options, "--split", "time:a").stderr
@@ -219,6 +221,7 @@ def test_separate_test_table(models, tmp_path):
     assert len(pd.read_csv(tmp_path / "m" / "test-predictions.csv")) == 120
 
 
+@pytest.mark.extended
 def test_quiet_prints_nothing(models, tmp_path):
     result = run("fit", models / "numbers.csv", "--target", "y", "--out", tmp_path / "m", "--epochs", "2", "--quiet")
     assert result.output == ""
@@ -367,7 +370,7 @@ def interrupt_at_checkpoint(monkeypatch):
     signal.signal(signal.SIGINT, default)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupted_run_resumes_to_the_same_model(models, tmp_path, interrupt_at_checkpoint):
     options = ["--target", "y", "--method", "MCDropout", "--epochs", "300", "--seed", "3", "--set", "hidden=8"]
@@ -387,7 +390,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(models, tmp_path, interrup
     assert (tmp_path / "m" / "weights.safetensors").read_bytes() == (tmp_path / "straight" / "weights.safetensors").read_bytes()
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupted_auto_resumes_to_the_same_model(models, tmp_path, monkeypatch, interrupt_at_checkpoint):
     small = {"method": "Deterministic", "hidden": (8,), "epochs": 3}
@@ -422,6 +425,7 @@ def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt():
         signal.signal(signal.SIGINT, usual)
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_callback_is_not_lost():
     class Noisy:
         def __del__(self):
@@ -439,6 +443,7 @@ def test_an_interrupt_in_a_callback_is_not_lost():
         signal.signal(signal.SIGINT, usual)
 
 
+@pytest.mark.extended
 def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
     (tmp_path / "interrupted_in_import.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nfinished = True\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -472,7 +477,7 @@ def run_process(code, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.default("typer-cli")
+@pytest.mark.default("typer-cli", extended=["pandas-*"])
 @pytest.mark.parametrize(("package", "extra"), [("typer", "cli"), ("pandas", "tables"), ("skops", "tables")])
 def test_a_missing_package_is_reported_in_one_line(package, extra, models):
     done = run_process(f"import sys; sys.modules[{package!r}] = None; ", "evaluate", models / "model-y", models / "numbers.csv")
@@ -481,6 +486,7 @@ def test_a_missing_package_is_reported_in_one_line(package, extra, models):
     assert re.search(rf'pip install "bayesify\[({extra}|cli)\]"', done.stderr)
 
 
+@pytest.mark.default("arguments2-*", "arguments4-*", extended=["arguments6-*"])
 @pytest.mark.parametrize(
     ("arguments", "code", "shown"),
     [
@@ -509,6 +515,7 @@ def test_targets_are_indices_of_classes(models):
     assert encode_targets(estimator, pd.Series(["small", "big one"], name="kind")).tolist() == [1, 0]
 
 
+@pytest.mark.slow
 def test_ordered_classes_from_table_to_predictions(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=150)  # enough test rows for an explanation

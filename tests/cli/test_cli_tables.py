@@ -215,6 +215,7 @@ class TestSplits:
         assert "RMSE" in run("evaluate", tmp_path / "m", tmp_path / "t.csv").stdout
 
 
+@pytest.mark.extended
 def test_many_columns_for_few_rows(tmp_path, frame):
     wide = frame.assign(**{f"x{i}": np.random.default_rng(i).normal(size=80) for i in range(40)})
     assert "42 columns for 64 training rows: the network can fit their noise" in fit(tmp_path, wide).stderr
@@ -234,6 +235,7 @@ class TestPredictions:
         result = run("predict", model, model.parent / "new.csv", *options)
         return pd.read_csv(io.StringIO(result.stdout), dtype={"warning": str}, keep_default_na=False), result.stderr
 
+    @pytest.mark.extended
     def test_rows_unlike_those_of_training_are_named(self, frame, model):
         table = frame.head(5).assign(city=["Bonn", "Paris", "Ulm", "Ulm", "Bonn"], a=[0, 0, 0, 1e6, 0])
         predictions, notes = self.predict(model, table)

@@ -54,7 +54,7 @@ def test_the_methods_to_compare():
         methods_to_compare("foo", BayesianRegressor())
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_auto_within_a_time(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"a": rng.normal(size=60), "b": rng.normal(size=60)})

@@ -18,6 +18,7 @@ def table():
     return pd.DataFrame({"sold": days.strftime("%d.%m.%Y"), "asked": price, "size": rng.normal(size=200)})
 
 
+@pytest.mark.default("BayesianClassifier")
 @pytest.mark.filterwarnings("ignore:column")
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
 def test_the_report_has_baselines_and_reasons_and_reads_dates_as_the_model_does(table, kind):

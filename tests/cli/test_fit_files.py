@@ -101,6 +101,7 @@ def test_changed_files_are_not_resumed(folder, monkeypatch):
     refuse("fit", folder / "in", *QUICK, "--out", folder / "model", match="cannot be continued", files=folder)
 
 
+@pytest.mark.extended
 def test_a_large_file_is_read_in_parts(folder, monkeypatch):
     file = folder / "in" / "part0.parquet"
     monkeypatch.setattr(sources, "_LARGE", 1000)

@@ -44,6 +44,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.default("regression")
 @pytest.mark.parametrize("kind", ["regression", "classes"])
 def test_predictions_are_those_of_one_table(model, folder, monkeypatch, kind):
     from bayesify.cli import streaming

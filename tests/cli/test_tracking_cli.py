@@ -26,7 +26,7 @@ def _steps(found, name):
     return [step for step, _ in found.numbers[name]]
 
 
-@pytest.mark.default("tensorboard")
+@pytest.mark.default("tensorboard", extended=[])
 def test_a_run(fit, tmp_path, track):
     run(*fit, "--track", track, "--method", "MeanField", "--epochs", "3", "--set", "hidden=4")
     found = Recorded(track, "houses")
@@ -41,6 +41,7 @@ def test_a_run(fit, tmp_path, track):
     assert not list((tmp_path / "houses").glob("training.ckpt*"))
 
 
+@pytest.mark.default(extended=["tensorboard"])
 def test_an_interrupted_command_goes_on_in_its_run(fit, tmp_path, track, monkeypatch):
     write = checkpoint.write
 
@@ -64,7 +65,7 @@ def test_an_interrupted_command_goes_on_in_its_run(fit, tmp_path, track, monkeyp
     assert found.status in (None, "FINISHED")
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_auto(fit, track, monkeypatch):
     monkeypatch.setattr(BayesianRegressor, "portfolio", {"small, smooth": SMALL, "other": SMALL | {"activation": "tanh"}})
     run(*fit, "--track", track, "--method", "auto")
@@ -74,7 +75,7 @@ def test_auto(fit, track, monkeypatch):
     assert sum(weights) == pytest.approx(1)
 
 
-@pytest.mark.default("tensorboard")
+@pytest.mark.default(extended=["tensorboard"])
 def test_an_ensemble(fit, track):
     run(*fit, "--track", track, "--epochs", "2", "--set", "hidden=4", "--set", "members=2")
     assert _steps(Recorded(track, "houses"), "validation_nll") == [1, 2]

@@ -114,7 +114,7 @@ def normal(mean):
     return GaussianPredictive(torch.as_tensor(mean)[None], torch.tensor(1.0, dtype=torch.float64))
 
 
-@pytest.mark.default("None-1.0", "2-0.01")
+@pytest.mark.default("None-1.0", extended=["2-1.0"])
 @pytest.mark.parametrize("scale", [1.0, 0.01])
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_ends_of_folds_are_order_statistics_of_all_ends(outputs, scale):
@@ -137,6 +137,7 @@ def test_ends_of_folds_are_order_statistics_of_all_ends(outputs, scale):
         torch.testing.assert_close(upper, high[rank - 1], rtol=0, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_intervals_grow_with_the_level():
     cal, new = mixture(99), mixture(30, seed=1)
     y = 3 * torch.randn(99, dtype=torch.float64)  # many targets outside every central interval
@@ -160,6 +161,7 @@ def test_intervals_follow_a_change_of_units():
     torch.testing.assert_close(torch.stack(scaled), 100 + 7 * torch.stack([lower, upper]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_gaps_between_modes_are_covered():
     """An ensemble of five that disagrees far beyond its noise: between two members, all probabilities are equal."""
     generator = torch.Generator().manual_seed(0)

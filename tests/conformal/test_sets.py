@@ -25,6 +25,7 @@ def part(p, rows):
     return CategoricalPredictive(p.log_probs[rows], p.expected_entropy[rows], p.draws)
 
 
+@pytest.mark.default("19-0.95-*", extended=["10-0.9-*"])
 @pytest.mark.parametrize("score", ["lac", "aps"])
 @pytest.mark.parametrize(("n", "level"), [(10, 0.9), (19, 0.95), (20, 0.9), (60, 0.8)])
 def test_coverage_is_exact_although_the_model_is_wrong(n, level, score):

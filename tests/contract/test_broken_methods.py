@@ -42,12 +42,13 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+@pytest.mark.extended
 def test_faults_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Method.registry, "Broken", Broken)
     _require_verdicts({fault: " ".join(verdict(fault).split()) for fault in FAULTS})
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_faults_are_found_without_assert_statements() -> None:
     command = [sys.executable, "-c", _WITHOUT_ASSERT, Path(__file__).with_name("broken_methods.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -93,6 +93,7 @@ def test_ranks_of_the_truth_are_uniform(method, learning_rate, epochs, rows) -> 
     assert _statistic(method, learning_rate, epochs, rows=rows) == pytest.approx(1.0, abs=TOLERANCE)
 
 
+@pytest.mark.extended
 def test_half_the_weight_of_the_kl_is_noticed() -> None:
     """It doubles the precision of the likelihood: with standard deviations of 0.577 for 0.707, the mean is 1.288 by quadrature."""
     assert _statistic(MeanField(), 0.03, 600, beta=0.5) == pytest.approx(1.288, abs=TOLERANCE)

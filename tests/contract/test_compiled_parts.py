@@ -15,7 +15,6 @@ from bayesify.likelihoods import Gaussian
 DEPTH = 4
 ONE_OF_EACH = list({type(method): method for method, _ in METHODS if not isinstance(method, BLoB | ScalaBL)}.values())  # need LoRA
 METHODS = [*ONE_OF_EACH, MeanField(noise="shared"), VSD(hierarchical=True), WHVI(noise="shared")]
-DEFAULT = MeanField, VSD, EMP
 
 
 @pytest.fixture(autouse=True)
@@ -55,21 +54,22 @@ def seeded(bnn, x, **options):
     return draws.outputs.detach(), draws.kl.detach(), [torch.zeros(()) if g is None else g for g in gradients]
 
 
-def _marks(method, first):
-    """Of most methods one order is an extended test and the other a slow one; of these, a default and an extended one."""
-    tiers = [pytest.mark.extended, pytest.mark.slow]
-    if isinstance(method, DEFAULT):
-        tiers = [[], pytest.mark.extended]
-    return tiers[first == "eager"]
-
-
+@pytest.mark.default(
+    "compiled-MeanField0",
+    "compiled-EMP",
+    extended=[
+        "eager-EMP",
+        "compiled-VSD0",
+        "compiled-WHVI0",
+        "compiled-VariationalDropout",
+        "compiled-DropConnect",
+        "compiled-SLANG",
+        "compiled-Deterministic",
+    ],
+)
 @pytest.mark.parametrize(
     ("method", "first"),
-    [
-        pytest.param(m, first, id=f"{first}-{type(m).__name__}", marks=_marks(m, first))
-        for m in METHODS
-        for first in ("compiled", "eager")
-    ],
+    [pytest.param(m, first, id=f"{first}-{type(m).__name__}") for m in METHODS for first in ("compiled", "eager")],
 )
 def test_compiled_blocks(method, first):
     x, bnn = torch.randn(8, 4), network(method)
@@ -87,7 +87,7 @@ def test_compiled_blocks(method, first):
     copy.deepcopy(bnn)  # which cannot contain a graph
 
 
-@pytest.mark.default("*-method0", "noise-method2", "coherent-method3")
+@pytest.mark.default("noise-method0", "coherent-method3", extended=["noise-method2"])
 @pytest.mark.parametrize("method", [MeanField(initial_std=0.3), MeanField(noise="shared", initial_std=0.3), WHVI(), EMP()])
 @pytest.mark.parametrize("options", [{"samples": 3}, {"samples": 3, "coherent": True}], ids=["noise", "coherent"])
 def test_several_draws(method, options):
@@ -119,6 +119,7 @@ def test_a_block_that_is_used_several_times_is_one_function():
         torch.testing.assert_close(difference, torch.zeros_like(difference))
 
 
+@pytest.mark.extended
 def test_a_function_and_a_prediction():
     x, bnn = torch.randn(8, 4), network(MeanField(initial_std=0.3))
     function, plain = bnn.function(3), predict(bnn, x, Gaussian(std=1.0), samples=50, seed=1)
@@ -130,6 +131,7 @@ def test_a_function_and_a_prediction():
     torch.testing.assert_close(found.std, plain.std, rtol=0.45, atol=0)  # other draws, of which there are 50
 
 
+@pytest.mark.extended
 def test_an_interrupted_pass_leaves_nothing():
     class Interrupted(nn.Module):
         def __init__(self):

@@ -9,16 +9,15 @@ import torch._dynamo.testing
 from contract_methods import METHODS
 from torch import nn
 
-from bayesify import EMP, VSD, WHVI, BLoB, MeanField, ScalaBL, VariationalDropout, bayesify
+from bayesify import EMP, BLoB, MeanField, ScalaBL, bayesify
 
 ONE_OF_EACH = list({type(method): method for method, _ in METHODS if not isinstance(method, BLoB | ScalaBL)}.values())  # need LoRA
-EXTENDED = VariationalDropout, VSD, WHVI, EMP  # and ECMP
 
 
 def marks(method):
     if type(method) is MeanField:
         return ()
-    return pytest.mark.extended if isinstance(method, EXTENDED) else pytest.mark.slow
+    return pytest.mark.extended if type(method) is EMP else pytest.mark.slow
 
 
 VARIED = [

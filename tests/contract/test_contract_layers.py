@@ -32,7 +32,7 @@ from bayesify.errors import ContractError
 from bayesify.testing import CHECKS, LAYERS, Case, References, check_method
 from bayesify.testing.layer_checks import check_compile, check_export
 
-_EVERYWHERE = (MeanField, VSD, EMP)  # noise on outputs, noise on inputs, and several copies of a layer
+_EVERYWHERE = (MeanField, VSD)  # noise on outputs and noise on inputs
 _OF_EACH_KIND = ("Linear", "Conv2d", "LayerNorm", "Embedding")
 _LINEAR = ("Linear", "Linear without bias, on sequences")
 _TRACED = (check_compile, check_export)
@@ -40,22 +40,26 @@ _UNTRACED = tuple(check for check in CHECKS if check not in _TRACED)
 
 
 def _untraced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorator, ...]:
-    """Marks of a cell: the first setting of some methods meets all layers, as most code is shared; others are slow."""
-    if layer == "Linear" or (first and type(method) in _EVERYWHERE):
+    """Marks of a cell: the first setting of each method meets a linear layer, and one method a layer of each kind.
+
+    The first setting of some methods meets all layers in extended tests, as most code is shared; other cells are slow tests.
+    """
+    if first and (layer == "Linear" or (type(method) is MeanField and layer in _OF_EACH_KIND)):
         return ()
-    return (pytest.mark.extended if first and layer in _OF_EACH_KIND else pytest.mark.slow,)
+    extended = layer == "Linear" or (first and (type(method) in _EVERYWHERE or layer in _OF_EACH_KIND))
+    return (pytest.mark.extended if extended else pytest.mark.slow,)
 
 
 def _traced(method: Method, layer: str, first: bool) -> tuple[pytest.MarkDecorator, ...]:
     """Marks of a traced cell, which takes ten times as long as the other checks.
 
-    The code of a posterior and that of a layer are traced separately: every method in a linear layer, some in a convolution, and
-    one in others. By default some in a linear layer and one in a convolution. Other cells are slow tests.
+    The code of a posterior and that of a layer are traced separately: every method in a linear layer, and one in a layer of each
+    kind. By default two in a linear layer. Other cells are slow tests.
     """
     kind = type(method)
-    if first and ((layer == "Linear" and kind in _EVERYWHERE) or (kind is MeanField and layer == "Conv2d")):
+    if first and layer == "Linear" and kind in (MeanField, VSD):
         return ()
-    extended = layer == "Linear" or kind is MeanField or (layer == "Conv2d" and kind in _EVERYWHERE)
+    extended = layer == "Linear" or (kind is MeanField and layer in _OF_EACH_KIND)
     return (pytest.mark.extended if first and extended else pytest.mark.slow,)
 
 
@@ -97,7 +101,7 @@ def _roots() -> Iterator[ParameterSet]:
     seen: set[type[Method]] = set()
     for name, method, references in ROOTS:
         yield pytest.param(method, references, _UNTRACED, id=name)
-        marks = pytest.mark.extended if type(method) in seen else ()
+        marks = pytest.mark.slow if type(method) in seen else () if name == "DVI" else pytest.mark.extended
         yield pytest.param(method, references, _TRACED, marks=marks, id=f"{name}, traced")
         seen.add(type(method))
 

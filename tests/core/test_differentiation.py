@@ -45,7 +45,7 @@ def _data(rows: int = 4) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.filterwarnings("ignore::bayesify.BayesifyWarning")
-@pytest.mark.default("MeanField", "EMP")
+@pytest.mark.default("MeanField", "EMP", extended=["VariationalDropout"])
 def test_predictions_have_the_moments_of_drawn_functions(method: Method) -> None:
     torch.manual_seed(1)
     bnn, (x, _) = bayesify(Forces(), method).eval(), _data()
@@ -71,6 +71,7 @@ def test_calls_without_gradients_have_none_and_depend_on_the_seed_alone() -> Non
     assert all(torch.equal(each, outputs[0]) for each in outputs)
 
 
+@pytest.mark.default("MeanField", "EMP", "DeepEnsemble")
 @pytest.mark.parametrize("method", [*METHODS, DeepEnsemble(members=2)], ids=lambda method: type(method).__name__)
 @pytest.mark.filterwarnings("ignore::bayesify.BayesifyWarning")
 def test_they_train_and_validate(method: Method) -> None:

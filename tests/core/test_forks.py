@@ -57,8 +57,8 @@ assert predicted() == expected and torch.get_num_threads() == 2
 """
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("method", ["MeanField", pytest.param("WHVI", marks=pytest.mark.slow)])
+@pytest.mark.default(extended=["1-MeanField"])
+@pytest.mark.parametrize("method", ["MeanField", "WHVI"])
 @pytest.mark.parametrize("native", ["0", "1"])
 def test_predictions_after_threads_have_computed(method, native):
     environment = os.environ | {"BAYESIFY_NATIVE": native, "OMP_NUM_THREADS": "2"}

@@ -127,7 +127,7 @@ def test_a_net_that_asks_for_dtype_and_device_still_folds(method: Method) -> Non
     assert not torch.allclose(outputs[0], outputs[1])
 
 
-@pytest.mark.default("*-eager", "MeanField-compiled first")
+@pytest.mark.default("*-eager", "MeanField-compiled first", extended=["E*MP*"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled first"])
 @pytest.mark.parametrize("method", [MeanField(initial_std=1.0), *REPLACING], ids=identify)
 def test_a_weight_that_the_net_computes_with_is_this_draw(method: Method, compiled: bool) -> None:

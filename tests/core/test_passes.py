@@ -431,7 +431,7 @@ def test_a_pass_that_another_waits_for_is_refused_and_the_first_unharmed(method,
     assert bnn(x, x, samples=3).outputs.shape == (3, 3, 2), "and the next pass is as good as any"
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_compile_follows_samples_and_coherent():
     torch.compiler.reset()
     nets = [bayesify(_mlp(), MeanField(noise=noise)) for noise in ("local", "shared")]

@@ -31,7 +31,7 @@ LONG = [  # many steps, or a cluster
 ]
 
 
-@pytest.mark.default("start.md")
+@pytest.mark.extended
 @pytest.mark.parametrize("page", [*PAGES, *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)])
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)

@@ -49,6 +49,7 @@ def test_the_prediction_is_the_weighted_mixture_of_the_models(model):
     np.testing.assert_allclose(model.predict(X), np.dot(model.stack_weights_, [part.predict(X) for part in model.stack_]))
 
 
+@pytest.mark.extended
 def test_the_leaderboard_has_all_models(model):
     board = model.leaderboard_
     assert list(board.index) == list(MODELS)
@@ -91,7 +92,7 @@ def test_few_rows_have_a_single_model():
     assert model.predict(X).shape == (80,)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_time_limit_leaves_models_out():
     with pytest.warns(BayesifyWarning, match="more than time_limit=0.001"):
         model = BayesianRegressor(**FAST, time_limit=1e-3).fit(X, y)
@@ -99,7 +100,7 @@ def test_a_time_limit_leaves_models_out():
     assert model.leaderboard_["seconds"].isna().tolist() == [False, True, True]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_parameters_hold_for_all_models():
     model = BayesianRegressor(**FAST, hidden=(3,), epochs=2, likelihood="gaussian").fit(X, y)
     assert all(part.in_use("hidden") == (3,) and len(part.history_) <= 2 for part in model.stack_)
@@ -134,7 +135,7 @@ def test_sample_weight(model, monkeypatch):
     assert not np.allclose(weighted.predict(X), model.predict(X))
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize("conformal", [False, pytest.param("cross", marks=pytest.mark.slow)])
 def test_saved_models_predict_the_same(tmp_path, conformal):
     model = BayesianRegressor(**FAST, conformal=conformal).fit(X, y)
@@ -155,7 +156,7 @@ def test_classification(tmp_path):
     np.testing.assert_array_equal(load_model(tmp_path / "m").predict_proba(X), model.predict_proba(X))
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_cross_validation():
     result = cross_validate(BayesianRegressor(**FAST), X, y, cv=2)
     assert all(len(model.stack_) >= 1 for model in result.estimators)

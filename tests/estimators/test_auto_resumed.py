@@ -58,7 +58,7 @@ def stopped(epochs, path, after, **params):
     epochs.stop = None
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_result_is_that_of_an_uninterrupted_run(tmp_path, epochs):
     straight = BayesianRegressor(**FAST).fit(X, y)
     total = len(epochs)
@@ -74,7 +74,7 @@ def test_the_result_is_that_of_an_uninterrupted_run(tmp_path, epochs):
         assert [part.history_.loss for part in resumed.stack_] == [part.history_.loss for part in straight.stack_]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_time_of_finished_models_counts(tmp_path, epochs):
     path = tmp_path / "a.ckpt"
     stopped(epochs, path, 20)  # in the second model

@@ -56,7 +56,7 @@ def test_it_equals_weights_of_rows_by_hand(class_weight):
         np.testing.assert_allclose(probabilities(class_weight, own), probabilities(sample_weight=own * by_hand), rtol=1e-4)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_linear_network_equals_weighted_logistic_regression():
     """The optimum of the weighted likelihood, by another solver. Without weights the rare class has less than half of it."""
     params = {**LINEAR, "beta": 0.0}
@@ -65,7 +65,7 @@ def test_a_linear_network_equals_weighted_logistic_regression():
     assert probabilities(**params)[:, 0].mean() < 0.6 * reference[:, 0].mean()
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_default_ensemble_and_the_stack_take_it():
     plain, balanced = (
         BayesianClassifier(class_weight=weight, epochs=5, random_state=0, progress=False).fit(X, labels)

@@ -177,7 +177,7 @@ def crossed():
     return BayesianRegressor(**{**QUICK, "conformal": "cross"}).fit(*numbers(203))
 
 
-@pytest.mark.default("0.9")
+@pytest.mark.default("0.9", extended=[])
 @pytest.mark.parametrize("level", [0.8, 0.9])
 def test_intervals_of_folds_have_their_level(crossed, level):
     x, y = numbers(4000, seed=1)
@@ -222,7 +222,7 @@ def test_models_of_folds_are_saved(crossed, tmp_path):
     assert not list((tmp_path / "m").glob("fold*"))
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_folds_of_estimators_that_are_trained_together(crossed):
     model = clone(crossed)
     fit_together([(model, *numbers(203))])

@@ -53,7 +53,7 @@ def test_only_numbers_of_several_values_are_encoded(rng):
     assert BayesianRegressor(epochs=2, random_state=0, encoding="standard").fit(X, X[:, 0]).encoded_ == ()
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_noise_that_is_skewed_and_grows_is_learned():
     rng = np.random.default_rng(0)  # the same data whichever tests run before
     x = rng.uniform(-1, 1, (1500, 1))
@@ -69,7 +69,7 @@ def test_noise_that_is_skewed_and_grows_is_learned():
     assert default < gaussian - 0.4
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_numbers_that_occur_often_do_not_make_the_noise_vanish(rng):
     y = rng.poisson(3.0, 400).astype(float)
     model = BayesianRegressor(epochs=30, random_state=0).fit(rng.normal(size=(400, 2)), y)

@@ -49,7 +49,12 @@ def inexact(estimator):
 ESTIMATORS = [BayesianRegressor, BayesianClassifier]
 
 
-@pytest.mark.default("BayesianRegressor*", "BayesianClassifier*check_classifiers_[!t]*")
+@pytest.mark.default(
+    "BayesianRegressor*check_[!er]*",
+    "BayesianRegressor*check_estimators_*",
+    "BayesianRegressor*check_regressors_*",
+    "BayesianClassifier*check_classifiers_[!t]*",
+)
 @parametrize_with_checks(
     [kind(method="MeanField", epochs=30, random_state=0) for kind in ESTIMATORS], expected_failed_checks=inexact
 )
@@ -414,7 +419,7 @@ class TestRealData:
         lower, upper = model.predict_interval(test, 0.9).T
         assert 0.8 < ((lower <= y_test) & (y_test <= upper)).mean() < 0.98
 
-    @pytest.mark.default("iris")
+    @pytest.mark.default("iris", extended=[])
     @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer], ids=["iris", "wine", "breast-cancer"])
     def test_classes(self, load):
         data, target = load(return_X_y=True)

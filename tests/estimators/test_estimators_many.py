@@ -17,7 +17,7 @@ X = rng.normal(size=(90, 3))
 y = X @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=90)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_settings_seeds_and_data_side_by_side():
     models = [
         BayesianRegressor(**FAST, method=MeanField(prior_std=0.5)),
@@ -37,7 +37,7 @@ def test_settings_seeds_and_data_side_by_side():
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_cross_validation_of_a_regressor():
     X, y = load_diabetes(return_X_y=True, as_frame=True)
     model = BayesianRegressor(**FAST)
@@ -65,6 +65,7 @@ def test_cross_validation_of_a_classifier_is_stratified():
     assert (found.scores["score"] > 0.8).all()
 
 
+@pytest.mark.extended
 def test_splitters_and_groups():
     groups = np.repeat(np.arange(9), 10)
     found = cross_validate(BayesianRegressor(**FAST), X, y, cv=GroupKFold(3), groups=groups, progress=False)

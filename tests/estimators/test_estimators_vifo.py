@@ -46,7 +46,7 @@ def loaded(directory: Path) -> BayesianEstimator:
         return load_model(directory)
 
 
-@pytest.mark.default("VIFO")
+@pytest.mark.default("VIFO", extended=["plain ensemble", "auxiliary", "data set"])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_classes_are_learned_saved_and_loaded(method: Method, tmp_path) -> None:
     model = BayesianClassifier(method=method, **SETTINGS).fit(X, LABELS)
@@ -60,7 +60,7 @@ def test_classes_are_learned_saved_and_loaded(method: Method, tmp_path) -> None:
     np.testing.assert_allclose(model.predict_proba(X[5:6])[0], model.predict_proba(X)[5], rtol=1e-12)
 
 
-@pytest.mark.default("auxiliary-gaussian")
+@pytest.mark.default("auxiliary-gaussian", extended=["auxiliary-heteroscedastic"])
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
 @pytest.mark.parametrize("name", ["auxiliary", "ensemble"])
 def test_several_targets_are_learned_saved_and_loaded(name: str, likelihood: str, tmp_path) -> None:
@@ -100,7 +100,7 @@ def run(*arguments: object) -> str:
     return result.output
 
 
-@pytest.mark.default("VIFO, regression")
+@pytest.mark.default(extended=["VIFO, regression"])
 @pytest.mark.parametrize(
     ("target", "options"),
     [

@@ -79,7 +79,7 @@ def test_the_preprocessing_is_that_of_a_table_in_memory(tmp_path, monkeypatch, k
     assert all(torch.equal(encoding[name], other[name]) for name in names)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:column")
 def test_ranges_and_categories_are_those_of_all_rows(tmp_path, small_sample):
     table = _table(3000)
@@ -127,7 +127,7 @@ def test_held_out_rows_are_no_training_rows(tmp_path, small_sample):
     assert set(ParquetTable(tmp_path, "t", test_fraction=0.25, seed=4).sample.test.X["row"]) != parts["test"]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:column")
 def test_a_rare_class_is_known(tmp_path, small_sample, monkeypatch):
     table = _table(3000)
@@ -143,7 +143,7 @@ def test_a_rare_class_is_known(tmp_path, small_sample, monkeypatch):
         _ = ParquetTable(_write(tmp_path, table), "t").sample
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_predictions_are_as_good_as_in_memory(tmp_path, monkeypatch):
     X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
     train, test = np.arange(len(y)) % 4 != 0, np.arange(len(y)) % 4 == 0
@@ -156,7 +156,7 @@ def test_predictions_are_as_good_as_in_memory(tmp_path, monkeypatch):
     assert scores[0] > -5.6
 
 
-@pytest.mark.default("MeanField")
+@pytest.mark.default("MeanField", extended=[])
 @pytest.mark.parametrize("method", ["MeanField", "SWAG", "Laplace", "RepulsiveEnsemble", "IVON"])
 @pytest.mark.filterwarnings("ignore:column")
 def test_methods(tmp_path, small_sample, method):
@@ -182,7 +182,7 @@ def test_calibration_rows_are_not_trained_on(tmp_path):
     assert covered == pytest.approx(0.9, abs=0.05)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:column")
 def test_a_run_resumes_with_equal_files_only(tmp_path, small_sample):
     folder = tmp_path / "data"
@@ -297,6 +297,7 @@ def test_a_file_that_changes_between_passes_is_an_error(tmp_path):
         list(table.pieces(len(table.groups) - 1))
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:column")
 def test_a_target_that_is_text(tmp_path, small_sample):
     table = _table(900)

@@ -52,7 +52,7 @@ def test_a_linear_network_is_the_proportional_odds_model():
     np.testing.assert_allclose(model.predict_proba(X), expected, atol=0.02)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_order_of_numbers_categories_and_lists():
     numbers = BayesianClassifier(ordered=True, **FAST)
     assert numbers.fit(X, level * 10).classes_.tolist() == [0, 10, 20]
@@ -65,7 +65,7 @@ def test_order_of_numbers_categories_and_lists():
     assert listed.predict_proba(X).shape == (150, 4)
 
 
-@pytest.mark.default("method0", "MeanField")
+@pytest.mark.default("method0", "MeanField", extended=["SWAG"])
 @pytest.mark.parametrize("method", [DeepEnsemble(members=2), "MeanField", "SWAG", "auto"])
 def test_saved_and_calibrated(method, tmp_path):
     model = BayesianClassifier(method=method, ordered=ORDER, **FAST).fit(X, text)
@@ -73,6 +73,7 @@ def test_saved_and_calibrated(method, tmp_path):
     np.testing.assert_array_equal(load_model(tmp_path / "model").predict_proba(X), model.predict_proba(X))
 
 
+@pytest.mark.default("extra[!3]")
 @pytest.mark.parametrize("extra", [{"calibrate": "vector"}, {"calibrate": "isotonic"}, {"conformal": True}, {"conformal": "cross"}])
 def test_with_calibration(extra):
     model = BayesianClassifier(ordered=ORDER, method="MeanField", **extra, **FAST).fit(X, text)

@@ -46,7 +46,7 @@ def test_selections_maximize_the_mutual_information(example) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["random", "BALD", "BatchBALD"])
-@pytest.mark.default("random", "BALD")
+@pytest.mark.default("random", extended=["BALD"])
 def test_a_round_runs(example, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example, "FUNCTIONS", 5)
     accuracies = example.run(strategy, seed=0, rounds=1)

@@ -25,7 +25,7 @@ def lora(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_study_runs_and_resumes(lora, tmp_path, monkeypatch):
     arguments = ["--small", "--folder", str(tmp_path), "--seeds", "2", "--epochs", "1"]
     text = lora.main([*arguments, "--methods", "MAP", "BLoB"])
@@ -40,7 +40,7 @@ def test_the_study_runs_and_resumes(lora, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.extended
+@pytest.mark.slow
 def test_every_method_runs_with_a_large_model_s_tasks(lora, tmp_path, monkeypatch):
     import bayesian_lora_tasks as tasks
 

@@ -8,7 +8,7 @@ from experiments.protocols.hadamard_distance import HadamardDistance
 from scipy import linalg, optimize
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_distances_are_those_of_a_general_minimizer(tmp_path) -> None:
     table = Table("whvi/test", "t", "s", "hadamard-distance", {"sizes": [4], "matrices": 2, "sweeps": 500}, {}, tmp_path)
     protocol = HadamardDistance()

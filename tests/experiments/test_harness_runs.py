@@ -47,7 +47,7 @@ def test_only_what_is_missing_or_changed_runs(tmp_path):
     assert {unit: result["value"] for unit, result in read(table, "a").units.items()} == {"0": 0, "1": 5, "2": 10, "3": 15}
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_duration_of_a_run_is_told_before_it_starts(tmp_path, capsys):
     log = write_config(tmp_path)
     experiments = find_experiments(["*"], tmp_path)
@@ -146,7 +146,7 @@ def test_data_that_are_not_there_are_known_before_any_work(tmp_path, monkeypatch
     assert work_done(log) == []
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_failures_do_not_stop_the_others(tmp_path):
     write_config(tmp_path, extra='trouble = {a-1 = "fail", b-1 = "die", c-3 = "skip"}\n')
     path = tmp_path / "paper" / "toys" / "config.toml"
@@ -193,7 +193,7 @@ def test_workers_put_away_what_they_hold(tmp_path):
     assert "leaked" not in errors
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code"), [pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow), (signal.SIGINT, 130)]
 )
@@ -214,7 +214,7 @@ def test_a_run_that_is_cut_off_loses_the_running_unit_only(tmp_path, how, code):
     assert Experiment(table).done == 2
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_run_stops_after_the_given_minutes_and_goes_on(tmp_path, capsys):
     log = write_config(tmp_path, extra='trouble = {b-0 = "wait"}\n')
     code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path), "--minutes", "0.1")
@@ -258,7 +258,7 @@ def test_command_line(tmp_path, capsys):
     assert [line.split()[:-2] for line in out.splitlines()[-2:]] == [["paper/toys", "Toys", "0", "2", "0"], ["all", "0", "2", "0"]]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_quick_run_is_apart_and_always_runs(tmp_path, capsys):
     log = write_config(tmp_path)
     for times in (1, 2):
@@ -268,7 +268,7 @@ def test_a_quick_run_is_apart_and_always_runs(tmp_path, capsys):
     assert [path.name for path in (tmp_path / "paper" / "toys").iterdir()] == ["config.toml"]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_failed_job_is_exit_code_1(tmp_path, capsys):
     write_config(tmp_path, extra='trouble = {a-0 = "fail"}\n')
     code, _, errors = _main(capsys, "run", "paper/toys", "--root", str(tmp_path))

@@ -20,7 +20,7 @@ def _run(root, *options, code=0):
     assert done.value.code == code
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_run_per_job(tmp_path, track):
     log = write_config(tmp_path)
     _run(tmp_path, "--track", track, "--splits", "0-1")
@@ -66,7 +66,7 @@ def test_a_server_that_does_not_answer_is_an_error_before_any_task(tmp_path, cap
     assert work_done(log) == []
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_other_results_of_a_unit_are_logged(tmp_path, track):
     write_config(tmp_path)
     _run(tmp_path, "--track", track, "--dataset", "a")

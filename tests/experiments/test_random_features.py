@@ -89,7 +89,7 @@ class TestModels:
         count = inducing_of(expected, 6, full)
         assert _parameters(count, full) >= expected > _parameters(count - 1, full)
 
-    @pytest.mark.default("diagonal-WHVI")
+    @pytest.mark.default("diagonal-WHVI", extended=["*-mean-field", "full-WHVI"])
     @pytest.mark.parametrize("name", ["WHVI", "mean-field", "sparse GP"])
     @pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
     def test_they_learn_a_smooth_function(self, name: str, full: bool) -> None:

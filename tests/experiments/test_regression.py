@@ -80,7 +80,7 @@ def test_scores_are_those_of_the_targets_own_unit():
     assert (result["n_train"], result["n_test"], result["epochs"]) == (54, 6, 1)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_training_may_have_another_noise_than_prediction(tmp_path, monkeypatch):
     """With far more noise than the targets vary, nothing would be learned against the weight decay."""
     data = make_data()
@@ -93,6 +93,7 @@ def test_training_may_have_another_noise_than_prediction(tmp_path, monkeypatch):
         assert both[split]["rmse"] < 0.5 * alone[split]["rmse"]
 
 
+@pytest.mark.default("noise0", extended=[])
 @pytest.mark.parametrize("noise", [{"learned": 0.3}, {"fixed": 3.0}])
 def test_another_unit_changes_scores_as_it_should(tmp_path, monkeypatch, noise):
     results = run_job(make_table(tmp_path, noise=noise), make_data(), monkeypatch)
@@ -139,7 +140,7 @@ def test_test_rows_decide_nothing(tmp_path, monkeypatch):
     assert second["rmse"] != first["rmse"]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_better_candidate_is_chosen(tmp_path, monkeypatch):
     among = {"noise": {"fixed": [0.05, 3.0, 200.0]}, "learning_rate": [1e-2, 1e-9]}
     results = run_job(make_table(tmp_path, choose={"among": among}, epochs=100), make_data(), monkeypatch)
@@ -216,7 +217,7 @@ def test_the_power_schedule_is_the_papers(tmp_path, monkeypatch):
     assert rates[100] == pytest.approx(1e-3 * 1.2**-0.3)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_evidential_regression_is_scored_in_the_unit_of_the_targets(tmp_path, monkeypatch):
     table = make_table(tmp_path, methods=[method(likelihood="evidential")], epochs=300, learning_rate=0.01)
     results = run_job(table, make_data(), monkeypatch)

@@ -52,7 +52,7 @@ def test_weight_decay_is_that_of_adam(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (made.defaults["weight_decay"], made.defaults["lr"]) == (0.01, 1e-2)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_models_with_weight_decay_can_be_trained_and_it_shrinks_their_weights() -> None:
     norms = []
     for decay in (0.0, 10.0):

@@ -123,7 +123,7 @@ def test_kernels_compile_for_gpus_and_fit_into_registers(tmp_path, capability):
 @pytest.mark.parametrize(("rows", "blocks", "n"), [(1, 1, 16), (7, 1, 32), (3, 2, 16), (13, 3, 16), (5, 2, 256)])
 @pytest.mark.parametrize("draws", [0, 1, "rows"])
 @pytest.mark.parametrize("cut", [0, 5])
-@pytest.mark.default("5-*")
+@pytest.mark.default("5-rows-*", "5-0-7-1-32", "5-1-5-2-256", extended=["5-*", "0-rows-*"])
 def test_layers_against_composed_operators(rows, blocks, n, draws, cut, monkeypatch):
     monkeypatch.setattr(hadamard, "_PROGRAMS", 6)  # several tiles for a program, also of few rows
     monkeypatch.setattr(hadamard, "_TILE", 64)

@@ -227,7 +227,7 @@ def test_mean_field_steps(noise, prior_mean, dtype, format, monkeypatch):
 
 
 @pytest.mark.parametrize("noise", ["local", "shared"])
-@pytest.mark.default("shared")
+@pytest.mark.default(extended=["shared"])
 def test_compiled_steps_have_the_values_of_native_ones(noise, monkeypatch):
     torch.compiler.reset()
     settings = MeanField(noise=noise), F32, torch.contiguous_format, monkeypatch

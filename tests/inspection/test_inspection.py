@@ -47,6 +47,7 @@ def fitted():
     return X, y, labels, regressor, classifier
 
 
+@pytest.mark.extended
 def test_importance_agrees_with_sklearns(fitted):
     X, y, labels, regressor, classifier = fitted
     for model, target, name, score in (
@@ -117,6 +118,7 @@ def test_partial_dependence_agrees_with_sklearns(fitted):
         assert mean == pytest.approx(classifier.predict_proba(X.assign(kind=value))[:, 2].mean(), abs=1e-5)
 
 
+@pytest.mark.default("MCDropout-*", extended=[])
 @pytest.mark.parametrize("calibrate", [None, "temperature"])
 @pytest.mark.parametrize("method", ["MCDropout", None])
 def test_draws_of_classes_average_to_the_prediction(method, calibrate):
@@ -143,7 +145,7 @@ def test_bands_are_quantiles_over_draws(fitted):
 
 
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
-@pytest.mark.default("BayesianRegressor")
+@pytest.mark.default(extended=["BayesianClassifier"])
 def test_models_of_a_stack_count_with_their_weights(kind, monkeypatch):
     X = table(120)
     y = X["size"] if kind is BayesianRegressor else np.where(X["size"] > 50, "big", "small")
@@ -215,6 +217,7 @@ def test_explanations_have_a_bounded_cost_and_curves_of_columns_that_matter(fitt
     assert len(found.importance) == 200
 
 
+@pytest.mark.slow
 def test_the_work_of_an_explanation_is_bounded_whatever_the_size_of_the_network():
     rng = np.random.default_rng(0)
     X = pd.DataFrame(rng.normal(size=(60, 4)))

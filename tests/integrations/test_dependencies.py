@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.default("transformers-*", "lightning-*")
+@pytest.mark.default("transformers-*", extended=[])
 @pytest.mark.parametrize(
     ("module", "missing", "message"),
     [

@@ -105,6 +105,7 @@ def test_validation_is_of_the_predictive_distribution(classes):
     assert tested["test_nll"] == pytest.approx(actual["val_nll"])
 
 
+@pytest.mark.extended
 def test_training_improves_the_validation_nll_and_learns_the_noise():
     module = BayesianModule(bayesify(_net(), MeanField()), Gaussian(std=1.0, learn=True), learning_rate=0.02)
     trainer = _trainer(max_epochs=40)
@@ -233,7 +234,7 @@ def _exact(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     return scale * covariance @ x.T @ y.double() / 0.25, covariance
 
 
-@pytest.mark.default("60-1.0")
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "beta"), [(None, 1.0), (60, 1.0), (None, 0.5)])
 def test_a_posterior_is_made_after_training(n, beta, tmp_path):
     pytest.importorskip("laplace")

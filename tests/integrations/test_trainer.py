@@ -169,6 +169,7 @@ def test_masked_models_predict_the_token_itself_and_the_shift_can_be_chosen(tmp_
     assert (y[:, -1] == -100).all()
 
 
+@pytest.mark.extended
 def test_the_kl_weight_follows_its_schedule(tmp_path):
     data, weights = _data(), []
 
@@ -185,7 +186,7 @@ def test_the_kl_weight_follows_its_schedule(tmp_path):
 # Gradient accumulation
 
 
-@pytest.mark.default("2-3")
+@pytest.mark.default(extended=["3-3"])
 @pytest.mark.parametrize(("size", "accumulated"), [(2, 2), (2, 3), (3, 3), (1, 5)])
 def test_accumulated_batches_step_like_one_large_batch(size, accumulated, tmp_path):
     """Without noise and in order; the last step has smaller batches (2 * 3), or fewer of them (1 * 5)."""
@@ -203,6 +204,7 @@ def test_accumulated_batches_step_like_one_large_batch(size, accumulated, tmp_pa
         torch.testing.assert_close(other[name], x, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_gives_the_same_weights(tmp_path):
     start, states = bayesify(gpt2(), MeanField(), output="logits"), []
     for checkpointing in (False, True):
@@ -247,6 +249,7 @@ def test_a_learned_likelihood_is_trained_and_the_kl_is_logged(tmp_path):
     assert all(log["kl"] > 0 for log in logs)
 
 
+@pytest.mark.extended
 def test_unused_columns_are_removed_and_labels_do_not_reach_the_network(tmp_path):
     for net in (bert(), adapted(bert(), "SEQ_CLS", ["query"])):
         bnn, seen = bayesify(net, MeanField(), output="logits"), []
@@ -332,6 +335,7 @@ def test_language_models_are_evaluated_per_token(tmp_path):
     assert actual["eval_accuracy"] == pytest.approx(hits / count)
 
 
+@pytest.mark.slow
 def test_language_models_are_evaluated_one_draw_at_a_time(tmp_path):
     draws = []
     for net, data in ((gpt2(), _texts()), (masked_bert(), _texts()), (t5(), _texts()), (bert(), _data())):
@@ -424,7 +428,7 @@ def test_the_loss_alone_can_be_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize("make", [bert, lambda: adapted(bert(), "SEQ_CLS", ["query", "value"])], ids=["model", "adapter"])
-@pytest.mark.default("model")
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(make, tmp_path):
     """Resumed in the first epoch and at its end."""
     start, changes = make(), {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "eval_strategy": "steps", "eval_steps": 1}
@@ -455,6 +459,7 @@ def test_a_learned_likelihood_is_resumed(tmp_path):
     assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
 
 
+@pytest.mark.extended
 def test_the_best_model_is_loaded_at_the_end_and_saved(tmp_path):
     changes = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
     bnn = bayesify(bert(), MeanField(), output="logits")
@@ -528,6 +533,7 @@ def test_what_the_trainer_cannot_do_is_refused(tmp_path):
             BayesianTrainer(bnn, _args(tmp_path), **settings)
 
 
+@pytest.mark.extended
 def test_batches_without_labels_and_wrong_labels_are_refused(tmp_path):
     bnn = bayesify(bert(), MeanField(), output="logits")
     data = [{"input_ids": row["input_ids"], "answer": row["labels"]} for row in _data()]
@@ -538,6 +544,7 @@ def test_batches_without_labels_and_wrong_labels_are_refused(tmp_path):
         _trainer(bnn, tmp_path, [{**row, "labels": -1} for row in _data()]).train()
 
 
+@pytest.mark.slow
 def test_a_posterior_is_collected_along_training_and_saved(tmp_path):
     bnn, data = bayesify(bert(dropout=0.0), SWAG(start=0.5, snapshots=4, rank=2), output="logits"), _data()
     changes = {"max_steps": 8, "save_strategy": "steps", "save_steps": 6, "eval_strategy": "steps", "eval_steps": 2}
@@ -552,6 +559,7 @@ def test_a_posterior_is_collected_along_training_and_saved(tmp_path):
         torch.testing.assert_close(resumed.state_dict()[name], value, msg=name)
 
 
+@pytest.mark.extended
 def test_a_method_with_an_optimizer_is_trained_by_it(tmp_path):
     bnn, data = bayesify(bert(dropout=0.0), IVON(), output="logits"), _data()
     trainer = _trainer(

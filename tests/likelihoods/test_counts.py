@@ -211,7 +211,7 @@ def test_conformal_intervals_of_counts_end_at_counts_and_cover():
     assert 0.87 < ((lower <= y[400:]) & (y[400:] <= upper)).double().mean().item() < 0.97
 
 
-@pytest.mark.default("1-negative-binomial")
+@pytest.mark.default("1-poisson", extended=["2-negative-binomial"])
 @pytest.mark.parametrize("likelihood", ["poisson", "negative-binomial"])
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_regressor_of_counts(likelihood, outputs, tmp_path):

@@ -166,6 +166,7 @@ def test_classifier_has_less_evidence_between_the_classes():
     assert p.vacuity[300] > 1.5 * p.vacuity[:300].median()
 
 
+@pytest.mark.extended
 def test_regression_finds_mean_and_noise():
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 400).unsqueeze(1)

@@ -195,6 +195,7 @@ def test_gradients(case):
     assert torch.autograd.gradcheck(lambda o: likelihood.log_prob(o, target), (outputs,))
 
 
+@pytest.mark.default("mixture", "categorical", "gaussian", "tokens")
 @each
 @pytest.mark.filterwarnings("ignore")
 def test_compiles_in_one_graph_with_gradients(case):

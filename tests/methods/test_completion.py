@@ -49,7 +49,7 @@ for name in ("CompleteHMC", "CompleteLaplace"):  # naming it made it known; othe
     Method.registry.pop(name)
 
 
-@pytest.mark.default("kronecker")
+@pytest.mark.default("kronecker", extended=["HMC", "full"])
 @pytest.mark.parametrize(
     "method",
     [

@@ -64,7 +64,7 @@ def test_kl_terms_are_means_over_the_members() -> None:
     assert vifo.local_beta == 0.3
 
 
-@pytest.mark.default("plain")
+@pytest.mark.default("plain", extended=[])
 @pytest.mark.parametrize("method", [None, VIFO(eta_aux=0.2, regularizer="mean-all")], ids=["plain", "VIFO"])
 def test_every_member_is_trained_as_if_alone(method: Method | None) -> None:
     bnn, (x, y) = bayesify(mlp(), DeepEnsemble(members=3, base=method)).double(), data()
@@ -81,6 +81,7 @@ def test_every_member_is_trained_as_if_alone(method: Method | None) -> None:
     torch.testing.assert_close(likelihood.log_std, torch.stack([own.log_std for _, own in twins]).mean())
 
 
+@pytest.mark.extended
 def test_ensembles_beside_other_models() -> None:
     trainings = [
         Training(bnn=bayesify(mlp(), method), data=data(), likelihood=Gaussian(std=0.3))

@@ -260,7 +260,7 @@ def _choices(bnn: Bayesian, plain: nn.Module) -> list[tuple[Tensor, dict[str, Te
     return result
 
 
-@pytest.mark.default("*-5")
+@pytest.mark.default("*-5", extended=["method0-1"])
 @pytest.mark.parametrize("samples", [1, 5])
 @pytest.mark.parametrize(
     "method",

@@ -255,7 +255,7 @@ def test_fit_many_trains_one_after_another() -> None:
         fit_many(trainings, epochs=2, accelerator="cpu", together=True)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_an_estimator_learns_a_line() -> None:
     x = np.linspace(-1, 1, 80)[:, None]
     y = 3 * x[:, 0] + np.random.default_rng(0).normal(0, 0.1, 80)

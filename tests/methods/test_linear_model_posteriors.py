@@ -73,7 +73,7 @@ def _check_mean(mean: Tensor, allowed: float = 0.6) -> None:
     assert ((mean - exact.flatten()).abs() < allowed * precision.inverse().diagonal().sqrt()).all()
 
 
-@pytest.mark.default("VOGN")
+@pytest.mark.default("VOGN", extended=[])
 @pytest.mark.parametrize(
     "method",
     [pytest.param(VOGN(hessian_rate=0.02), id="VOGN"), pytest.param(SLANG(rank=3, hessian_rate=0.02), id="SLANG")],
@@ -96,7 +96,7 @@ def test_squared_gradients_of_examples_give_the_posterior(method: VOGN | SLANG) 
     np.testing.assert_allclose(precision.inverse().diagonal(), best.inverse().diagonal(), rtol=0.3)
 
 
-@pytest.mark.default("10")
+@pytest.mark.default("10", extended=[])
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 10, ROWS])
 def test_squares_of_batch_gradients_widen_the_posterior_of_noisy_adam(batch: int) -> None:
     r"""B examples with replacement: $E\hat g^2 = h / B + (1 - 1/B)\,E(\sum_i g_i / n)^2$, where h is VOGN's."""

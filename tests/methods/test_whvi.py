@@ -237,7 +237,7 @@ def test_initial_weights_have_the_variance_of_he(structure: str, width: int, pri
 
 
 @pytest.mark.parametrize(("width", "depth"), [(64, 1), (64, 8), (300, 4), (512, 8), (4096, 2)])
-@pytest.mark.default("64-*", "300-4")
+@pytest.mark.default("64-*", "300-4", extended=["512-8"])
 def test_activations_and_gradients_keep_their_size_at_the_start(width: int, depth: int) -> None:
     torch.manual_seed(0)
     sizes = []

@@ -77,7 +77,7 @@ class TestRoundTrip:
         assert "feature_names_in_" not in vars(loaded)
 
     @pytest.mark.parametrize("labels", [["a", "bb"], [3, -1], [True, False], [1.0, 2.0], np.array(["x", "y"], dtype=object)])
-    @pytest.mark.default("labels0", "labels1")
+    @pytest.mark.default("labels0", "labels1", extended=["labels4"])
     def test_classes(self, tmp_path, labels):
         classes = np.asarray(labels)[np.arange(60) % 2]
         model = BayesianClassifier(**FAST).fit(X, classes)

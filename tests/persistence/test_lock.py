@@ -48,7 +48,7 @@ def test_a_second_process_is_refused_and_changes_nothing(saved, model):
     assert load_model(saved).history_ == other.history_
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_command_line_names_the_other_process(tmp_path):
     runner = pytest.importorskip("typer.testing").CliRunner()
     from bayesify.cli.app import app
@@ -64,7 +64,7 @@ def test_the_command_line_names_the_other_process(tmp_path):
     assert load_model(tmp_path / "m").n_features_in_ == 5
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_nested_locks_are_one(tmp_path):
     with locked(tmp_path / "m"):
         with locked(tmp_path / "m"):

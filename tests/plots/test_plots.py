@@ -88,7 +88,7 @@ def test_uncertainty_splits_like_the_variance():
     torch.testing.assert_close(noise / total, (p.aleatoric / p.variance).double())
 
 
-@pytest.mark.default("2")
+@pytest.mark.default("2", extended=["3000"])
 @pytest.mark.parametrize("rows", [1, 2, 9, 3000])
 def test_any_number_of_rows(rows, tmp_path):
     features = pd.Series(range(rows), name="x")

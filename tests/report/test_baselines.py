@@ -77,7 +77,7 @@ def test_of_many_columns_fewer_rounds_are_used(monkeypatch):
     assert "boosting has 14 rounds" in fit_baselines(model, X, torch.tensor(y.to_numpy()), X).note
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_300_columns_and_256_rows_get_no_green_tick_and_a_way_out():
     """Ten of 300 columns matter; the network overfits."""
     rng = np.random.default_rng(0)

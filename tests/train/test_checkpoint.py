@@ -143,7 +143,7 @@ def test_stopping_in_the_middle_of_an_epoch(tmp_path):
     assert_same(uninterrupted(optimizer=partial(Failing, lr=0.01)), resumed)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_killed_processes(tmp_path):
     """SIGKILL, at whatever point of an epoch or of a write it comes."""
     path = tmp_path / "run.ckpt"

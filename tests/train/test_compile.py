@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from contract_methods import METHODS
 
 from bayesify import (
     DVI,
-    ECMP,
     EMP,
     SWAG,
     VIFO,
@@ -31,7 +29,6 @@ from bayesify import (
     LinearWarmup,
     MeanField,
     ScalaBL,
-    VariationalDropout,
     bayesify,
 )
 from bayesify.errors import ConfigurationError
@@ -39,8 +36,7 @@ from bayesify.train import Weighted, fit
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
 ONE_OF_EACH = list({type(method): method for method, _ in METHODS if not isinstance(method, BLoB | ScalaBL)}.values())  # need LoRA
-QUICK, EXTENDED = (MeanField, VIFO), (VariationalDropout, EMP, ECMP, DVI)
-extended = partial(pytest.param, marks=pytest.mark.extended)
+QUICK, EXTENDED = (MeanField,), (VIFO, EMP, DVI)
 
 
 def marks(method):
@@ -110,21 +106,22 @@ def test_methods_with_an_optimizer_are_refused(method):
         trained(True, method=method())
 
 
+@pytest.mark.default("samples-rows", extended=["beta", "extra"])
 @pytest.mark.parametrize(
     "settings",
     [
         {"samples": 3, "rows": 37},
-        extended({"beta": LinearWarmup(fraction=0.7)}),
-        extended({"validation": (X[:9].double(), Y[:9].double()), "patience": 5}),
-        extended({"accumulate": 2, "clip_norm": 0.1}),
+        {"beta": LinearWarmup(fraction=0.7)},
+        {"validation": (X[:9].double(), Y[:9].double()), "patience": 5},
+        {"accumulate": 2, "clip_norm": 0.1},
         {"data": Weighted((X.double(), Y.double()), torch.linspace(0, 2, 37).double())},
-        extended({"data": DataLoader(TensorDataset(X.double(), Y.double()), batch_size=10)}),
-        extended({"extra": lambda: nn.Dropout(0.2)}),
-        extended({"extra": lambda: nn.BatchNorm1d(8), "samples": 2}),
-        extended({"method": VIFO(eta_aux=0.3)}),
-        extended({"method": VIFO(eta_aux=0.3), "auxiliary": 3 * X[:20].double()}),
-        extended({"method": SWAG(start=0.5)}),
-        extended({"likelihood": lambda: Gaussian(learn=True).double()}),
+        {"data": DataLoader(TensorDataset(X.double(), Y.double()), batch_size=10)},
+        {"extra": lambda: nn.Dropout(0.2)},
+        {"extra": lambda: nn.BatchNorm1d(8), "samples": 2},
+        {"method": VIFO(eta_aux=0.3)},
+        {"method": VIFO(eta_aux=0.3), "auxiliary": 3 * X[:20].double()},
+        {"method": SWAG(start=0.5)},
+        {"likelihood": lambda: Gaussian(learn=True).double()},
     ],
     ids="-".join,
 )
@@ -139,6 +136,7 @@ def test_half_precision(counter):
     assert all(tensor.dtype == torch.float32 for tensor in state.values())
 
 
+@pytest.mark.extended
 def test_one_version_per_size_of_batch(counter):
     """37 rows give batches of 16, 16 and 5; a changing weight of the KL gives none.
 
@@ -148,6 +146,7 @@ def test_one_version_per_size_of_batch(counter):
     assert counter.frame_count == 2
 
 
+@pytest.mark.slow
 def test_loaders_of_many_sizes_have_two_versions(counter):
     class Sizes:
         def __iter__(self):
@@ -169,7 +168,7 @@ def test_more_networks_than_the_recompile_limit(counter):
     assert counter.frame_count == 10  # of one size of batch each
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_resumes_what_was_trained_without(counter, tmp_path):
     expected = trained(False, epochs=4)
     for first, second in ((True, False), (False, True), (True, True)):
@@ -181,6 +180,7 @@ def test_resumes_what_was_trained_without(counter, tmp_path):
         assert not any("_orig_mod" in name for name in torch.load(path)["module"])
 
 
+@pytest.mark.extended
 def test_the_network_is_not_compiled_afterwards(counter):
     bnn = network()
     fit(bnn, (X.double(), Y.double()), Gaussian(std=0.3).double(), epochs=1, compile=True, accelerator="cpu")
@@ -208,6 +208,7 @@ def test_a_missing_compiler_is_explained():
         trained(True)
 
 
+@pytest.mark.extended
 @needs_compiler
 def test_generated_code():
     """The default compiler, in float32: the values of eager code up to rounding, with plain dropout, whose noise is PyTorch's."""

@@ -56,7 +56,6 @@ from bayesify.train.many.random_streams import Draw, Noise, Streams
 from bayesify.train.many.stack import _joined
 
 F64 = torch.float64
-extended = partial(pytest.param, marks=pytest.mark.extended)
 COLUMNS = ("loss", "nll", "kl", "beta", "learning_rate", "validation_nll")
 
 
@@ -155,16 +154,17 @@ METHODS: list[Callable[[int], Method]] = [
 ]
 
 
-# One of each kind by default; the others go through the same code, and other settings of a method are slow tests.
-QUICK = [Deterministic, EMP, MeanField, VariationalDropout, SWAG, SNGP, SGLD, DVI, RepulsiveEnsemble]
+# The others go through the same code, and are slow tests, as are other settings of a method.
+QUICK = [MeanField, EMP, SWAG]
+EXTENDED = [Deterministic, VariationalDropout, SNGP, SGLD, DVI, RepulsiveEnsemble, WHVI, BLoB]
 KINDS = [type(make(0)) for make in METHODS]
-FIRST = [KINDS.index(kind) for kind in QUICK]
 
 
 def _marks(index: int) -> tuple[pytest.MarkDecorator, ...]:
-    if index in FIRST:
+    kind = KINDS[index]
+    if index == KINDS.index(kind) and kind in QUICK:
         return ()
-    return (pytest.mark.extended if index == KINDS.index(KINDS[index]) else pytest.mark.slow,)
+    return (pytest.mark.extended if index == KINDS.index(kind) and kind in EXTENDED else pytest.mark.slow,)
 
 
 @pytest.mark.parametrize("index", [pytest.param(i, marks=_marks(i)) for i in range(len(METHODS))])
@@ -209,15 +209,16 @@ def test_every_method_in_the_registry_is_tried() -> None:
     assert {kind.__name__ for kind in KINDS} >= public - many - alone - as_sgld
 
 
+@pytest.mark.default("prior_std", extended=["p", "patches"])
 @pytest.mark.parametrize(
     "method",
     [
         lambda k: MeanField(prior_std=0.5 + 0.25 * k),
         lambda k: MCDropout(p=0.1 + 0.1 * k, prior_std=1.0 + k),
-        extended(lambda k: EMP(prior_std=1.0 + k, spread=0.1 * k)),
-        extended(lambda k: VariationalDropout(p=0.1 + 0.1 * k, max_alpha=1.0 + k)),
-        extended(lambda k: MeanField(prior="scale-mixture", mixture_std=0.01 * (k + 1), mixture_weight=0.2 + 0.1 * k)),
-        extended(lambda k: WHVI(prior_std=0.03 * (k + 1), bias_prior_std=0.7 + k)),
+        lambda k: EMP(prior_std=1.0 + k, spread=0.1 * k),
+        lambda k: VariationalDropout(p=0.1 + 0.1 * k, max_alpha=1.0 + k),
+        lambda k: MeanField(prior="scale-mixture", mixture_std=0.01 * (k + 1), mixture_weight=0.2 + 0.1 * k),
+        lambda k: WHVI(prior_std=0.03 * (k + 1), bias_prior_std=0.7 + k),
     ],
     ids=["prior_std", "p", "patches", "max_alpha", "mixture", "WHVI"],
 )
@@ -225,12 +226,13 @@ def test_numbers_of_the_method_may_differ_between_models(method: Callable[[int],
     check_equal([training(k, method(k)) for k in range(3)])
 
 
+@pytest.mark.slow
 def test_the_noise_standard_deviation_may_differ() -> None:
     check_equal([training(k, n=30, likelihood=Gaussian(std=0.2 + 0.3 * k).to(F64)) for k in range(3)])
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-@pytest.mark.default("3")
+@pytest.mark.default("3", extended=[])
 def test_several_draws_and_validation(samples: int) -> None:
     trainings = [training(k, n=30 if samples == 1 else 24) for k in range(3)]
     x, y = torch.randn(11, 3, dtype=F64), torch.randn(11, dtype=F64)
@@ -289,9 +291,10 @@ class Masked(nn.Module):
         return self.out(h.masked_fill(h > 5.0, 5.0))
 
 
+@pytest.mark.default("constants", extended=["norms and dropout"])
 @pytest.mark.parametrize(
     "net",
-    [normed, extended(Convolutional), extended(Tied), Constants, extended(Masked)],
+    [normed, Convolutional, Tied, Constants, Masked],
     ids=["norms and dropout", "convolution", "reuse and frozen weights", "constants", "masks"],
 )
 def test_other_nets(net: Callable[[], nn.Module]) -> None:
@@ -319,6 +322,7 @@ class TwoInputs(nn.Module):
         return self.out(torch.tanh(self.a(a) + self.b(b)))
 
 
+@pytest.mark.default("tuple")
 @pytest.mark.parametrize("kind", ["tuple", "dict"])
 def test_nets_with_several_inputs(kind: str) -> None:
     trainings = []
@@ -346,7 +350,7 @@ class Halved(torch.optim.SGD):
         super().step(closure)
 
 
-@pytest.mark.default("SGD", "an optimizer that mixes weights", "clipping")
+@pytest.mark.default("SGD", "an optimizer that mixes weights", extended=["clipping"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -463,7 +467,7 @@ def activated(activation: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 1))
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_graphs_that_differ_in_more_than_numbers_are_traced_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same classes, but an activation with a setting that is no number: two stacks instead of one."""
     stacked: list[int] = []
@@ -527,7 +531,7 @@ def test_draws_are_those_of_the_model_alone() -> None:
 
 
 @pytest.mark.parametrize("method", [MeanField(noise="shared"), MeanField(), MCDropout(p=0.2), ConcreteDropout()], ids=repr)
-@pytest.mark.default("MeanField*")
+@pytest.mark.default("*shared*", extended=["MeanField*"])
 def test_native_draws_are_those_of_the_model_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba", reason="the native operators need bayesify[fast]")
     monkeypatch.setitem(switch.LIBRARIES, "cpu", "numba")

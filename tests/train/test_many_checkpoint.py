@@ -98,7 +98,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.default("folds-5")
+@pytest.mark.default("plain-5", extended=["folds-5", "collected-5"])
 @pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_an_ensemble_is_exact(tmp_path, stop_in, variant, stop):
@@ -117,7 +117,7 @@ def test_resuming_an_ensemble_is_exact(tmp_path, stop_in, variant, stop):
     assert [path.name for path in tmp_path.iterdir()] == ["run.ckpt"]
 
 
-@pytest.mark.default("3-Branching-files1")
+@pytest.mark.default("3-Branching-files1", extended=[])
 @pytest.mark.parametrize(("make", "files"), [(net, {"run.ckpt", "run.ckpt.2-3"}), (Branching, {f"run.ckpt.{i}" for i in range(4)})])
 @pytest.mark.parametrize("stop", [3, pytest.param(EPOCHS + 3, marks=pytest.mark.slow)])
 def test_groups_and_models_one_after_another(tmp_path, stop_in, make, files, stop):

@@ -199,6 +199,7 @@ def test_auto(cluster, monkeypatch, tmp_path):
     np.testing.assert_allclose(split.predict(X), here.predict(X), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_errors(cluster):
     x, (training,) = torch.full((8, 1), torch.nan), _trainings(1)
     with pytest.raises(DataError, match="NaN"):

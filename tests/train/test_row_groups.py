@@ -153,7 +153,7 @@ def test_a_posterior_after_training_uses_all_parts():
     assert sum(batch.size for batch in batches.full_pass(1)) == N
 
 
-@pytest.mark.default("MeanField")
+@pytest.mark.default("MeanField", extended=[])
 @pytest.mark.parametrize("method", [MeanField(), DeepEnsemble(members=2)], ids=lambda m: type(m).__name__)
 def test_resuming(method, tmp_path):
     x, y, data = _regression(parts=2, buffer=50)
