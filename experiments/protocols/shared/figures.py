@@ -72,7 +72,7 @@ def add_legend(figure: Figure) -> None:
 def visible_range(values: Sequence[Estimate], sign: int) -> tuple[float, float]:
     """Limits of an axis that shows all values with their errors, without outliers on the worse side that would hide the rest.
 
-    Outliers are further from the others than these from each other, and up to half of the values.
+    Outliers are further from the others than these from each other, and less than half of the values.
 
     Args:
         values: estimates on the axis.
@@ -83,6 +83,8 @@ def visible_range(values: Sequence[Estimate], sign: int) -> tuple[float, float]:
         (0.92, 2.08)
         >>> visible_range([Estimate(1.0), Estimate(2.0), Estimate(90.0)], sign=-1)
         (0.92, 2.08)
+        >>> visible_range([Estimate(1.0), Estimate(2.0), Estimate(90.0), Estimate(92.0)], sign=-1)
+        (-6.28, 99.28)
     """
 
     def ends(some: Sequence[Estimate]) -> tuple[float, float]:
@@ -95,7 +97,7 @@ def visible_range(values: Sequence[Estimate], sign: int) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = ends(values)
     ordered = sorted(values, key=lambda value: sign * value.mean)
-    for worst in range(1, len(values) // 2 + 1):
+    for worst in range(1, (len(values) + 1) // 2):
         inner = ends(ordered[worst:])
         width = inner[1] - inner[0]
         gap = max(inner[0] - ordered[worst - 1].mean, ordered[worst - 1].mean - inner[1])
