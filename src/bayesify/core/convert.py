@@ -23,7 +23,7 @@ from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import modes_kept
-from bayesify.core.obstacles import obstacle, tell_of_hindered_layers, tied_parameters, trainable_sizes
+from bayesify.core.obstacles import obstacle, tell_of_hindered_layers, tied_parameters, trainable_sizes, unmet_need
 from bayesify.core.packed import Unpacking, initial_bounds
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import restore, revert
@@ -201,7 +201,7 @@ def _convert_layers(
                 hindered[name] = kind
         if chosen is not None and not reason and not _convert(layer, chosen, passes):
             reason = f"{type(chosen).__name__} leaves {kind} as it is"
-        if isinstance(layer, BayesianLayer) and (need := _unmet_need(layer, unpacking.is_called(name))):
+        if isinstance(layer, BayesianLayer) and (need := unmet_need(layer, unpacking.is_called(name))):
             revert(layer)
             reason = f"{type(chosen).__name__} needs {need}"
             if chosen is not None and chosen.is_random:
@@ -209,16 +209,6 @@ def _convert_layers(
         reports.append(LayerReport(name, kind, None if reason else chosen, reason))
     _check_random(layers, matches, reports, methods)
     return reports, hindered
-
-
-def _unmet_need(layer: BayesianLayer, is_called: bool) -> str:
-    """What the posterior of a layer needs and does not have; empty if there is nothing."""
-    posterior = layer.posterior
-    if posterior.needs_calls and not is_called:
-        return "the inputs of layers, and a recurrent network computes with weights alone"
-    if isinstance(layer, OwnForward) and (posterior.needs_linearity or posterior.needs_calls or not posterior.is_plain):
-        return f"layers that are linear in their weight, and {layer.original.__name__} has its own forward; see register_layer"
-    return ""
 
 
 def _check_random(

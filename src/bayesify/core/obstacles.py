@@ -10,12 +10,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import kind_of, unrecognized, unsupported
+from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.model import Bayesian
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing, plural
 
-__all__ = ["obstacle", "tell_of_hindered_layers", "tell_of_replaced_layers", "tied_parameters", "trainable_sizes"]
+__all__ = ["obstacle", "tell_of_hindered_layers", "tell_of_replaced_layers", "tied_parameters", "trainable_sizes", "unmet_need"]
 
 _CONSIDERABLE = 0.1  # of the trainable parameters
 
@@ -47,6 +48,16 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
         if id(parameter) in tied:
             return f"its {name} is tied: {' and '.join(map(repr, tied[id(parameter)]))} share one parameter"
     return _obstacle_of_embedding(layer) if isinstance(layer, nn.Embedding) else ""
+
+
+def unmet_need(layer: BayesianLayer, is_called: bool) -> str:
+    """What the posterior of a layer needs and does not have; empty if there is nothing."""
+    posterior = layer.posterior
+    if posterior.needs_calls and not is_called:
+        return "the inputs of layers, and a recurrent network computes with weights alone"
+    if isinstance(layer, OwnForward) and (posterior.needs_linearity or posterior.needs_calls or not posterior.is_plain):
+        return f"layers that are linear in their weight, and {layer.original.__name__} has its own forward; see register_layer"
+    return ""
 
 
 def _obstacle_of_embedding(layer: nn.Embedding) -> str:
