@@ -16,12 +16,13 @@ from bayesify.core.comparison import close
 from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import FirstBatchError
-from bayesify.core.forward_pass import DrawnBeforeError, ForwardPass, NewLayerError, RowsError
+from bayesify.core.forward_pass import ForwardPass, NewLayerError
 from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
+from bayesify.core.pass_values import DrawnBeforeError, RowsError
 from bayesify.core.planning import Planning
 from bayesify.core.plans import OtherDecisionsError, Plan
 from bayesify.core.replay import Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins

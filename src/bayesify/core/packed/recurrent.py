@@ -17,10 +17,10 @@ from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from bayesify.core.forward_pass import RowsError
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.packed.steps import step, steps
 from bayesify.core.packed.unpacked import Place, Unpacked
+from bayesify.core.pass_values import RowsError
 
 __all__ = ["UnpackedGRU", "UnpackedGRUCell", "UnpackedLSTM", "UnpackedLSTMCell", "UnpackedRNN", "UnpackedRNNCell"]
 
