@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 
 from bayesify import EMP, VSD, Bayesian, Deterministic, MCDropout, MeanField, NothingRandomError, bayesify, unbayesify
 from bayesify.core.layers import layer_type
@@ -90,6 +90,23 @@ class Attention(nn.MultiheadAttention):
     """A subclass, which may compute something else."""
 
 
+@pytest.mark.parametrize(
+    ("add", "remove"),
+    [
+        (nn.utils.weight_norm, nn.utils.remove_weight_norm),
+        (nn.utils.parametrizations.weight_norm, lambda layer: parametrize.remove_parametrizations(layer, "weight")),
+    ],
+)
+def test_layers_without_their_weight_normalization_compute_the_same_and_become_random(add, remove):
+    net = nn.Sequential(add(nn.Conv1d(2, 3, 2)), nn.Flatten(), nn.Linear(9, 1))
+    x = torch.randn(4, 2, 4)
+    expected = net(x)
+    remove(net[0])
+    bnn = bayesify(net, MeanField(initial_std=1e-10))
+    assert [name for name, _ in bnn.random_layers()] == ["0", "2"]
+    torch.testing.assert_close(bnn(x, samples=2).outputs, expected.expand(2, 4, 1))
+
+
 def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
     net = nn.Sequential(
         nn.utils.weight_norm(nn.Linear(4, 4)),
@@ -103,15 +120,16 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
         nn.Embedding(3, 4, padding_idx=0),
         nn.Linear(4, 4, dtype=torch.complex64),
         prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5),
+        nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)),
     )
     net[6].forward = nn.Linear(4, 4).forward
     nn.init.ones_(net[8].weight)
     types = [type(layer) for layer in net]
     reasons = _reasons(bayesify(net, MeanField()))
     expected = {
-        "0": "computed, by a hook",
-        "1": "computed, by a hook",
-        "2": "computed, by a hook",
+        "0": "computed, by weight_norm; first call torch.nn.utils.remove_weight_norm(layer)",
+        "1": "computed, by spectral_norm",
+        "2": "computed, by weight_norm; first call torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
         "3": "not supported",
         "3.out_proj": "its nn.MultiheadAttention cannot be made random, and reads its weight",
         "4": "not supported",
@@ -119,7 +137,8 @@ def test_layers_that_compute_their_weight_stay_as_they_are_and_are_reported():
         "7": "max_norm",
         "8": "padding vector is not zero",
         "9": "not of a real floating point type",
-        "10": "computed, by a hook",
+        "10": "computed, by pruning",
+        "11": "computed, by the parametrization Orthogonal",
     }
     assert reasons.pop("5") == ""
     assert [text in reasons[name] for name, text in expected.items()] == [True] * len(expected), reasons

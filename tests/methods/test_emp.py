@@ -70,7 +70,7 @@ def test_the_input_may_be_an_embedding_and_the_output_one_that_cannot_be_patched
     net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)))
     bnn = bayesify(net, EMP(where="in+out"))
     assert _patched(bnn) == ["0"]
-    assert "its weight is computed, by a hook" in {r.name: r.reason for r in bnn.report}["2"]
+    assert "its weight is computed, by weight_norm" in {r.name: r.reason for r in bnn.report}["2"]
 
 
 def test_bad_arguments() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bayesify.core.layer import BayesianLayer
@@ -32,7 +36,7 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
     if reason := unsupported(type(layer)) or unrecognized(layer):
         return reason
     if weight is None:
-        return "its weight is computed, by a hook (weight_norm, spectral_norm, pruning) or a property"
+        return _reason_of_computed_weight(layer)
     if is_parametrized(layer):
         return "its bias is parametrized"
     if "forward" in vars(layer):
@@ -68,6 +72,27 @@ def _obstacle_of_embedding(layer: nn.Embedding) -> str:
     if padded and bool((layer.weight[layer.padding_idx] != 0).any()):
         return "its padding vector is not zero"
     return ""
+
+
+def _reason_of_computed_weight(layer: nn.Module) -> str:
+    """What computes the weight of a layer; if that only rescales it, how to get an ordinary weight."""
+    hooks = layer._forward_pre_hooks.values()
+    parts: list[str] = []
+    if is_parametrized(layer, "weight"):
+        parts = [type(part).__name__.lstrip("_") for part in cast(Any, layer.parametrizations)["weight"]]
+    if parts == ["WeightNorm"]:
+        way = "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
+    elif any(isinstance(hook, WeightNorm) for hook in hooks):
+        way = "torch.nn.utils.remove_weight_norm(layer)"
+    elif parts:
+        return f"its weight is computed, by the parametrization {listing(parts, most=3)}"
+    elif any(isinstance(hook, prune.BasePruningMethod) for hook in hooks):
+        return "its weight is computed, by pruning"
+    elif any(isinstance(hook, SpectralNorm) for hook in hooks):
+        return "its weight is computed, by spectral_norm"
+    else:
+        return "its weight is computed, by a hook or a property"
+    return f"its weight is computed, by weight_norm; first call {way}, which keeps its function"
 
 
 def _check_weights(layer: nn.Module) -> None:
