@@ -25,7 +25,7 @@ from bayesify.core.generators import OtherGenerators, own_noise
 from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs, fold
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import buffers_kept, own_casts
-from bayesify.core.noise_free import NoiseFree
+from bayesify.core.noise_free import NoiseFree, depends_on_noise
 from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import as_plain
@@ -159,6 +159,19 @@ class Examination:
             generators=watch.generators,
         )
 
+    def is_noisy(self, inputs: Inputs, candidate: Candidate) -> bool:
+        """Whether noise that the network draws changes its outputs."""
+
+        def run() -> list[Tensor]:
+            args, kwargs = candidate.single(inputs)
+            with self._set.watch():
+                return _tensors(self.passes.run(WatchedPass(self._draw_of(0)), self.net, args, kwargs))
+
+        try:
+            return self.draws_noise and depends_on_noise(run)
+        except NETWORK_ERRORS:  # of values, which the pass itself will show
+            return False
+
     def outputs_of(self, inputs: Inputs, candidate: Candidate, plain: Collection[BayesianLayer] = ()) -> list[Tensor]:
         """Outputs of draw 0, with some of the layers replaced with plain ones of the same weights."""
         drawn = self._draw_of(0)
@@ -267,7 +280,11 @@ class Examination:
             outputs = run()
         self.draws_noise |= noise_free.replaced
         self.draws_elsewhere |= others.used
-        return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
+        return _tensors(outputs)
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
 
 
 def _shared(values: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:

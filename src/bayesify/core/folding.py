@@ -45,6 +45,7 @@ class Verdict:
         unused_layers: positions of layers that the network did not call.
         draws_weights: whether layers must draw weights instead of noise per row, because the network differentiates them.
         draws_noise: whether the network draws noise of its own.
+        is_noisy: whether outputs depend on such noise in eval mode.
         finding: what is wrong in every pass; see `unlike_plain`.
         rows: how many rows of a batch were compared, if they are independent.
         decisions: truth values that the network took of its inputs, in the passes that were compared.
@@ -57,6 +58,7 @@ class Verdict:
     unused_layers: tuple[int, ...] = ()
     draws_weights: bool = False
     draws_noise: bool = False
+    is_noisy: bool = False
     finding: str = ""
     rows: int = 0
     decisions: frozenset[tuple[bool, ...]] = frozenset()
@@ -90,7 +92,7 @@ def examine(
     """
     examination = Examination(net, layers, passes, whole)
     with examination.with_draws():
-        finding = ""
+        finding, is_noisy = "", False
         with eval_mode(net):
             with PosteriorUses(net, layers, passes) as uses, LaterLayers(net, layers) as later:
                 accepted = next((rows for rows in candidates(inputs, whole) if examination.runs(inputs, rows)), None)
@@ -101,6 +103,7 @@ def examine(
                     or uses.finding()
                     or later.finding()
                 )
+                is_noisy = examination.is_noisy(inputs, accepted)
         if any(not layer.posterior.is_plain for layer in examination.read):
             raise PassError(
                 "the network computes with the weight of a layer that is a Gaussian process, and has none; use a method for "
@@ -117,7 +120,11 @@ def examine(
             layer.is_used = layer.is_read or layer in examination.used
         verdict = _verdict(net, examination, inputs)
         return dataclasses.replace(
-            verdict, finding=finding, draws_weights=examination.differentiates, draws_noise=examination.draws_noise
+            verdict,
+            finding=finding,
+            draws_weights=examination.differentiates,
+            draws_noise=examination.draws_noise,
+            is_noisy=is_noisy,
         )
 
 

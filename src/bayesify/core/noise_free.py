@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bayesify.core.comparison import close
 from bayesify.core.modes import without_compiler
 
-__all__ = ["NoiseFree"]
+__all__ = ["NOISE_IN_EVAL_MODE", "NoiseFree", "depends_on_noise"]
 
-_CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.0, "normal": 0.0, "exponential": 1.0}
+NOISE_IN_EVAL_MODE = (
+    "the network draws random numbers in eval mode, too, and its outputs depend on them (F.dropout without "
+    "training=self.training, sampled latent variables): predictions count this noise as epistemic uncertainty. Switch it off in "
+    "eval mode, or ignore this if it is meant"
+)
+_CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.0, "normal": 0.0, "exponential": 1.0, "multinomial": 0}
+_CONSTANTS |= dict.fromkeys(("log_normal", "cauchy", "geometric", "poisson", "binomial", "_standard_gamma"), 1)
+_INTEGERS = {"randint": 0, "randint_like": 1, "random": 1}  # the position of the least one among the arguments
 
 
 class NoiseFree(TorchDispatchMode):
-    """Make random operators return constants: a mask drops nothing, a normal draw is its mean. Compiled parts run as eager code.
+    """Make random operators return constants: a mask drops nothing, a normal draw is its mean, a permutation changes no order.
+
+    Compiled parts run as eager code.
 
     Attributes:
         replaced: whether there was noise.
@@ -44,11 +54,29 @@ class NoiseFree(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__.rstrip("_").removesuffix("_like")
+        operator = func.overloadpacket.__name__.rstrip("_")
+        name = operator.removesuffix("_like")
         if name == "native_dropout":
             self.replaced = True
             return args[0].clone(), torch.ones_like(result[1])
         if name in _CONSTANTS and isinstance(result, Tensor):
             self.replaced = True
             result.fill_(_CONSTANTS[name])
+        elif operator in _INTEGERS:
+            self.replaced = True
+            result.fill_(_least(func, args, _INTEGERS[operator]))
+        elif operator == "randperm":
+            self.replaced = True
+            result.copy_(torch.arange(len(result), device=result.device))
         return result
+
+
+def _least(func: Any, args: tuple[Any, ...], place: int) -> int:
+    """The least of the integers that an operator draws: an argument of some of its overloads."""
+    return args[place] if func._overloadname.startswith(("low", "from")) else 0
+
+
+def depends_on_noise(run: Callable[[], Sequence[Tensor]]) -> bool:
+    """Whether the network's noise changes the outputs of a pass, by more than 1 %."""
+    with without_compiler():
+        return not all(close(a, b, eps=1e-5) for a, b in zip(run(), run(), strict=False))

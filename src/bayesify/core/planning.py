@@ -17,6 +17,7 @@ from bayesify.core.inputs import Inputs
 from bayesify.core.layer import Posterior
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare
+from bayesify.core.noise_free import NOISE_IN_EVAL_MODE
 from bayesify.core.obstacles import tell_of_replaced_layers
 from bayesify.core.per_example import unlike_examples
 from bayesify.core.plans import OtherDecisionsError, Plan, other_size
@@ -114,6 +115,8 @@ class Planning(Bayesian):
             verdict = self._examined(call)
         if verdict is None:  # tracing, or a network that fails on these inputs: correct for every network
             return Plan(False, False)
+        if verdict.is_noisy and not self.training and not torch.compiler.is_compiling():
+            self.tell(NOISE_IN_EVAL_MODE)
         if verdict.without_rows:
             call.without(verdict.without_rows)
         if self.fold and not any(layer.is_read for layer in self._layers()):

@@ -26,7 +26,7 @@ from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, eval_mode, modes_kept
-from bayesify.core.noise_free import NoiseFree
+from bayesify.core.noise_free import NOISE_IN_EVAL_MODE, NoiseFree, depends_on_noise
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.errors import BayesifyError, ConfigurationError
 from bayesify.functional import at_least_float32, standard_normal
@@ -93,7 +93,7 @@ class RandomOutputs(Bayesian):
     def __init__(self, net: nn.Module, method: VIFO) -> None:
         super().__init__(net)
         self.method = method
-        self.head_is_last, self.draws_noise = False, False
+        self.head_is_last, self.draws_noise, self.is_noisy = False, False, False
         self.output_dim = -1
         self.local_beta, self.auxiliary_beta = method.eta, method.eta_aux
         self.second: nn.Module | None = None
@@ -151,6 +151,8 @@ class RandomOutputs(Bayesian):
     def _moments(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the outputs, (B, ...) each."""
         self._check_head(inputs, kwargs)
+        if self.is_noisy and not self.training and not torch.compiler.is_compiling():
+            self.tell(NOISE_IN_EVAL_MODE)
         if self.second is not None:
             mean, raw = (self._pass(net, inputs, kwargs)[0] for net in (self.net, self.second))
             return mean, self.method.std(raw)
@@ -212,7 +214,11 @@ class RandomOutputs(Bayesian):
                     "name the layer that makes the output, VIFO(head=...)"
                 )
             both = None if self.second is not None else self._both_halves(few, unit, 2 * unit)
-        self.draws_noise = noise_free.replaced
+        if noise_free.replaced:
+            self.draws_noise = True
+            gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
+            with gradients, own_noise(net.parameters()), eval_mode(net), no_parameters_set(net):
+                self.is_noisy = depends_on_noise(lambda: [self._pass(net, *few, unit)[0]])
         for dim in range(1, one.dim()):
             if one.shape[dim] == count and close(one * each.to(one.dtype).reshape(-1, *[1] * (one.dim() - dim - 1)), scaled):
                 self.output_dim = dim - one.dim()

@@ -1,0 +1,119 @@
+"""Networks that draw random numbers themselves: what they are told, and how they are compared."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesify import VIFO, Bayesian, BayesifyWarning, Categorical, MeanField, Method, bayesify, predict
+from bayesify.core.noise_free import NoiseFree
+
+INPUT = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Between(nn.Module):
+    """Does something to its hidden units."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(4, 8), nn.Linear(8, 3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self, self.first(x)))
+
+
+def _root(function: Callable[[nn.Module, Tensor], Tensor], method: Method) -> Bayesian:
+    torch.manual_seed(0)
+    return bayesify(Between(function).double(), method)
+
+
+def _seeded(net: nn.Module, h: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return h + torch.randn_like(h)
+
+
+NOISE = {
+    "dropout": lambda net, h: F.dropout(h),
+    "latent variable": lambda net, h: h + torch.randn_like(h),
+    "hidden units": lambda net, h: torch.cat([h[:, torch.randint(0, 8, (5,))], h[:, torch.randperm(8)[:3]]], 1),
+}
+NO_NOISE = {
+    "dropout in training": lambda net, h: F.dropout(h, training=net.training),
+    "unused": lambda net, h: h if torch.rand(()) < 2 else -h,
+    "small": lambda net, h: h + 1e-4 * torch.randn_like(h),
+    "seeded": _seeded,
+}
+
+
+@pytest.mark.parametrize("method", [MeanField(), VIFO()])
+@pytest.mark.parametrize("name", NOISE)
+def test_noise_in_eval_mode_is_told_once_before_it_is_taken_for_epistemic_uncertainty(name, method, recwarn):
+    bnn = _root(NOISE[name], method)
+    bnn(INPUT, samples=2)
+    assert not recwarn, "in training it is usual"
+    for _ in range(2):
+        p = predict(bnn, INPUT, Categorical(), samples=4)
+    assert p.probs.shape == (6, 3)
+    assert [w.category for w in recwarn] == [BayesifyWarning]
+    assert "draws random numbers in eval mode" in str(recwarn[0].message)
+
+
+@pytest.mark.parametrize("method", [MeanField(), VIFO()])
+@pytest.mark.parametrize("name", NO_NOISE)
+def test_noise_without_an_effect_in_eval_mode_is_not_told(name, method, recwarn):
+    bnn = _root(NO_NOISE[name], method)
+    bnn(INPUT, samples=2)
+    predict(bnn, INPUT, Categorical(), samples=4)
+    assert not [w for w in recwarn if "eval mode" in str(w.message)]
+
+
+def test_networks_that_choose_units_at_random_are_compared_without_that():
+    """Integers and permutations are constants in comparisons; otherwise, the network would seem to remember something."""
+    bnn = _root(NOISE["hidden units"], MeanField())
+    bnn(INPUT, samples=2)
+    assert not bnn.findings
+
+
+def test_random_states_go_on_as_without_the_examination():
+    bnn = _root(NOISE["latent variable"], MeanField()).eval()
+    states = []
+    for _ in range(2):
+        bnn.forget_verdicts()
+        torch.manual_seed(5)
+        outputs = bnn(INPUT).outputs
+        states.append((outputs.detach(), torch.get_rng_state()))
+        torch.manual_seed(5)
+        torch.testing.assert_close(bnn(INPUT).outputs, outputs)
+    assert torch.equal(states[0][1], states[1][1])
+
+
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [
+        (lambda: torch.randint(3, 9, (4,)), 3),
+        (lambda: torch.randint(9, (4,)), 0),
+        (lambda: torch.randint_like(torch.zeros(4), 9), 0),
+        (lambda: torch.randint_like(torch.zeros(4), 3, 9), 3),
+        (lambda: torch.empty(4).random_(), 0),
+        (lambda: torch.empty(4).random_(9), 0),
+        (lambda: torch.empty(4).random_(3, 9), 3),
+        (lambda: torch.multinomial(torch.ones(5), 4), 0),
+        (lambda: torch.poisson(torch.full((4,), 3.0)), 1),
+        (lambda: torch.empty(4).cauchy_(), 1),
+        (lambda: torch.distributions.Gamma(torch.full((4,), 2.0), 1.0).sample(), 1),
+    ],
+)
+def test_draws_are_constants_without_noise(draw, expected):
+    with NoiseFree() as noise_free:
+        drawn = draw()
+    assert noise_free.replaced
+    assert (drawn == expected).all()
+
+
+def test_permutations_change_no_order_without_noise():
+    with NoiseFree() as noise_free:
+        assert torch.randperm(5).tolist() == [0, 1, 2, 3, 4]
+    assert noise_free.replaced
