@@ -1,5 +1,6 @@
 """Networks that draw random numbers themselves: what they are told, and how they are compared."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -68,6 +69,17 @@ def test_noise_without_an_effect_in_eval_mode_is_not_told(name, method, recwarn)
     bnn(INPUT, samples=2)
     predict(bnn, INPUT, Categorical(), samples=4)
     assert not [w for w in recwarn if "eval mode" in str(w.message)]
+
+
+def test_noise_of_python_is_told_and_its_generator_goes_on_as_without_the_examination(recwarn):
+    bnn = _root(lambda net, h: h * random.random(), MeanField()).eval()
+    random.seed(5)
+    for _ in range(2):
+        bnn(INPUT)
+    following = random.random()
+    random.seed(5)
+    assert following == [random.random() for _ in range(3)][2], "a pass draws one number"
+    assert sum("draws random numbers in eval mode" in str(w.message) for w in recwarn) == 1
 
 
 def test_networks_that_choose_units_at_random_are_compared_without_that():

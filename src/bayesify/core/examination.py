@@ -167,8 +167,11 @@ class Examination:
             with self._set.watch():
                 return _tensors(self.passes.run(WatchedPass(self._draw_of(0)), self.net, args, kwargs))
 
+        if not (self.draws_noise or self.draws_elsewhere):
+            return False
         try:
-            return self.draws_noise and depends_on_noise(run)
+            with OtherGenerators():  # whose states the runs must not change
+                return depends_on_noise(run)
         except NETWORK_ERRORS:  # of values, which the pass itself will show
             return False
 

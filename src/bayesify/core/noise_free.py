@@ -77,6 +77,7 @@ def _least(func: Any, args: tuple[Any, ...], place: int) -> int:
 
 
 def depends_on_noise(run: Callable[[], Sequence[Tensor]]) -> bool:
-    """Whether the network's noise changes the outputs of a pass, by more than 1 %."""
+    """Whether the network's noise changes the outputs of a pass, by more than 1 %; noise of few values may be equal by chance."""
     with without_compiler():
-        return not all(close(a, b, eps=1e-5) for a, b in zip(run(), run(), strict=False))
+        first = run()
+        return any(not close(a, b, eps=1e-5) for _ in range(3) for a, b in zip(first, run(), strict=False))
