@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify import VIFO, Bayesian, BayesifyWarning, Categorical, MeanField, Method, bayesify, predict
+from bayesify import VIFO, Bayesian, BayesifyWarning, Categorical, DeepEnsemble, MeanField, Method, bayesify, predict
 from bayesify.core.noise_free import NoiseFree
 
 INPUT = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -36,6 +36,7 @@ def _seeded(net: nn.Module, h: Tensor) -> Tensor:
         return h + torch.randn_like(h)
 
 
+METHODS = [MeanField(), VIFO(), DeepEnsemble(members=2), DeepEnsemble(members=2, base=MeanField())]
 NOISE = {
     "dropout": lambda net, h: F.dropout(h),
     "latent variable": lambda net, h: h + torch.randn_like(h),
@@ -49,7 +50,7 @@ NO_NOISE = {
 }
 
 
-@pytest.mark.parametrize("method", [MeanField(), VIFO()])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_in_eval_mode_is_told_once_before_it_is_taken_for_epistemic_uncertainty(name, method, recwarn):
     bnn = _root(NOISE[name], method)
@@ -62,7 +63,7 @@ def test_noise_in_eval_mode_is_told_once_before_it_is_taken_for_epistemic_uncert
     assert "draws random numbers in eval mode" in str(recwarn[0].message)
 
 
-@pytest.mark.parametrize("method", [MeanField(), VIFO()])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
 @pytest.mark.parametrize("name", NO_NOISE)
 def test_noise_without_an_effect_in_eval_mode_is_not_told(name, method, recwarn):
     bnn = _root(NO_NOISE[name], method)

@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer
 from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.forward_pass import ForwardPass
+from bayesify.core.generators import generator_states, own_noise
 from bayesify.core.initialization import looks_initialized
+from bayesify.core.inputs import Inputs
 from bayesify.core.layer_report import LayerReport
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
-from bayesify.core.modes import eval_mode
+from bayesify.core.modes import buffers_kept, can_compare, eval_mode
+from bayesify.core.noise_free import NOISE_IN_EVAL_MODE, depends_on_noise
 from bayesify.core.outputs import Draws
 from bayesify.core.unfolding import copied
 from bayesify.errors import ConfigurationError
@@ -48,14 +51,29 @@ def nets_of_members(nets: Sequence[nn.Module], members: int, method: str) -> Seq
 
 
 class PlainMember(Bayesian):
-    """A plain network: all draws are equal."""
+    """A plain network: all draws are equal.
+
+    Attributes:
+        is_examined: whether a pass in eval mode has shown if the network draws noise.
+    """
 
     one_pass = True
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.is_examined = False
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
         call = self.inputs_of(inputs, kwargs)
+        examines = not (self.is_examined or self.training) and can_compare(self.net)
+        states = generator_states(self.parameters()) if examines else {}
         outputs = tree_map(lambda y: self._expanded(y, samples), self._run(*inputs, **kwargs))
+        if examines:
+            self.is_examined = True
+            now = generator_states(self.parameters())
+            if not all(torch.equal(state, now[device]) for device, state in states.items()):
+                self._tell_of_noise(call)
         kl = self.kl_of_pass({})
         return Draws(outputs, kl, kl.new_zeros(call.examples(outputs, 1)))
 
@@ -64,6 +82,18 @@ class PlainMember(Bayesian):
 
     def _run(self, *inputs: Any, **kwargs: Any) -> Any:
         return self.passes.run(ForwardPass(), self.net, inputs, kwargs)
+
+    def _tell_of_noise(self, call: Inputs) -> None:
+        """Tell of noise on which outputs depend, which differs between members."""
+
+        def run() -> list[Tensor]:
+            args, kwargs = call.map(torch.clone)
+            return [y for y in tree_leaves(self._run(*args, **kwargs)) if isinstance(y, Tensor)]
+
+        with torch.no_grad(), own_noise(self.parameters()), buffers_kept(self.net):
+            is_noisy = depends_on_noise(run)
+        if is_noisy:
+            self.tell(NOISE_IN_EVAL_MODE)
 
     @contextmanager
     def drawn(self, seed: int) -> Iterator[nn.Module]:
@@ -92,6 +122,8 @@ class Ensemble(Bayesian):
 
     def __init__(self, members: Sequence[Bayesian], method: Method) -> None:
         super().__init__(nn.ModuleList(members))
+        for member in members:
+            member.findings = self.findings  # so that all tell a fact once
         self.one_pass = all(member.one_pass for member in members)
         self.local_beta, self.auxiliary_beta = members[0].local_beta, members[0].auxiliary_beta
         self.report = tuple(
