@@ -61,6 +61,7 @@ def test_noise_in_eval_mode_is_told_once_before_it_is_taken_for_epistemic_uncert
     assert p.probs.shape == (6, 3)
     assert [w.category for w in recwarn] == [BayesifyWarning]
     assert "draws random numbers in eval mode" in str(recwarn[0].message)
+    assert bnn.findings == [str(recwarn[0].message)], "also of an ensemble"
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from bayesify.core.candidates import Candidate, candidates
 from bayesify.core.comparison import close, equal_rows
-from bayesify.core.examination import Examination
 from bayesify.core.folding import Verdict
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
 from bayesify.core.passes import Passes
 from bayesify.core.replay import Prefix, ReplayPass
+from bayesify.core.two_draws import TwoDraws
 from bayesify.core.watch import WatchedPass
 
 __all__ = ["BatchSizes"]
@@ -39,31 +39,31 @@ class BatchSizes:
     def __init__(self, net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, inputs: Inputs, verdict: Verdict) -> None:
         self.net, self.inputs = net, inputs
         self.batch = Candidate(tuple(inputs.has_rows), inputs.batch)
-        self.examination = Examination(net, layers, passes)
-        self.examination.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
+        self.two = TwoDraws(net, layers, passes)
+        self.two.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
 
     def fold(self, samples: int) -> bool:
         """Whether a pass over S*B rows gives what B rows give with each of two draws; in the current mode.
 
         Consecutive rows with equal weights count as one draw: copies of a large embedding would take longer than the pass.
         """
-        examination, rows = self.examination, samples * self.batch.count
+        two, rows = self.two, samples * self.batch.count
         draws = _smallest_factor(samples)
 
         def folded() -> list[Tensor]:
-            one_pass = WatchedPass(examination.alternating(draws), draws, rows=rows, without_rows=examination.without_rows)
-            return examination.run(self.batch.folded(self.inputs, samples=samples), one_pass)
+            one_pass = WatchedPass(two.alternating(draws), draws, rows=rows, without_rows=two.without_rows)
+            return two.run(self.batch.folded(self.inputs, samples=samples), one_pass)
 
         return self._agrees(folded, samples, repeats=samples // draws)
 
     def replay(self, samples: int) -> bool:
         """`fold` for passes in which a `Prefix` computes the part before the first random layer for B rows."""
-        examination = self.examination
+        two = self.two
 
         def replayed() -> list[Tensor]:
             prefix = Prefix(self.batch.count, True)
-            one_pass = ReplayPass(prefix, samples, True, examination.without_rows, examination.alternating(samples))
-            return examination.run_with(lambda: prefix.run(one_pass, examination.passes, self.net, self.inputs))
+            one_pass = ReplayPass(prefix, samples, True, two.without_rows, two.alternating(samples))
+            return two.run_with(lambda: prefix.run(one_pass, two.passes, self.net, self.inputs))
 
         return self._agrees(replayed, samples)
 
@@ -73,13 +73,13 @@ class BatchSizes:
         with eval_mode(self.net):
             if few.count == self.batch.count:
                 return self.fold(2)
-            with self.examination.with_draws():
+            with self.two.with_draws():
                 try:
-                    whole = self.examination.single(0, self.inputs, self.batch)
+                    whole = self.two.single(0, self.inputs, self.batch)
                 except NETWORK_ERRORS:  # the pass will tell
                     return True
                 try:
-                    alone = self.examination.single(0, self.inputs, few)
+                    alone = self.two.single(0, self.inputs, few)
                 except NETWORK_ERRORS:
                     return False
         return len(alone) == len(whole) and all(
@@ -87,9 +87,9 @@ class BatchSizes:
         )
 
     def _agrees(self, run: Callable[[], list[Tensor]], samples: int, repeats: int = 1) -> bool:
-        with self.examination.with_draws():
+        with self.two.with_draws():
             try:
-                first, second = (self.examination.single(s, self.inputs, self.batch) for s in (0, 1))
+                first, second = (self.two.single(s, self.inputs, self.batch) for s in (0, 1))
             except NETWORK_ERRORS:  # the pass will tell
                 return True
             try:

@@ -1,40 +1,32 @@
 """Passes over a few rows with two draws of the weights, from which `folding` judges a network.
 
-The examination compares a folded pass of two draws with a pass per draw at the same weights: the posterior means with 30 % noise,
-whatever the posterior, because the question is one of structure. Further folded passes, in which one draw has extreme weights, show
-coupling that begins at a threshold. The network's other noise (dropout) is replaced with constants.
+The examination compares a folded pass of two draws with a pass per draw at the same weights. Further folded passes, in which one
+draw has extreme weights, show coupling that begins at a threshold.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from bayesify.core.candidates import Candidate, candidates
 from bayesify.core.comparison import close, equal_rows
-from bayesify.core.first_batch import SetParameters
-from bayesify.core.generators import OtherGenerators, own_noise
-from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs, fold
+from bayesify.core.generators import OtherGenerators
+from bayesify.core.inputs import NETWORK_ERRORS, Inputs, fold
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import buffers_kept, own_casts
-from bayesify.core.noise_free import NoiseFree, depends_on_noise
+from bayesify.core.noise_free import depends_on_noise
 from bayesify.core.objects import ChangedInputError
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import as_plain
-from bayesify.core.shards import with_whole_parameters
+from bayesify.core.two_draws import TwoDraws, tensors_of
 from bayesify.core.watch import Decisions, Watch, WatchedPass, is_kept, mark_rows, origin_of
 
 __all__ = ["Examination", "Repetition"]
 
-_SPREAD = 0.3
 _EXTREME = 1e3  # factor of the weights of one draw, in passes that only the other draw is read from
 
 
@@ -53,52 +45,31 @@ class Repetition:
     generators: Sequence[Tensor] = ()
 
 
-class Examination:
-    """Passes over a few rows with the same two draws of all layers."""
+class Examination(TwoDraws):
+    """What passes with two draws show of a network."""
 
     def __init__(self, net: nn.Module, layers: Collection[BayesianLayer], passes: Passes, whole: bool = False) -> None:
-        self.net, self.layers, self.passes, self.whole = net, layers, passes, whole
-        self.drawn: dict[BayesianLayer, tuple[Tensor, Tensor | None]] = {}
+        super().__init__(net, layers, passes)
+        self.whole = whole
         self.used: set[BayesianLayer] = set()
         self.called: set[BayesianLayer] = set()
         self.repeated: set[BayesianLayer] = set()
         self.read: set[BayesianLayer] = set()
         self.by_value: set[str] = set()
         self.numbers: set[str] = set()
-        self.without_rows: set[BayesianLayer] = set()
         self.differentiates = False
-        self.draws_noise = False
-        self.draws_elsewhere = False  # noise of other libraries, which passes over other rows do not share
         self.outputs: list[Tensor] = []  # of draw 0, in the last pass of `runs`
         self.generators: list[Tensor] = []  # the states from which layers would have drawn in that pass
         self.decisions: tuple[bool, ...] = ()  # by values of the inputs, in the last folded pass that was compared
         self.orders_rows = False  # whether it sorts rows of the batch, which happened to keep the draws apart
         self.mixed: list[BayesianLayer] = []  # random layers that are called both with rows and without
         self.failure: Exception | None = None  # of the last pass of `runs`
-        self._set = SetParameters(net)
-
-    @contextmanager
-    def with_draws(self) -> Iterator[None]:
-        """Draw, and restore random generators and running statistics on exit; without gradients and warnings."""
-        with (
-            torch.no_grad(),
-            own_casts(),
-            own_noise(self.net.parameters()) as reseed,
-            buffers_kept(self.net),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")  # of a checkpoint without gradients
-            reseed(0)
-            for layer in self.layers:
-                self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
-            yield
-            self._set.restore()
 
     def runs(self, inputs: Inputs, candidate: Candidate) -> bool:
         """Whether the network accepts these rows; record what it does with its layers."""
         watch = Watch(candidate.count)
         try:
-            self.outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
+            self.outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self.draw_of(0), watch=watch))
             watch.note_generator()
             self.generators = watch.generators
             rows = self._of_three_rows(inputs, candidate) or watch if candidate.count == 1 else watch
@@ -131,7 +102,7 @@ class Examination:
 
     def _ignores(self, layers: Collection[BayesianLayer], inputs: Inputs, candidate: Candidate) -> bool:
         """Whether the outputs stay as they are if other values of these layers' weights are read."""
-        outputs = self.run(candidate.single(inputs), WatchedPass(self._draw_of(0), unread=layers))
+        outputs = self.run(candidate.single(inputs), WatchedPass(self.draw_of(0), unread=layers))
         return all(map(close, outputs, self.outputs))
 
     def _of_three_rows(self, inputs: Inputs, candidate: Candidate) -> Watch | None:
@@ -139,7 +110,7 @@ class Examination:
         watch = Watch(3)
         arguments = inputs.map(lambda x: mark_rows(fold(x, 3)), candidate.rows)
         try:
-            self.run(arguments, WatchedPass(self._draw_of(0), watch=watch))
+            self.run(arguments, WatchedPass(self.draw_of(0), watch=watch))
         except NETWORK_ERRORS:
             return None
         return watch
@@ -149,7 +120,7 @@ class Examination:
         watch = Watch(candidate.count)
         torch.default_generator.manual_seed(1)
         try:
-            outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self._draw_of(0), watch=watch))
+            outputs = self.run(candidate.single(inputs, mark_rows), WatchedPass(self.draw_of(0), watch=watch))
         except NETWORK_ERRORS:
             return Repetition()
         watch.note_generator()
@@ -165,7 +136,7 @@ class Examination:
         def run() -> list[Tensor]:
             args, kwargs = candidate.single(inputs)
             with self._set.watch():
-                return _tensors(self.passes.run(WatchedPass(self._draw_of(0)), self.net, args, kwargs))
+                return tensors_of(self.passes.run(WatchedPass(self.draw_of(0)), self.net, args, kwargs))
 
         if not (self.draws_noise or self.draws_elsewhere):
             return False
@@ -177,7 +148,7 @@ class Examination:
 
     def outputs_of(self, inputs: Inputs, candidate: Candidate, plain: Collection[BayesianLayer] = ()) -> list[Tensor]:
         """Outputs of draw 0, with some of the layers replaced with plain ones of the same weights."""
-        drawn = self._draw_of(0)
+        drawn = self.draw_of(0)
         weights = {layer: drawn[layer] if layer.posterior.is_random else _shared(layer.posterior.mean(layer)) for layer in plain}
         weights |= {layer: _of_plain_shape(layer) for layer in plain if not layer.posterior.is_plain}
         with as_plain({layer: (weight[0], None if bias is None else bias[0]) for layer, (weight, bias) in weights.items()}):
@@ -192,7 +163,7 @@ class Examination:
 
     def _reaching(self, layers: list[BayesianLayer], inputs: Inputs, candidate: Candidate) -> list[BayesianLayer]:
         """The layers that the outputs depend on, by their gradients, where the traces of `Watch` end."""
-        drawn: dict[Any, Any] = self._draw_of(0)
+        drawn: dict[Any, Any] = self.draw_of(0)
         weights: list[Tensor] = [drawn[layer][0].requires_grad_() for layer in layers]
         with torch.enable_grad():
             outputs = self.run(candidate.single(inputs), WatchedPass(drawn))
@@ -254,41 +225,6 @@ class Examination:
         one_pass = WatchedPass(drawn, samples=2, rows=2 * candidate.count, without_rows=self.without_rows, watch=watch)
         return self.run(candidate.folded(inputs) if watch is None else candidate.folded(inputs, mark_rows), one_pass)
 
-    def single(self, s: int, inputs: Inputs, candidate: Candidate) -> list[Tensor]:
-        """Outputs of draw s."""
-        return self.run(candidate.single(inputs), WatchedPass(self._draw_of(s)))
-
-    def alternating(self, samples: int) -> dict[BayesianLayer, Any]:
-        """The two draws of all layers, in turn, as S draws."""
-        return {
-            layer: tuple(None if x is None else x[torch.arange(samples, device=x.device) % len(x)] for x in pair)
-            for layer, pair in self.drawn.items()
-        }
-
-    def _draw_of(self, s: int) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
-
-        def one(x: Tensor) -> Tensor:
-            return x[s : s + 1] if len(x) > 1 else x
-
-        return {layer: (one(weight), None if bias is None else one(bias)) for layer, (weight, bias) in self.drawn.items()}
-
-    def run(self, arguments: Arguments, forward_pass: WatchedPass) -> list[Tensor]:
-        args, kwargs = arguments
-        with forward_pass.watch or nullcontext():
-            return self.run_with(lambda: self.passes.run(forward_pass, self.net, args, kwargs))
-
-    def run_with(self, run: Callable[[], Any]) -> list[Tensor]:
-        """Tensors of the outputs of a pass without the network's own noise."""
-        with NoiseFree() as noise_free, OtherGenerators() as others, self._set.watch():
-            outputs = run()
-        self.draws_noise |= noise_free.replaced
-        self.draws_elsewhere |= others.used
-        return _tensors(outputs)
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    return [y for y in tree_leaves(outputs) if isinstance(y, Tensor)]
-
 
 def _shared(values: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
     """Values as one draw: (1, *)."""
@@ -300,14 +236,3 @@ def _of_plain_shape(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
     """Zeros for a layer whose posterior has no weights of a plain one."""
     p = next(layer.parameters())
     return p.new_zeros(1, *layer.weight_shape), None if layer.bias_shape is None else p.new_zeros(1, *layer.bias_shape)
-
-
-def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
-    """Weight (2, *) and bias (2, *) around the posterior mean."""
-    weight, bias = layer.posterior.mean(layer)
-
-    def around(mean: Tensor) -> Tensor:
-        scale = float(mean.float().square().mean().sqrt()) or 1 / math.sqrt(layer.fan_in)
-        return torch.randn(2, *mean.shape, dtype=mean.dtype, device=mean.device).mul_(_SPREAD * scale).add_(mean)
-
-    return layer.constrained(around(weight)), None if bias is None else around(bias)
