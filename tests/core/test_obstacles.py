@@ -143,3 +143,28 @@ def test_a_network_that_uses_other_layers_for_other_values_is_no_news():
         warnings.simplefilter("error")
         for i in range(3):
             bnn(torch.eye(3)[[i, i, i]], samples=2)
+
+
+class _InList(nn.Module):
+    """Hidden layers in containers of Python."""
+
+    def __init__(self, hidden: list[nn.Linear] | dict[str, nn.Linear]) -> None:
+        super().__init__()
+        self.hidden, self.head = hidden, nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("hidden", [[nn.Linear(4, 4), nn.Linear(4, 4)], {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}])
+def test_layers_in_containers_of_python_are_told(hidden):
+    net = nn.ModuleDict({"block": _InList(hidden)})
+    kind = type(hidden).__name__
+    with pytest.warns(BayesifyWarning, match=rf"^PyTorch does not find 2 layers in 'block.hidden', which is a {kind}: ") as caught:
+        bnn = bayesify(net, MeanField())
+    assert len(caught) == 1
+    assert [name for name, _ in bnn.random_layers()] == ["block.head"]
+
+
+def test_containers_of_python_with_registered_or_frozen_layers_are_not_told(recwarn):
+    net = _InList([nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)])
+    net.first = net.hidden[0]
+    bayesify(net, MeanField())
+    assert not recwarn

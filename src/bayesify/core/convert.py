@@ -23,7 +23,14 @@ from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import modes_kept
-from bayesify.core.obstacles import obstacle, tell_of_hindered_layers, tied_parameters, trainable_sizes, unmet_need
+from bayesify.core.obstacles import (
+    obstacle,
+    tell_of_hindered_layers,
+    tell_of_unregistered_layers,
+    tied_parameters,
+    trainable_sizes,
+    unmet_need,
+)
 from bayesify.core.packed import Unpacking, initial_bounds
 from bayesify.core.passes import Passes
 from bayesify.core.restoration import restore, revert
@@ -141,6 +148,7 @@ def _converted(
     with modes_kept(net.modules()):  # parts may be in eval mode, such as frozen batch normalization
         root.train(net.training)
     tell_of_hindered_layers(root, sizes, hindered)
+    tell_of_unregistered_layers(root)
     return root
 
 

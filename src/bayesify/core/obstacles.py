@@ -20,7 +20,15 @@ from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing, plural
 
-__all__ = ["obstacle", "tell_of_hindered_layers", "tell_of_replaced_layers", "tied_parameters", "trainable_sizes", "unmet_need"]
+__all__ = [
+    "obstacle",
+    "tell_of_hindered_layers",
+    "tell_of_replaced_layers",
+    "tell_of_unregistered_layers",
+    "tied_parameters",
+    "trainable_sizes",
+    "unmet_need",
+]
 
 _CONSIDERABLE = 0.1  # of the trainable parameters
 
@@ -147,6 +155,21 @@ def tell_of_hindered_layers(root: Bayesian, sizes: Mapping[str, Mapping[int, int
             f"{share:.0%} of the parameters stay deterministic, as these layers cannot be made random: {names}; `summary` has the "
             "reasons. To accept it, name the layers that should be random: bayesify(net, {pattern: method})"
         )
+
+
+def tell_of_unregistered_layers(root: Bayesian) -> None:
+    """Warn of trainable layers in lists, tuples and dicts, in which PyTorch does not look for them."""
+    registered = set(root.net.modules())
+    for name, module in root.net.named_modules():
+        for attribute, value in vars(module).items():
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            layers = [part for part in parts if isinstance(part, nn.Module) and part not in registered]
+            if any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
+                count, place = plural(len(layers), "layer"), f"{name}.{attribute}".lstrip(".")
+                root.tell(
+                    f"PyTorch does not find {count} in {place!r}, which is a {type(value).__name__}: not trained, not saved and "
+                    "not random. Use nn.ModuleList or nn.ModuleDict, or freeze what is meant to stay outside"
+                )
 
 
 def tell_of_replaced_layers(root: Bayesian) -> None:
