@@ -127,7 +127,27 @@ def test_draws_are_constants_without_noise(draw, expected):
     assert (drawn == expected).all()
 
 
-def test_permutations_change_no_order_without_noise():
+def test_permutations_reverse_the_order_without_noise():
     with NoiseFree() as noise_free:
-        assert torch.randperm(5).tolist() == [0, 1, 2, 3, 4]
+        assert torch.randperm(5).tolist() == [4, 3, 2, 1, 0]
     assert noise_free.replaced
+
+
+def _shuffled(net: nn.Module, h: Tensor) -> Tensor:
+    """Layers get the rows in another order, and the outputs have the order of the inputs."""
+    order = torch.randperm(len(h))
+    return net.middle(h[order])[order.argsort()]
+
+
+def _sampled(net: nn.Module, h: Tensor) -> Tensor:
+    """A latent variable whose scale depends on the other rows."""
+    return h + torch.randn_like(h) * (h - h.mean(0))
+
+
+@pytest.mark.filterwarnings("ignore:the network (draws random numbers|does not use)")
+@pytest.mark.parametrize("function", [_shuffled, _sampled])
+def test_noise_that_mixes_rows_keeps_draws_apart(function):
+    net = Between(function).double()
+    net.middle = nn.Linear(8, 8).double()
+    with pytest.warns(BayesifyWarning, match="every draw takes a separate pass, .* the rows of a batch affect each other"):
+        bayesify(net, MeanField()).eval()(INPUT, samples=2)

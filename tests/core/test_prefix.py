@@ -215,7 +215,7 @@ def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pyte
         def forward(self, x: Tensor) -> Tensor:
             self.passes += 1
             h = self.first(x)
-            return self.second(h.tanh() if self.passes < 22 else h)
+            return self.second(h.tanh() if self.passes < 12 else h)
 
     def net() -> Any:
         torch.manual_seed(0)
@@ -223,11 +223,11 @@ def test_a_net_that_changes_its_mind_is_predicted_all_the_same(monkeypatch: pyte
 
     bnn = net()
     predict(bnn, TABLE, Categorical(), samples=1, seed=0)
-    assert bnn.net.passes == 14  # eight look at the net, two compare sizes, three replay
+    assert bnn.net.passes == 4  # three compare replays; those that look at the net are not counted
     fast = predict(bnn, TABLE, Categorical(), samples=6, chunk=2, seed=1)
     without_prefix(monkeypatch)
     other = net()
-    other.net.passes = 14
+    other.net.passes = 4
     plain = predict(other, TABLE, Categorical(), samples=6, chunk=2, seed=1)
     assert fast.mean.shape == plain.mean.shape
     assert bool(fast.mean.isfinite().all())
@@ -308,7 +308,7 @@ def test_a_net_that_fails_while_it_is_replayed_is_not_replayed() -> None:
 
     bnn = bayesify(Broken().double().eval(), {"second": MeanField()})
     expected = predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)  # looks at the net
-    assert (before := bnn.net.passes) == 8 + 3 + 3 + 2
+    assert (before := bnn.net.passes) == 3 + 2  # those that look at the net are not counted
     for number in (2, 5):  # the first pass of the comparison that replays, and the last one of the prediction
         bnn.net.passes, bnn.net.fails_at, bnn.net.recovers = 0, number, True
         found = predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)
@@ -318,7 +318,7 @@ def test_a_net_that_fails_while_it_is_replayed_is_not_replayed() -> None:
             predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)
     bnn.net.passes, bnn.net.fails_at = 0, 0
     predict(bnn, TABLE, Categorical(), samples=4, chunk=2, seed=0)
-    assert bnn.net.passes == before - 8 - 3
+    assert bnn.net.passes == before
     assert bnn._prefix is None
 
 

@@ -167,7 +167,7 @@ def test_what_has_only_the_shape_and_dtype_of_results_may_be_kept(keep: Callable
 
 def test_results_that_cannot_be_traced_are_reported() -> None:
     bnn = bayesify(Cached(lambda y: y.detach().numpy(), lambda last, kept: last(torch.from_numpy(kept))), MeanField())
-    with pytest.warns(BayesifyWarning, match=r"does not call 'first' in a second pass .* If it keeps their results, draws mix"):
+    with pytest.warns(BayesifyWarning, match=r"does not use 'first' in a second pass .* If it keeps their results, draws mix"):
         bnn(torch.randn(5, 3), samples=2)
 
 

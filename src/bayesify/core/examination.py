@@ -95,7 +95,7 @@ class Examination(TwoDraws):
 
     def _read_unseen(self, watch: Watch, inputs: Inputs, candidate: Candidate) -> set[BayesianLayer]:
         """The layers with whose weights the network computes where no `Watch` sees it: in other layers, `vmap` or as numbers."""
-        got = {layer for layers, _ in watch.values.values() for layer in layers if layer.posterior.is_random} - watch.read
+        got = watch.got - watch.read
         if not got or self._ignores(got, inputs, candidate):  # most networks look at a dtype or a device
             return set()
         return {layer for layer in got if not self._ignores({layer}, inputs, candidate)}
@@ -126,7 +126,7 @@ class Examination(TwoDraws):
         watch.note_generator()
         return Repetition(
             reuses=watch.reuses or any(map(is_kept, outputs)),
-            missing=[layer for layer in self.layers if layer in self.called - watch.called],
+            missing=[layer for layer in self.layers if layer in (self.called | self.read) - watch.called - watch.got],
             generators=watch.generators,
         )
 

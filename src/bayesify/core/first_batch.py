@@ -81,4 +81,5 @@ def _may_set(module: nn.Module) -> bool:
 
 
 def _equal(parameter: nn.Parameter, value: Tensor) -> bool:
-    return parameter.shape == value.shape and torch.equal(parameter.detach().nan_to_num(), value.nan_to_num())
+    with torch._C.DisableTorchFunction():  # this comparison is no decision of the network
+        return parameter.shape == value.shape and torch.equal(parameter.detach().nan_to_num(), value.nan_to_num())

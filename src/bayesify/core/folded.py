@@ -16,13 +16,13 @@ from bayesify.core.comparison import close
 from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import FirstBatchError
-from bayesify.core.forward_pass import ForwardPass, NewLayerError
+from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
-from bayesify.core.pass_values import DrawnBeforeError, RowsError
+from bayesify.core.pass_values import DrawnBeforeError, NewLayerError, NewReadError, RowsError
 from bayesify.core.planning import Planning
 from bayesify.core.plans import OtherDecisionsError, Plan
 from bayesify.core.replay import Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
@@ -87,8 +87,7 @@ class Folded(Planning):
                 self._check_uses(passes[0], layers, plan)
             except (RowsError, OtherDecisionsError) as error:
                 plan = self._plan_after(error, call, samples, coherent, plan)
-                set_generator_states(tensors, before)  # equal seeds give equal draws, also when the pass is repeated
-                passes, outputs = self._passes(call, samples, coherent or not plan.noise_per_row, plan)
+                passes, outputs = self._passes_again(call, samples, coherent, plan, lambda: set_generator_states(tensors, before))
         self.tell_of_failure(call)
         score = None if passes[0].score is None else torch.cat([p.score for p in passes if p.score is not None])
         kl = self.kl_of_pass(passes[0].reported_kls(layers))
@@ -133,13 +132,27 @@ class Folded(Planning):
             raise error
         if isinstance(error, OtherDecisionsError):
             return self.plan_for_other_decisions(call, samples, error)
+        if isinstance(error, NewReadError):
+            error.layer.is_read = True
         self.forget_verdicts()  # the network was changed: another adapter is active; or a sequence is longer
         return self.checked_plan(call, samples, coherent)
+
+    def _passes_again(
+        self, call: Inputs, samples: int, coherent: bool, plan: Plan, reseed: Callable[[], None]
+    ) -> tuple[list[ForwardPass], Any]:
+        """`_passes` by another plan. Equal seeds give equal draws, also when a pass is repeated."""
+        while True:
+            reseed()
+            try:
+                return self._passes(call, samples, coherent or not plan.noise_per_row, plan)
+            except NewReadError as error:  # each concerns another layer
+                plan = self._plan_after(error, call, samples, coherent, plan)
 
     def _passes(self, call: Inputs, samples: int, coherent: bool, plan: Plan) -> tuple[list[ForwardPass], Any]:
         """The passes for all draws and the outputs (S, B, ...)."""
         if plan.folds and samples > 1:
             forward_pass = self._new_pass(samples, coherent, True, samples * call.batch, plan)
+            self._draw_first(forward_pass, plan)
             outputs = self._run_as_examined(forward_pass, call, samples, plan)
             return [forward_pass], unfold(outputs, samples, call.batch)
         runs: list[Any] = []
@@ -151,7 +164,7 @@ class Folded(Planning):
         for forward_pass in passes:
             if not plan.draws_noise:
                 self._draw_first(forward_pass, plan)
-            outputs = self._run(forward_pass, call, 1)
+            outputs = self._run(forward_pass, call, 1) if coherent else self._run_as_examined(forward_pass, call, 1, plan)
             runs.append(copied(outputs) if samples > 1 and torch.is_grad_enabled() else outputs)
         return passes, stack(runs, call.examples(runs[0], self.batch_dim), self.batch_dim)
 
@@ -179,6 +192,7 @@ class Folded(Planning):
             without_rows=layers,
             unused=unused,
             notes_repeats=True,
+            notes_reads=not self._failure,
             training=self.training,
             is_checkpointed=self._is_checkpointed,
             ahead=[layer for layer in self._layers() if layer not in unused] if draws_ahead else [],
@@ -208,9 +222,7 @@ class Folded(Planning):
         """
         replays = self._prefix is not None and self._prefix.passes > 1
         if not any(plan.decisions) or replays or torch.compiler.is_compiling():
-            self._draw_first(forward_pass, plan)
             return self._run(forward_pass, call, samples)
-        self._draw_first(forward_pass, plan)
         with Decisions() as decisions:
             outputs = self._run(forward_pass, call, samples)
         if (taken := tuple(decisions.taken)) not in plan.decisions:

@@ -115,7 +115,7 @@ def examine(
         if len(examination.used) < len(layers) and any(module.training for module in net.modules()):
             examination.runs(inputs, accepted)  # some layers may be used in training mode only
         for layer in layers:
-            layer.is_read = layer in examination.read
+            layer.is_read |= layer in examination.read  # other passes than these may have shown it
             layer.is_repeated |= layer in examination.repeated
             layer.is_used = layer.is_read or layer in examination.used
         verdict = _verdict(net, examination, inputs)
@@ -130,7 +130,7 @@ def examine(
 
 def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdict:
     """The verdict on a network that accepts the inputs."""
-    if examination.read:
+    if any(layer.is_read for layer in examination.layers):
         return Verdict(False, "the network reads the weights of its layers")
     if examination.by_value:
         names = ", ".join(sorted(examination.by_value))
@@ -225,7 +225,7 @@ def _remembers(net: nn.Module, examination: Examination, inputs: Inputs, candida
     names = {module: name for name, module in net.named_modules()}
     missing = listing((repr(names[layer]) for layer in second.missing), most=3)
     return (
-        f"the network does not call {missing} in a second pass with the same inputs. If it keeps their results, draws mix: switch "
+        f"the network does not use {missing} in a second pass with the same inputs. If it keeps their results, draws mix: switch "
         "this cache off, or reset it in forward"
     )
 

@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from bayesify.core.pass_values import PassValues, RowsError
+from bayesify.core.pass_values import NewLayerError, PassValues, RowsError
 from bayesify.core.shards import shards_of
+from bayesify.core.unread import as_unread
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
 
-__all__ = ["ForwardPass", "NewLayerError"]
+__all__ = ["ForwardPass"]
 
 T = TypeVar("T")
-
-
-class NewLayerError(RowsError):
-    """The network calls a random layer otherwise than when it was examined: it did not call it then, or only once."""
 
 
 class ForwardPass(PassValues):
@@ -40,6 +37,7 @@ class ForwardPass(PassValues):
         without_rows: layers whose inputs do not depend on the batch (positions); they draw weights, and return rows for all draws.
         unused: layers that the network did not call when it was examined; calling one raises a `NewLayerError`.
         notes_repeats: whether a second call of a layer raises a `NewLayerError`, unless it draws weights.
+        notes_reads: whether it raises a `NewReadError` to compute with the weight of a layer that the network is not known to read.
         training: whether the root is in training mode.
         is_checkpointed: whether a backward pass runs layers of this pass again. If it does and this is False, a `DrawnBeforeError`
             asks for another pass where draws of this one cannot be repeated; None if there cannot be another pass.
@@ -63,6 +61,7 @@ class ForwardPass(PassValues):
         without_rows: Iterable[Any] = (),
         unused: Iterable[Any] = (),
         notes_repeats: bool = False,
+        notes_reads: bool = False,
         training: bool = False,
         is_checkpointed: bool | None = None,
         ahead: Sequence[BayesianLayer] = (),
@@ -80,6 +79,7 @@ class ForwardPass(PassValues):
         self._records = records
         self._may_draw_ahead = ahead
         self._called: set[BayesianLayer] | None = set() if notes_repeats and not coherent else None
+        self._notes_reads = notes_reads
         self._depth = 0
 
     def begin(self) -> None:
@@ -241,6 +241,9 @@ class ForwardPass(PassValues):
     def read(self, layer: BayesianLayer, name: str) -> Tensor | None:
         """Value of a layer's weight or bias for a network that reads it instead of calling the layer.
 
+        That of a layer which the network is not known to read is the posterior mean, to look at its dtype; computing with it raises
+        a `NewReadError`.
+
         Raises:
             RowsError: several draws share the pass, and the network computes with the weight.
         """
@@ -248,8 +251,12 @@ class ForwardPass(PassValues):
             self.used.add(layer)
         if not layer.posterior.is_random:
             return self.inside(layer.posterior.mean, layer)[name == "bias"]
-        if not layer.is_read and not (self.samples == 1 and layer in self._predrawn):
-            return self.inside(layer.posterior_mean, name)
+        unexamined = torch.compiler.is_compiling() and layer.is_used is None and self.samples == 1
+        if not (layer.is_read or unexamined or (self.samples == 1 and layer in self._predrawn)):
+            mean = self.inside(layer.posterior_mean, name)
+            if mean is None or not self._notes_reads or self._ended or torch.compiler.is_compiling():
+                return mean
+            return as_unread(mean, layer)
         if self.samples > 1:
             raise RowsError(f"the network reads the {name} of a layer in a pass of {self.samples} draws")
         self._notice_checkpoint()

@@ -5,8 +5,10 @@ Shapes: S draws, B batch.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import inspect
+import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -85,16 +87,22 @@ class Inputs:
         self.holder = ""
         self.batch = self._batch(top_names)
         self.has_rows = [may and self._sized(x) for x, may in self.pairs()]
-        types = tuple(
+        kinds = tuple(
             (x.dim(), x.dtype, has) if isinstance(x, Tensor) else (type(x), x if isinstance(x, bool) else None)
             for x, has in zip(self.leaves, self.has_rows, strict=True)
         )
-        self.family = tuple(kwargs), types
+        self.family = tuple(kwargs), kinds
         self.kind = self.family, () if self.spec is None else tuple(map(_setting, tops))
 
     def pairs(self) -> Iterable[tuple[Any, bool]]:
         """Leaves, and whether they may have rows."""
         return zip(self.leaves, self.may_have_rows, strict=True)
+
+    @property
+    def are_differentiated(self) -> bool:
+        """Whether an input that requires gradients is a leaf of the graph, so that the caller differentiates with respect to it."""
+        leaves = [x for x in self.leaves if isinstance(x, Tensor) and x.requires_grad]
+        return torch.is_grad_enabled() and any(x.is_leaf for x in leaves)
 
     def without(self, positions: Collection[int]) -> None:
         """Treat these leaves as inputs without rows."""
@@ -183,6 +191,14 @@ def _has_integers(x: Tensor) -> bool:
 
 def _setting(x: Any) -> Any:
     """The value of an argument by which a network may choose what it computes; None for all others."""
+    if type(x).__module__ == "numpy" and getattr(x, "ndim", None) == 0:
+        x = x.item()
+    if isinstance(x, types.SimpleNamespace):
+        x = vars(x)
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        x = {field.name: getattr(x, field.name, None) for field in dataclasses.fields(x)}
+    if isinstance(x, set | frozenset) and len(x) <= _FEW:
+        return tuple(sorted(repr(part) for part in x if isinstance(part, str | int)))
     if isinstance(x, dict):
         return tuple((key, _setting(value)) for key, value in x.items())
     if isinstance(x, tuple | list) and len(x) <= _FEW:  # a longer one has a value for each row

@@ -1,4 +1,4 @@
-"""Temporary modes: of networks, of their buffers, of autocast, and of the tensors that autograd saves."""
+"""Temporary modes: of networks, of their buffers and attributes, of autocast, and of the tensors that autograd saves."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 __all__ = [
+    "attributes_kept",
     "buffers_kept",
     "can_compare",
     "current_saved_tensors_hooks",
@@ -23,6 +24,8 @@ __all__ = [
     "without_autocast",
     "without_compiler",
 ]
+
+_OF_MODULE = frozenset(vars(nn.Module()))  # the attributes of every module
 
 
 @contextmanager
@@ -52,9 +55,42 @@ def buffers_kept(net: nn.Module) -> Iterator[None]:
         yield
     finally:
         for buffer, value in values:
-            # Autograd may have saved the buffer: write only if it changed. Batch normalization changes no version counter.
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
+            _write_back(buffer, value)
+
+
+@contextmanager
+def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Restore attributes of modules on exit: counters, flags and caches, what lists, dicts and sets contain, and values of tensors.
+
+    Parameters and submodules stay as they are.
+    """
+    before = [(vars(module), {k: v for k, v in vars(module).items() if k not in _OF_MODULE}) for module in modules]
+    values = [x for attributes, kept in before for x in (attributes["_buffers"], *kept.values())]
+    contents = [(x, x.copy()) for x in values if type(x) in (list, dict, set)]
+    numbers = [(x, x.clone()) for x in values if type(x) is Tensor and x.layout is torch.strided and not x.is_meta]
+    try:
+        yield
+    finally:
+        for attributes, kept in before:
+            for name in attributes.keys() - kept.keys() - _OF_MODULE:
+                del attributes[name]
+            attributes.update(kept)
+        for container, items in contents:
+            if len(container) != len(items) or any(a is not b for a, b in zip(_parts(container), _parts(items), strict=True)):
+                container.clear()
+                container.extend(items) if isinstance(container, list) else container.update(items)
+        for x, value in numbers:
+            _write_back(x, value)
+
+
+def _parts(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
+
+
+def _write_back(x: Tensor, value: Tensor) -> None:
+    # Autograd may have saved the tensor: write only if it changed. Batch normalization changes no version counter.
+    if not torch.equal(x, value):
+        x.copy_(value)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -19,13 +19,15 @@ NOISE_IN_EVAL_MODE = (
     "training=self.training, sampled latent variables): predictions count this noise as epistemic uncertainty. Switch it off in "
     "eval mode, or ignore this if it is meant"
 )
-_CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.0, "normal": 0.0, "exponential": 1.0, "multinomial": 0}
+_CONSTANTS = {"bernoulli": 1.0, "rand": 0.5, "uniform": 0.5, "randn": 0.5, "normal": 0.5, "exponential": 1.0, "multinomial": 0}
 _CONSTANTS |= dict.fromkeys(("log_normal", "cauchy", "geometric", "poisson", "binomial", "_standard_gamma"), 1)
 _INTEGERS = {"randint": 0, "randint_like": 1, "random": 1}  # the position of the least one among the arguments
 
 
 class NoiseFree(TorchDispatchMode):
-    """Make random operators return constants: a mask drops nothing, a normal draw is its mean, a permutation changes no order.
+    """Make random operators return constants: a mask drops nothing, a permutation reverses the order.
+
+    Constants that have an effect show what the noise is multiplied with, and rows that are put in another order.
 
     Compiled parts run as eager code.
 
@@ -67,7 +69,7 @@ class NoiseFree(TorchDispatchMode):
             result.fill_(_least(func, args, _INTEGERS[operator]))
         elif operator == "randperm":
             self.replaced = True
-            result.copy_(torch.arange(len(result), device=result.device))
+            result.copy_(torch.arange(len(result), device=result.device).flip(0))
         return result
 
 

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import kind_of
 from bayesify.core.packed import is_inner
-from bayesify.core.replay.marks import tensors_in
+from bayesify.core.tensor_functions import tensors_in
 from bayesify.core.watch import origin_of
 from bayesify.formatting import listing
 

@@ -15,13 +15,25 @@ from bayesify.errors import PassError
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
 
-__all__ = ["DrawnBeforeError", "PassValues", "RowsError"]
+__all__ = ["DrawnBeforeError", "NewLayerError", "NewReadError", "PassValues", "RowsError"]
 
 T = TypeVar("T")
 
 
 class RowsError(PassError):
     """The input of a random layer does not consist of the rows of all draws."""
+
+
+class NewLayerError(RowsError):
+    """The network uses a random layer otherwise than when it was examined: it did not call it then, or only once."""
+
+
+class NewReadError(NewLayerError):
+    """The network computes with the weight of a layer, which it did not when it was examined."""
+
+    def __init__(self, layer: BayesianLayer) -> None:
+        super().__init__("the network computes with the weight of a random layer, which it did not do before")
+        self.layer = layer
 
 
 class DrawnBeforeError(RowsError):

@@ -28,6 +28,7 @@ from bayesify.errors import PassError
 from bayesify.formatting import listing
 
 _MOST_KINDS = 64  # kinds of inputs that differ in the values of integers or strings
+_MOST_DECISIONS = 16  # sets of decisions by values of inputs that are examined
 
 __all__ = ["Planning"]
 
@@ -94,9 +95,13 @@ class Planning(Bayesian):
                 self._sizes[key] = sizes.replay(samples) if self.is_replaying else sizes.fold(samples)
         return self._sizes[key]
 
+    def _has_training_parts(self) -> bool:
+        """Whether any part of the network is in training mode, such as batch normalization in prediction."""
+        return self.training or any(module.training for module in self.net.modules())
+
     def _size(self, call: Inputs, samples: int) -> object:
         """Key of a size, in the current mode."""
-        modes = tuple(module.training for module in self.net.modules()) if self.training and samples > 1 else ()
+        modes = tuple(module.training for module in self.net.modules()) if samples > 1 and self._has_training_parts() else ()
         return call.kind, call.batch, samples, modes, self.is_replaying
 
     def believe_size(self, call: Inputs, samples: int) -> None:
@@ -123,8 +128,10 @@ class Planning(Bayesian):
             plan = Plan(not verdict.draws_weights, True, verdict.layers_without_rows, verdict.unused_layers)
             return plan._replace(draws_weights=verdict.draws_weights, draws_noise=verdict.draws_noise)
         per_row = verdict.independent_rows and not verdict.draws_weights
+        if not torch.compiler.is_compiling():
+            per_row = per_row and not call.are_differentiated  # noise that does not depend on the input has other derivatives
         folds = verdict.independent_rows and self.fold is not False
-        folds = folds and (samples == 1 or not self.training or self._folds_in_training(call, verdict))
+        folds = folds and (samples == 1 or not self._has_training_parts() or self._folds_in_training(call, verdict))
         plan = Plan(per_row, folds, verdict.layers_without_rows, verdict.unused_layers, verdict.decisions)
         varies = not verdict.independent_rows or any(verdict.decisions)
         return plan._replace(draws_weights=verdict.draws_weights, varies=varies, draws_noise=verdict.draws_noise)
@@ -138,7 +145,7 @@ class Planning(Bayesian):
     def plan_for_other_decisions(self, call: Inputs, samples: int, error: OtherDecisionsError) -> Plan:
         """A plan for inputs by which the network decides otherwise than for those that were examined."""
         known = self._verdicts[call.kind].decisions
-        verdict = self._examine(call, whole=True)
+        verdict = self._examine(call, whole=True) if len(known) < _MOST_DECISIONS else None
         if verdict is not None and not verdict.independent_rows:
             self._verdicts[call.kind] = verdict
         elif verdict is None or error.taken not in verdict.decisions:

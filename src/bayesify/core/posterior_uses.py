@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.passes import Passes
-from bayesify.core.replay.marks import tensors_in
 from bayesify.core.shards import shards_of
+from bayesify.core.tensor_functions import tensors_in
 from bayesify.formatting import listing
 
 __all__ = ["PosteriorUses"]

@@ -21,7 +21,7 @@ from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import OtherGenerators, own_noise
 from bayesify.core.inputs import Arguments, Inputs
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import buffers_kept, own_casts
+from bayesify.core.modes import attributes_kept, buffers_kept, own_casts
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.passes import Passes
 from bayesify.core.shards import with_whole_parameters
@@ -52,12 +52,13 @@ class TwoDraws:
 
     @contextmanager
     def with_draws(self) -> Iterator[None]:
-        """Draw, and restore random generators and running statistics on exit; without gradients and warnings."""
+        """Draw, and restore random generators and what the network changes of itself on exit; without gradients and warnings."""
         with (
             torch.no_grad(),
             own_casts(),
             own_noise(self.net.parameters()) as reseed,
             buffers_kept(self.net),
+            attributes_kept(self._plain_modules()),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # of a checkpoint without gradients
@@ -66,6 +67,11 @@ class TwoDraws:
                 self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
             yield
             self._set.restore()
+
+    def _plain_modules(self) -> list[nn.Module]:
+        """The modules of the network that are not parts of its random layers."""
+        parts = {part for layer in self.layers for part in layer.modules()}
+        return [module for module in self.net.modules() if module not in parts]
 
     def single(self, s: int, inputs: Inputs, candidate: Candidate) -> list[Tensor]:
         """Outputs of draw s."""

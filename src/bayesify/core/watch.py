@@ -12,26 +12,17 @@ from torch.utils._pytree import tree_map_only
 
 from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.replay.marks import tensors_in
+from bayesify.core.tensor_functions import NUMBERS, takes_values, tensors_in, values_taken
 
 __all__ = ["Decisions", "Watch", "WatchedPass", "is_kept", "keep_results", "mark_rows", "origin_of"]
 
 _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on values
     (
         *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
+        *("equal", "allclose", "is_nonzero"),
         *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__"),
     )
 )
-
-_NUMBERS = frozenset(("item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__complex__"))
-
-# Functions that take only the shape, dtype or device of their first or second argument.
-_LIKE_FIRST = frozenset(f"{name}_like" for name in ("zeros", "ones", "empty", "full", "rand", "randn", "randint")) | frozenset(
-    f"new_{name}" for name in ("zeros", "ones", "empty", "full", "tensor")
-)
-_LIKE_SECOND = frozenset(("type_as", "to", "expand_as", "view_as", "reshape_as"))
-
-_TAKES_VALUES = _NUMBERS | {"__setitem__"}  # functions without a tensor as result
 
 _RESERVED = ("_parameters", "_buffers", "_modules", "passes")
 
@@ -90,6 +81,8 @@ class WatchedPass(ForwardPass):
         if self.watch is not None and value is not None:
             self.watch.note_use(())
             self.watch.values[id(value)] = [layer], value
+            if value is not layer._parameters.get(name):  # drawn
+                return _traced(value, frozenset([layer]), False)
         return value
 
 
@@ -149,11 +142,17 @@ class Watch(TorchFunctionMode):
         ] = {}  # with the tensors, so that no other tensor gets their id
         self.generators: list[Tensor] = []
 
+    @property
+    def got(self) -> set[BayesianLayer]:
+        """The random layers whose weights it looked at, or computed with."""
+        return {layer for layers, _ in self.values.values() for layer in layers if layer.posterior.is_random}
+
     def note_generator(self) -> None:
         """Keep the state of PyTorch's generator, if it has changed."""
-        state = torch.get_rng_state()
-        if not self.generators or not torch.equal(state, self.generators[-1]):
-            self.generators.append(state)
+        with torch._C.DisableTorchFunction():  # this comparison is no decision of the network
+            state = torch.get_rng_state()
+            if not self.generators or not torch.equal(state, self.generators[-1]):
+                self.generators.append(state)
 
     def note_use(self, inputs: Sequence[Tensor]) -> None:
         """Note that the network uses a layer, which it calls with these inputs or whose weight it reads."""
@@ -172,9 +171,9 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        tensors = list(tensors_in(_values(name, args, kwargs or {})))
+        tensors = list(tensors_in(values_taken(name, args, kwargs or {})))
         self.reuses = self.reuses or any(map(is_kept, tensors))
-        if name in _TAKES_VALUES or next(tensors_in(result), None) is not None:  # reading a dtype or a shape does not count
+        if takes_values(name, result):
             self.note_read(tensors)
         origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
         rows = any(has_rows(x) for x in tensors_in((args, kwargs)))
@@ -182,7 +181,7 @@ class Watch(TorchFunctionMode):
             decides = name in _BY_VALUE or (name == "where" and len(tensors) == 1) or _selects(name, args)
             if decides and any(layer.posterior.is_random for layer in origin):
                 self.by_value.add(name)
-            if rows and name in _NUMBERS:
+            if rows and name in NUMBERS:
                 self.numbers.add(name)
             if name in ("sort", "argsort"):
                 self.orders_rows |= _keeps_draws_apart(tensors[0], result, args, kwargs or {})
@@ -228,13 +227,6 @@ def _traced(x: Tensor, origin: frozenset[BayesianLayer], rows: bool) -> Tensor:
     """Mark a tensor with the random layers it depends on, and whether it depends on the batch; return it."""
     cast(Any, x).bayesify_origin, cast(Any, x).bayesify_rows = origin, rows
     return x
-
-
-def _values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """The arguments of a function whose values it takes."""
-    if name in _LIKE_SECOND:
-        return args[:1]
-    return args[1:] if name in _LIKE_FIRST else args, kwargs
 
 
 def _keeps_draws_apart(x: Tensor, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

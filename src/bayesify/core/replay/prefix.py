@@ -18,7 +18,8 @@ from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.passes import Passes
-from bayesify.core.replay.marks import mark, mark_of, tensors_in
+from bayesify.core.replay.marks import mark, mark_of
+from bayesify.core.tensor_functions import tensors_in
 from bayesify.errors import PassError
 from bayesify.functional import local_reparameterization
 
@@ -184,6 +185,7 @@ class ReplayPass(ForwardPass):
             drawn=drawn,
             without_rows=without_rows,
             notes_repeats=True,
+            notes_reads=True,
             separate=separate,
         )
         self.prefix = prefix
