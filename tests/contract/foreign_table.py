@@ -40,7 +40,7 @@ A number means that all of this is **right**, up to rounding: it is the number o
 before any result, which says why. Either no layer can be random (of another type, frozen or tied), or the first batch has yet to
 initialize the network (ActNorm), or
 
-- `VIFO`: the network does more with its last layer than to reshape or average it;
+- `VIFO`: the network does more with the outputs of its last layer than to reshape or average them;
 - `Laplace`: laplace-torch takes one input tensor and one vector of outputs per example, and not every function.
 
 {shared}

@@ -88,9 +88,10 @@ def test_they_train_and_validate(method: Method) -> None:
     [
         (Laplace(), "differentiates in its forward pass.*use a method that draws"),
         (HMC(), "differentiates in its forward pass.*use a method that draws"),
-        (VIFO(), "must keep the 10 rows of its last layer"),
+        (VIFO(), "something follows the layer 'last'"),
+        (VIFO(separate_std=True), "something follows the layer 'last'"),
     ],
-    ids=["Laplace", "HMC", "VIFO"],
+    ids=["Laplace", "HMC", "VIFO", "VIFO, two networks"],
 )
 def test_what_cannot_serve_them_says_so_before_training(method: Method, message: str) -> None:
     for kind, package in ((Laplace, "laplace"), (HMC, "pyro")):

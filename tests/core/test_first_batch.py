@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import SWAG, VIFO, MeanField, Method, bayesify, predict
-from bayesify.errors import BayesifyWarning, PassError
+from bayesify.errors import BayesifyWarning, ConfigurationError, PassError
 from bayesify.likelihoods import Gaussian
 
 
@@ -75,9 +75,10 @@ def test_a_network_that_was_called_before_keeps_its_initialization() -> None:
         torch.testing.assert_close(dict(bnn.net.named_parameters())[f"1.{name}"], expected[f"1.{name}"], rtol=0, atol=0)
 
 
-def test_initialization_in_training_mode_sees_the_whole_batch() -> None:
+@pytest.mark.parametrize("method", [MeanField(), VIFO()])
+def test_initialization_in_training_mode_sees_the_whole_batch(method: Method) -> None:
     """One draw needs no test in training mode: the first batch is that of the user."""
-    bnn = bayesify(_net(ActNorm(4, in_training=True)), MeanField()).train()
+    bnn = bayesify(_net(ActNorm(4, in_training=True)), method).train()
     inputs: list[Tensor] = []
     norm = bnn.net.get_submodule("1")
     assert isinstance(norm, ActNorm)
@@ -86,6 +87,35 @@ def test_initialization_in_training_mode_sees_the_whole_batch() -> None:
     handle.remove()
     torch.testing.assert_close(norm.scale, 1 / inputs[0].std(0))
     assert len(inputs[0]) == 32
+    scale = norm.scale.detach().clone()
+    bnn(_x(), samples=1)
+    torch.testing.assert_close(norm.scale, scale, rtol=0, atol=0)
+
+
+class LogInTraining(nn.Module):
+    """Returns logarithms of probabilities in training mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.log_softmax(1) if self.training else x
+
+
+def test_vifo_tests_such_a_network_in_training_mode_after_the_first_batch() -> None:
+    bnn = bayesify(nn.Sequential(*_net(ActNorm(4, in_training=True)), LogInTraining()), VIFO()).train()
+    bnn(_x())
+    with pytest.raises(ConfigurationError, match="something follows the layer"):
+        bnn(_x())
+
+
+def test_vifo_undoes_updates_of_its_tests() -> None:
+    bnn = bayesify(_net(MovingShift(4)), VIFO()).train()
+    shift = bnn.net.get_submodule("1")
+    assert isinstance(shift, MovingShift)
+    bnn(_x())
+    before, seen = shift.mean.clone(), list[Tensor]()
+    shift.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    bnn(_x())
+    assert len(seen) > 1
+    torch.testing.assert_close(shift.mean, before.lerp(seen[-1].mean(0), 0.1))
 
 
 def test_initialization_in_training_mode_from_a_test_of_several_draws_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,23 @@ REFUSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a constant": lambda net, h: net.head(h) + 1,
     "a rectifier and more": lambda net, h: 1 - torch.relu(net.head(h)),
     "a sigmoid": lambda net, h: torch.sigmoid(net.head(h)),
+    "a rectifier": lambda net, h: torch.relu(net.head(h)),
+    "a leaky rectifier": lambda net, h: nn.functional.leaky_relu(net.head(h), 0.5),
+    "an upper bound": lambda net, h: net.head(h).clamp(max=0),
+    "an absolute value": lambda net, h: net.head(h).abs(),
+    "the largest value": lambda net, h: net.head(h).amax(2),
+    "the median": lambda net, h: net.head(h)[..., :5].median(2).values,
+    "another sign": lambda net, h: -net.head(h),
+    "a factor": lambda net, h: 3 * net.head(h),
+    "a factor at some positions": lambda net, h: net.head(h) * torch.tensor([1.0, 1, 2, 0, 0, 1], dtype=h.dtype),
+    "centering": lambda net, h: net.head(h) - net.head(h).mean(1, keepdim=True),
+    "a sum of positions": lambda net, h: net.head(h).sum(2),
+    "a sum of outputs": lambda net, h: net.head(h).sum(1, keepdim=True),
+    "a logarithm": lambda net, h: net.head(h).log(),
+    "classes": lambda net, h: net.head(h).argmax(1, keepdim=True),
+    "a factor and padding": lambda net, h: nn.functional.pad(3 * net.head(h), (0, 2)),
 }
+PADDED = torch.tensor([False, False, False, False, True, True])
 ACCEPTED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "nothing": lambda net, h: net.head(h),
     "batch normalization before": lambda net, h: net.head(torch.cat([net.norm(h[:, :3]), h[:, 3:]], 1)),
@@ -176,6 +193,14 @@ ACCEPTED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "reshaping": lambda net, h: net.head(h).reshape(len(net.head(h)), -1),
     "the first position": lambda net, h: net.head(h)[..., 0],
     "interpolation": lambda net, h: nn.functional.interpolate(net.head(h), size=12),
+    "mean of the outputs": lambda net, h: net.head(h).mean(1, keepdim=True),
+    "weighted mean": lambda net, h: (net.head(h) * torch.arange(6, dtype=h.dtype).softmax(0)).sum(2),
+    "mean without padding": lambda net, h: net.head(h).masked_fill(PADDED, 0).sum(2) / (~PADDED).sum(),
+}
+FILLED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "zeros at padding": lambda net, h: net.head(h).masked_fill(PADDED, 0),
+    "infinities at padding": lambda net, h: net.head(h).masked_fill(PADDED, -math.inf),
+    "more positions": lambda net, h: nn.functional.pad(net.head(h), (0, 2)),
 }
 
 
@@ -206,6 +231,114 @@ def test_what_reshapes_or_averages_is_not(name: str, training: bool) -> None:
     assert bnn(x, samples=3).outputs.shape == (3, *expected.shape)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", FILLED)
+def test_places_that_are_filled_decide_nothing(name: str, training: bool) -> None:
+    plain, x = After(FILLED[name]).double().train(training), torch.randn(4, 2, 6, dtype=F64)
+    outputs = bayesify(copy.deepcopy(plain), VIFO(initial_std=0.3, head="head")).normal_outputs(x)
+    torch.testing.assert_close(outputs.mean, plain(x))
+    torch.testing.assert_close(outputs.std[..., :4], torch.full_like(outputs.std[..., :4], 0.3))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_test_depends_on_no_scale(scale: float, dtype: torch.dtype, wrong: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.ReLU() if wrong else nn.AvgPool1d(3)).to(dtype)
+    with torch.no_grad():
+        net[0].weight.mul_(scale), net[0].bias.mul_(scale)
+    bnn, x = bayesify(net, VIFO()).eval(), torch.randn(5, 2, 6, dtype=dtype)
+    if not wrong:
+        assert bnn(x).outputs.isfinite().all()
+        return
+    with pytest.raises(ConfigurationError, match="something follows"):
+        bnn(x)
+
+
+class Choosing(nn.Module):
+    """A classifier whose outputs depend on the call, with noise of its own and a count of its passes in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.dropout, self.log_in_training = nn.Dropout(0.4), False
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor, probabilities: bool = False, like: str = "") -> Tensor:
+        if self.training:
+            self.passes += 1
+        factor = 1 + random.random() if self.training else 1.0
+        y = self.dropout(self.head(factor * self.dropout(torch.tanh(self.norm(self.body(x))))))
+        if self.log_in_training and self.training:
+            return y.log_softmax(-1)
+        return y.softmax(-1) if probabilities or like == "probabilities" else y
+
+
+@pytest.mark.parametrize("keywords", [{"probabilities": True}, {"like": "probabilities"}])
+def test_every_kind_of_call_is_tested(keywords: dict[str, Any]) -> None:
+    bnn, x = bayesify(Choosing(), VIFO()).eval(), torch.randn(5, 4)
+    for _ in range(2):
+        bnn(x)
+        for ask in (bnn, bnn.normal_outputs, bnn.regularizer, bnn.function(0)):
+            with pytest.raises(ConfigurationError, match="something follows the layer 'head'"):
+                ask(x, **keywords)
+
+
+def test_training_mode_is_tested_too() -> None:
+    bnn, x = bayesify(Choosing(), VIFO()).eval(), torch.randn(5, 4)
+    bnn.net.log_in_training = True
+    bnn(x)
+    with pytest.raises(ConfigurationError, match="something follows the layer 'head'"):
+        bnn.train()(x)
+    bnn.eval()(x)
+
+
+def test_the_test_changes_no_state() -> None:
+    new, x = bayesify(Choosing(), VIFO()).train(), torch.randn(5, 4)
+    known, states = copy.deepcopy(new), []
+    known(x)
+    known.load_state_dict(new.state_dict())
+    for bnn in (new, known):
+        torch.manual_seed(3)
+        random.seed(3)
+        states.append({"outputs": bnn(x).outputs, **bnn.state_dict(), "noise": torch.get_rng_state()})
+        states[-1]["next number"] = torch.tensor(random.random())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    assert new.net.passes == 1
+
+
+def test_known_kinds_are_not_tested_again() -> None:
+    bnn, x, passes = bayesify(Choosing(), VIFO()), torch.randn(5, 4), []
+    bnn.train()(x), bnn.eval()(x), bnn(x, like="logits")
+    bnn.net.register_forward_hook(lambda *_: passes.append(1))
+    bnn.train()(x), bnn.eval()(x[:3]), bnn(x, like="logits"), bnn.train()(x[:2])
+    assert len(passes) == 4
+    for i in range(100):  # ever new kinds
+        bnn(x, like=str(i))
+    passes.clear()
+    bnn(x, like="another")
+    assert len(passes) == 1
+
+
+class Transposing(nn.Module):
+    """Maps whose outputs are in a dimension that the caller chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv1d(2, 3, 1)
+
+    def forward(self, x: Tensor, last: bool) -> Tensor:
+        return self.head(x).transpose(1, 2) if last else self.head(x)
+
+
+def test_each_kind_has_a_dimension_of_the_outputs() -> None:
+    bnn, x = noisy(VIFO(), Transposing()), torch.randn(4, 2, 5, dtype=F64)
+    for _ in range(2):
+        torch.testing.assert_close(bnn(x, last=True).local_kl, bnn(x, last=False).local_kl)
+        torch.testing.assert_close(bnn.function(1)(x, last=True), bnn.function(1)(x, last=False).transpose(1, 2))
+
+
 class Flattening(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +366,7 @@ def _of_pairs(net: Any, x: Tensor) -> Tensor:
 
 def _of_two_views(net: Any, x: Tensor) -> Tensor:
     y = net.head(torch.cat([x, -x]))
-    return y[: len(x)] - 2 * y[len(x) :]
+    return 0.25 * y[: len(x)] + 0.75 * y[len(x) :]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from bayesify.core.shards import shards_of
 from bayesify.errors import PassError
 from bayesify.formatting import listing
 
-__all__ = ["FirstBatchError", "SetParameters", "no_parameters_set"]
+__all__ = ["FirstBatchError", "SetParameters", "may_set_parameters"]
 
 _MOST_ELEMENTS = 1_000_000  # of a parameter that is watched: scales and shifts have one per channel
 
@@ -67,13 +67,9 @@ class SetParameters:
                 parameter.copy_(value)
 
 
-@contextmanager
-def no_parameters_set(net: nn.Module) -> Iterator[None]:
-    """Raise a `FirstBatchError` if passes in eval mode set parameters."""
-    passes = SetParameters(net)
-    with passes.watch():
-        yield
-    passes.restore()
+def may_set_parameters(net: nn.Module) -> bool:
+    """Whether modules other than PyTorch's own and this library's have parameters, which they may set in their first pass."""
+    return any(_may_set(module) and any(True for _ in module.parameters(recurse=False)) for module in net.modules())
 
 
 def _may_set(module: nn.Module) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,17 +20,18 @@ from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
 from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
-from bayesify.core.first_batch import no_parameters_set
+from bayesify.core.first_batch import SetParameters, may_set_parameters
 from bayesify.core.forward_pass import ForwardPass
-from bayesify.core.generators import check_not_seeded, noise_of_rank, own_noise
-from bayesify.core.inputs import NETWORK_ERRORS, Arguments, Inputs
+from bayesify.core.generators import OtherGenerators, check_not_seeded, noise_of_rank, own_noise
+from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
-from bayesify.core.modes import can_compare, eval_mode, modes_kept
-from bayesify.core.noise_free import NOISE_IN_EVAL_MODE, NoiseFree, depends_on_noise
+from bayesify.core.modes import buffers_kept, can_compare, eval_mode, modes_kept, own_casts
+from bayesify.core.noise_free import NOISE_IN_EVAL_MODE, depends_on_noise
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.errors import BayesifyError, ConfigurationError
 from bayesify.functional import at_least_float32, standard_normal
+from bayesify.methods._vifo_head import HeadProbes, UnscaledNoise
 
 if TYPE_CHECKING:
     from bayesify.methods.vifo import VIFO
@@ -39,6 +41,10 @@ __all__ = [
     "RandomOutputs",
 ]
 
+Probe = Callable[[BayesianLayer, Tensor], Tensor]
+"""What the last layer returns instead of its means, in a test of what follows it."""
+
+_MOST_KINDS = 64  # of inputs and modes in which the network is tested: integers may have ever new values
 _MIXED = (
     "the network depends on the number or the order of the rows at its last layer, so that means and standard deviations would be "
     "mixed; use VIFO(separate_std=True), which computes standard deviations with a second network"
@@ -51,12 +57,12 @@ class MomentsPass(ForwardPass):
     Args:
         batch_dim: the dimension in which they follow each other.
         inputs: those of the pass. A `ConfigurationError` is raised if the last layer gets a part of their examples.
-        factors: the layer returns its means times each of these, (1,) or (K,), instead.
+        probes: the layer returns what these make of its means, one after the other, instead.
     """
 
-    def __init__(self, batch_dim: int, inputs: Inputs, factors: tuple[Tensor, ...] = ()) -> None:
+    def __init__(self, batch_dim: int, inputs: Inputs, probes: tuple[Probe, ...] = ()) -> None:
         super().__init__()
-        self.batch_dim, self.inputs, self.factors = batch_dim, inputs, factors
+        self.batch_dim, self.inputs, self.probes = batch_dim, inputs, probes
         self.last_rows = 0  # of the last layer's output, once it was called
 
     @property
@@ -83,7 +89,7 @@ class RandomOutputs(Bayesian):
 
     Attributes:
         averages: (3, K), running averages over the training data of mean, mean ** 2 and std ** 2; None for regularizers without.
-        output_dim: the dimension of the K outputs in the network's output; -1 until the first pass has found another one.
+        output_dim: the dimension of the K outputs in the network's output, in the last call; -1 until a pass has found another.
     """
 
     one_pass = True
@@ -93,8 +99,10 @@ class RandomOutputs(Bayesian):
     def __init__(self, net: nn.Module, method: VIFO) -> None:
         super().__init__(net)
         self.method = method
-        self.head_is_last, self.draws_noise, self.is_noisy = False, False, False
+        self.draws_noise, self.is_noisy = False, False
         self.output_dim = -1
+        self._heads: dict[object, int] = {}  # by kind of inputs and modes in which the network was tested: `output_dim`
+        self._has_trained = False  # whether it was called in training mode
         self.local_beta, self.auxiliary_beta = method.eta, method.eta_aux
         self.second: nn.Module | None = None
         layers = self._layers()
@@ -118,23 +126,23 @@ class RandomOutputs(Bayesian):
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
         check_integer("samples", samples)
         with noise_of_rank(self.net, self.training):
-            self._check_head(inputs, kwargs)
+            call = self._checked(inputs, kwargs)
             # the network's own noise, as much as the batch needs, must not change that of the functions
             seed = int(torch.randint(2**62, (), device="cpu")) if coherent and self.draws_noise else None
-            mean, std = self._moments(inputs, kwargs)
+            mean, std = self._moments(call)
             noise = _standard_normal(samples, *(self._shape_of_one(mean) if coherent else mean.shape), like=mean, seed=seed)
             outputs = mean + std.to(mean.dtype) * noise
             return Draws(outputs, self.kl_of_pass({}), self._penalty(mean, std), local_beta=self.local_beta)
 
     def normal_outputs(self, *inputs: Any, **kwargs: Any) -> NormalOutputs:
-        mean, std = self._moments(inputs, kwargs)
+        mean, std = self._moments(self._checked(inputs, kwargs))
         return NormalOutputs(at_least_float32(mean), std, self.kl(), self._penalty(mean, std), self.local_beta)
 
     def function(self, seed: int) -> Callable[..., Any]:
         check_integer("seed", seed, least=0)
 
         def apply(*inputs: Any, **kwargs: Any) -> Tensor:
-            mean, std = self._moments(inputs, kwargs)
+            mean, std = self._moments(self._checked(inputs, kwargs))
             # not a PyTorch generator: torch.func.vmap would have to split it
             generator = random.Random(seed)
             shape = self._shape_of_one(mean)
@@ -144,19 +152,19 @@ class RandomOutputs(Bayesian):
         return DrawnFunction(self, apply)
 
     def regularizer(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        call = self._checked(inputs, kwargs)
         with _running_statistics_kept(self):
-            mean, std = self._moments(inputs, kwargs)
+            mean, std = self._moments(call)
         return self.method.penalty(self._outputs_last(mean), self._outputs_last(std), self.averages)
 
-    def _moments(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def _moments(self, call: Inputs) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the outputs, (B, ...) each."""
-        self._check_head(inputs, kwargs)
         if self.is_noisy and not self.training and not torch.compiler.is_compiling():
             self.tell(NOISE_IN_EVAL_MODE)
         if self.second is not None:
-            mean, raw = (self._pass(net, inputs, kwargs)[0] for net in (self.net, self.second))
+            mean, raw = (self._pass(net, call)[0] for net in (self.net, self.second))
             return mean, self.method.std(raw)
-        both, batch = self._pass(self.net, inputs, kwargs)
+        both, batch = self._pass(self.net, call)
         if both.shape[0] != 2 * batch:
             raise ConfigurationError(
                 f"the network's output has {both.shape[0]} rows in dimension {self.batch_dim} for {batch} examples; it must keep "
@@ -166,11 +174,10 @@ class RandomOutputs(Bayesian):
         mean, raw = both.unflatten(0, (2, batch)).unbind(0)
         return mean, self.method.std(raw)
 
-    def _pass(self, net: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], *factors: Tensor) -> tuple[Tensor, int]:
+    def _pass(self, net: nn.Module, call: Inputs, *probes: Probe) -> tuple[Tensor, int]:
         """The output, batch first, and the number of examples."""
-        call = self.inputs_of(inputs, kwargs)
         args, kwargs = call.map(torch.clone)  # several passes get them
-        moments = MomentsPass(self.batch_dim, call, factors)
+        moments = MomentsPass(self.batch_dim, call, probes)
         y = self.passes.run(moments, net, args, kwargs)
         if not isinstance(y, Tensor) or y.dim() <= self.batch_dim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
@@ -180,72 +187,110 @@ class RandomOutputs(Bayesian):
             )
         return y.movedim(self.batch_dim, 0), moments.examples
 
-    def _check_head(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check once that the output is proportional to the last layer's, so that what follows it applies to both moments.
+    def _checked(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """The inputs of a call, after a test of the network for their kind: in eval mode and, in training, in its current modes.
 
-        Also check that they stay apart, and find the dimension of the layer's outputs, which a convolution does not have last.
+        A network that may initialize parameters in its first pass in training makes that pass before the test in training mode.
 
         Raises:
-            ConfigurationError: it is not.
+            ConfigurationError: the outputs of the network are not those of its last layer, reshaped or averaged.
         """
-        if self.head_is_last or not can_compare(self.net):
+        call = self.inputs_of(inputs, kwargs)
+        if torch.compiler.is_compiling():
+            return call
+        key = call.kind, ()
+        self._test_once(key, call)
+        if self.net.training:
+            key = call.kind, tuple(module.training for module in self.net.modules())
+            if self._has_trained or not may_set_parameters(self.net):
+                self._test_once(key, call)
+            self._has_trained = self._has_trained or can_compare(self.net)
+        self.output_dim = self._heads.get(key, self.output_dim)
+        return call
+
+    def _test_once(self, key: tuple[object, tuple[bool, ...]], call: Inputs) -> None:
+        """Test the network for a kind of inputs in the current modes, or in eval mode where the key has none."""
+        if key in self._heads or len(self._heads) >= _MOST_KINDS or not can_compare(self.net):
             return
         self.passes.check_free()
+        found = self._tested(call, in_training=bool(key[1]))
+        if found is not None:
+            self._heads[key] = found
+
+    def _tested(self, call: Inputs, in_training: bool) -> int | None:
+        """Test that the network reshapes or averages what the last layer returns, so that this applies to both moments.
+
+        Also test that they stay apart, and find the dimension of the layer's outputs, which a convolution does not have last.
+
+        Returns:
+            That dimension, from the end; None if the outputs for these inputs show nothing.
+
+        Raises:
+            ConfigurationError: it does more.
+        """
+        net, both = self.net, None
         count = next(layer for layer in self._layers()).output_channels
-        unit = torch.ones(1, device=next(self.net.parameters()).device)
-        each = 1 + torch.arange(count, device=unit.device) / count
-        net = self.net
-        gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
-        noise_free = NoiseFree()
-        with gradients, own_noise(net.parameters()) as reseed, eval_mode(net), noise_free, no_parameters_set(net), _shifted(net):
-            few = self._accepted(inputs, kwargs, unit)
-            outputs, states = list[Tensor](), list[Tensor]()
-            for seed, factor in enumerate((unit, 2 * unit, each)):
-                reseed(seed)
-                outputs.append(self._pass(net, *few, factor)[0])
-                states.append(torch.get_rng_state())
-            check_not_seeded(states, states[1:])
-            one, two, scaled = outputs
-            if float((two - 2 * one).abs().max()) > 0.02 * float(two.abs().max()):
-                name = next(name for name, _ in self.random_layers())
-                raise ConfigurationError(
-                    f"something follows the layer {name!r} that does more than reshape or average (softmax, normalization, a skip "
-                    "connection), but VIFO's random outputs are those of the last layer; let the network return its logits, or "
-                    "name the layer that makes the output, VIFO(head=...)"
-                )
-            both = None if self.second is not None else self._both_halves(few, unit, 2 * unit)
-        if noise_free.replaced:
-            self.draws_noise = True
-            gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
-            with gradients, own_noise(net.parameters()), eval_mode(net), no_parameters_set(net):
-                self.is_noisy = depends_on_noise(lambda: [self._pass(net, *few, unit)[0]])
-        for dim in range(1, one.dim()):
-            if one.shape[dim] == count and close(one * each.to(one.dtype).reshape(-1, *[1] * (one.dim() - dim - 1)), scaled):
-                self.output_dim = dim - one.dim()
-        if both is not None and len(both) == 2 * len(one) and not close(both, torch.cat([one, two])):
+        each = 1 + torch.arange(count, device=next(net.parameters()).device) / count
+        probes, noise_free, setting, states = HeadProbes(each), UnscaledNoise(), SetParameters(net), list[Tensor]()
+        with self._state_kept() as reseed, nullcontext() if in_training else eval_mode(net):
+            with noise_free, _shifted(net):
+
+                def run(rows: Inputs, *chosen: Probe) -> Tensor:
+                    reseed(len(states))
+                    with OtherGenerators(), setting.watch():
+                        y = self._pass(net, rows, *chosen)[0]
+                    states.append(torch.get_rng_state())
+                    return y
+
+                few = self._accepted(call, lambda rows: run(rows, probes.means))
+                one, scaled = run(few, probes.mixed), run(few, probes.scaled)
+                negative, rest = run(few, probes.negative), run(few, probes.rest)
+                check_not_seeded(states, states[1:])
+                agree = probes.agree(one, negative, rest)
+                if agree is not False and self.second is None:
+                    both = _both_halves(lambda: run(few, probes.mixed, probes.negative))
+            if noise_free.replaced and not in_training:
+                self.draws_noise = True
+                with OtherGenerators():
+                    self.is_noisy |= depends_on_noise(lambda: [self._pass(net, few, probes.means)[0]])
+            setting.restore()
+        if agree is False:
+            name = next(name for name, _ in self.random_layers())
+            raise ConfigurationError(
+                f"something follows the layer {name!r} that does more than reshape or average (softmax, a rectifier, a factor, a "
+                "sum, normalization, a skip connection), but VIFO's random outputs are those of the last layer; let the network "
+                "return its logits, or name the layer that makes the output, VIFO(head=...)"
+            )
+        if both is not None and len(both) == 2 * len(one) and not close(both, torch.cat([one, negative])):
             raise ConfigurationError(_MIXED)
-        self.head_is_last = True
+        if agree is None:
+            return None
+        for dim in range(one.dim() - 1, 0, -1):
+            if one.shape[dim] == count and close(one * each.to(one.dtype).reshape(-1, *[1] * (one.dim() - dim - 1)), scaled):
+                return dim - one.dim()
+        return -1
 
-    def _accepted(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], unit: Tensor) -> Arguments:
+    @contextmanager
+    def _state_kept(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that seeds generators; restore them and buffers on exit."""
+        gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
+        parameters = self.net.parameters()
+        with gradients, own_casts(), own_noise(parameters) as reseed, buffers_kept(self.net), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a checkpoint without gradients
+            yield reseed
+
+    def _accepted(self, call: Inputs, run: Callable[[Inputs], Tensor]) -> Inputs:
         """The first rows of the inputs, or all if the network does not accept so few."""
-        call = self.inputs_of(inputs, kwargs)
-        few = call.map(lambda x: x.narrow(self.batch_dim, 0, min(call.batch, 3)))
-        if not call.can_be_cut:
-            return inputs, kwargs
-        try:
-            self._pass(self.net, *few, unit)
-        except NETWORK_ERRORS:
-            return inputs, kwargs
-        return few
-
-    def _both_halves(self, arguments: Arguments, *factors: Tensor) -> Tensor:
-        """The outputs of a pass with means times one factor and then times another."""
-        try:
-            return self._pass(self.net, *arguments, *factors)[0]
-        except BayesifyError:
-            raise
-        except NETWORK_ERRORS as error:  # the network accepts these inputs if its last layer has one row for each example
-            raise ConfigurationError(_MIXED) from error
+        if call.can_be_cut:
+            few = self.inputs_of(*call.map(lambda x: x.narrow(self.batch_dim, 0, min(call.batch, 3))))
+            try:
+                run(few)
+            except NETWORK_ERRORS:
+                pass
+            else:
+                return few
+        run(call)
+        return call
 
     def _outputs_last(self, x: Tensor) -> Tensor:
         """(B, *, K)."""
@@ -281,6 +326,16 @@ def _standard_normal(*size: int, like: Tensor, seed: int | None) -> Tensor:
     with own_noise([like]) as reseed:
         reseed(seed)
         return standard_normal(*size, like=like)
+
+
+def _both_halves(run: Callable[[], Tensor]) -> Tensor:
+    """The output of a pass whose last layer returns twice as many rows."""
+    try:
+        return run()
+    except BayesifyError:
+        raise
+    except NETWORK_ERRORS as error:  # the network accepts these inputs if its last layer has one row for each example
+        raise ConfigurationError(_MIXED) from error
 
 
 @contextmanager

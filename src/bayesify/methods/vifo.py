@@ -206,9 +206,8 @@ class OutputPosterior(Posterior):
         current = layer.forward_pass
         if not isinstance(current, MomentsPass):
             return mean
-        if current.factors:
-            scaled = [layer.over_outputs(factor.to(mean.dtype), mean) * mean for factor in current.factors]
-            return torch.cat(scaled, current.batch_dim)
+        if current.probes:
+            return torch.cat([probe(layer, mean) for probe in current.probes], current.batch_dim)
         if self.weight is None:
             return mean
         current.check_rows(mean)
