@@ -279,9 +279,9 @@ def test_layers_of_a_class_that_differ_in_settings_are_tried_one_by_one():
         remembers, kept = False, None
 
         def forward(self, x):
-            if not self.remembers or self.kept is None:
-                self.kept = self.weight / self.weight.norm() if self.remembers else None
-            return F.linear(x, self.weight if self.kept is None else self.kept, self.bias)
+            if self.remembers and self.kept is None:
+                self.kept = self.weight / self.weight.norm()
+            return F.linear(x, self.kept if self.remembers else self.weight, self.bias)
 
     net = nn.Sequential(Chosen(3, 3), Chosen(3, 3))
     net[1].remembers = True

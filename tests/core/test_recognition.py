@@ -10,7 +10,9 @@ from torch import nn
 
 from bayesify import EMP, MNF, VSD, WHVI, MCDropout, MeanField, bayesify, register_layer, unbayesify
 from bayesify.core import layers
+from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.layers.recognition import recognized
+from bayesify.errors import PassError
 from bayesify.testing.trial import captured_weights
 
 F64 = torch.float64
@@ -178,6 +180,43 @@ class CountingNorm(NormAct):
 class WithMask(RMSNorm):
     def forward(self, hidden_states, mask):
         return super().forward(hidden_states) * mask
+
+
+class Reversal(torch.autograd.Function):
+    """As for adversarial training of features."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+# Functions that are linear at some weights and inputs, or linear with other gradients.
+NEARLY_LINEAR = {
+    "clamped weight": lambda x, weight, bias: F.linear(x, weight.clamp(-1, 1), bias),
+    "pruned weight": lambda x, weight, bias: F.linear(x, F.hardshrink(weight, 1e-3), bias),
+    "capped output": lambda x, weight, bias: F.hardtanh(F.linear(x, weight, bias), -50, 50),
+    "clipped input": lambda x, weight, bias: F.linear(x.clamp(-1e3, 1e3), weight, bias),
+    "detached input": lambda x, weight, bias: F.linear(x.detach(), weight, bias),
+    "detached weight": lambda x, weight, bias: F.linear(x, weight.detach(), bias),
+    "detached bias": lambda x, weight, bias: F.linear(x, weight, bias.detach()),
+    "reversed gradient": lambda x, weight, bias: F.linear(Reversal.apply(x), weight, bias),
+}
+
+
+class Nearly(OutputMajor):
+    """A module with a weight and bias."""
+
+    def __init__(self, function, only_in=None):
+        super().__init__(8, 8)
+        self.function, self.only_in = function, only_in
+
+    def forward(self, x):
+        function = self.function if self.only_in in (None, self.training) else F.linear
+        return function(x, self.weight, self.bias)
 
 
 class Net(nn.Module):
@@ -494,3 +533,200 @@ def test_pickles_are_loaded_where_nothing_has_been_recognized(monkeypatch):
     bnn = pickle.loads(pickled)
     assert bnn(torch.ones(2, 8)).outputs.shape == (1, 2, 3)
     assert type(unbayesify(bnn).layers[0]) is RMSNorm
+
+
+@pytest.mark.parametrize("only_in", [None, False, True], ids=["both modes", "eval mode", "training mode"])
+@pytest.mark.parametrize("function", NEARLY_LINEAR.values(), ids=NEARLY_LINEAR)
+def test_functions_that_differ_at_other_scales_or_in_gradients_are_not_recognized(function, only_in):
+    assert recognized(Nearly(F.linear, only_in)).kind is not None
+    assert recognized(Nearly(function, only_in)) is None
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, layer: F.rms_norm(x.clamp(-1e3, 1e3), (8,), layer.weight, layer.variance_epsilon),
+        lambda x, layer: F.rms_norm(x.detach(), (8,), layer.weight, layer.variance_epsilon),
+        lambda x, layer: layer.weight * x * (x.square().mean(-1, keepdim=True) + layer.variance_epsilon).rsqrt().detach(),
+        lambda x, layer: x.mul_((x.square().mean(-1, keepdim=True) + layer.variance_epsilon).rsqrt()) * layer.weight,
+    ],
+    ids=["clipped", "detached", "detached statistics", "in place"],
+)
+def test_normalizations_that_differ_at_other_scales_or_in_gradients_are_not_recognized(function):
+    class Nearly(RMSNorm):
+        def forward(self, hidden_states):
+            return function(hidden_states, self)
+
+    assert recognized(Nearly(8)) is None
+
+
+@pytest.mark.parametrize("function", NEARLY_LINEAR.values(), ids=NEARLY_LINEAR)
+def test_linear_layers_that_are_not_recognized_run_their_own_forward(function):
+    """With large weights and inputs, values and gradients are those of the plain network with the drawn weights."""
+
+    class NearlyLinear(nn.Linear):
+        def forward(self, input):
+            return function(input, self.weight, self.bias)
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 8), NearlyLinear(8, 8)).double()
+    bnn = bayesify(copy.deepcopy(plain), MeanField())
+    assert isinstance(bnn.net[1], OwnForward)
+    with torch.no_grad():
+        bnn.net[1].weight.mul_(20.0)
+    results, x = [], 1e4 * torch.randn(4, 8, dtype=F64)
+    bnn(x)  # examined
+    with captured_weights(bnn) as weights:
+        outputs = bnn(x, coherent=True).outputs[0]
+    drawn = {name: value.detach().requires_grad_() for name, value in weights[0].items()}
+    means, expected = dict(bnn.net.named_parameters()), torch.func.functional_call(plain, drawn, (x,))
+    for y, leaves in ((outputs, means), (expected, drawn)):
+        wanted = [leaves[name] for name in drawn]
+        results.append((y, *torch.autograd.grad(y.square().sum(), wanted, allow_unused=True, materialize_grads=True)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Quantized(nn.Linear):
+    on = False
+
+    def forward(self, input):
+        return F.linear(input, (self.weight * 4).round() / 4 if self.on else self.weight, self.bias)
+
+
+class Gain(nn.Linear):
+    gain = 1.0
+
+    def forward(self, input):
+        return super().forward(input) * self.gain
+
+
+class WeightDropped(nn.Linear):
+    """As DropConnect, with a probability that grows."""
+
+    p = 0.0
+
+    def forward(self, input):
+        return F.linear(input, F.dropout(self.weight, self.p, self.training), self.bias)
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), [(Quantized, "on", True), (Gain, "gain", 0.1), (WeightDropped, "p", 0.5)])
+def test_linear_layers_with_settings_follow_their_changes(kind, name, value):
+    bnn, x = bayesify(nn.Sequential(kind(8, 3)).double(), MeanField()), torch.randn(4, 8, dtype=F64)
+    bnn(x)
+    setattr(bnn.net[0], name, value)
+    plain = unbayesify(copy.deepcopy(bnn))
+    with captured_weights(bnn) as weights:
+        torch.manual_seed(1)
+        outputs = bnn(x, coherent=True).outputs[0]
+    torch.manual_seed(1)
+    bnn.passes.draw([bnn.net[0]])  # the numbers of the weights precede those of dropout
+    torch.testing.assert_close(outputs, torch.func.functional_call(plain, weights[0], (x,)))
+
+
+class Flagged(OutputMajor):
+    """A module whose `forward` cannot run with drawn weights."""
+
+    def __init__(self, outputs, inputs):
+        super().__init__(outputs, inputs)
+        self.scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale if not getattr(self, "off", False) else x
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "value"),
+    [
+        (Flagged(8, 8), "scale", 0.1),
+        (Flagged(8, 8), "off", True),
+        (RMSNorm(8), "offset", 1.0),
+        (LayerNorm2d(8, "channels_last"), "data_format", "channels_first"),
+    ],
+    ids=["number", "new attribute", "offset", "order of dimensions"],
+)
+@pytest.mark.parametrize("is_examined", [False, True])
+def test_a_setting_that_changes_after_the_conversion_is_an_error(layer, name, value, is_examined):
+    bnn, x = bayesify(Net(copy.deepcopy(layer)), MeanField()), torch.randn(4, 8)
+    if is_examined:
+        bnn(x)
+    for each in (bnn, pickle.loads(pickle.dumps(bnn)), copy.deepcopy(bnn)):
+        before = getattr(layer, name, None)
+        setattr(each.net.layers[0], name, value)
+        with pytest.raises(PassError, match=f"the {name} of a random {type(layer).__name__} was {before!r} at the conversion"):
+            each(x)
+        setattr(each.net.layers[0], name, before)
+        assert each(x).outputs.isfinite().all()
+
+
+def test_a_setting_of_a_class_that_changes_is_an_error(monkeypatch):
+    class OfClass(RMSNorm):
+        scale = 1.0
+
+        def forward(self, hidden_states):
+            return super().forward(hidden_states) * self.scale
+
+    bnn = bayesify(Net(OfClass(8)), MeanField())
+    monkeypatch.setattr(OfClass, "scale", 2.0)
+    with pytest.raises(PassError, match=r"the scale of a random OfClass was 1\.0 at the conversion and is 2\.0"):
+        bnn(torch.randn(4, 8))
+
+
+def test_settings_that_the_recognized_layer_uses_too_may_change():
+    net, x = Net(RMSNorm(8)).double(), torch.randn(4, 8, dtype=F64)
+    bnn = bayesify(net, MeanField(initial_std=1e-9))
+    bnn.net.layers[0].variance_epsilon = 0.5
+    torch.testing.assert_close(bnn(x).outputs[0], unbayesify(copy.deepcopy(bnn))(x), rtol=1e-6, atol=1e-6)
+    bnn = bayesify(Images(NormAct(8)), MeanField())
+    bnn.net.layer.momentum, bnn.net.layer.act = None, nn.Identity()
+    assert bnn(torch.randn(4, 3, 6, 6)).outputs.isfinite().all()
+
+
+def test_layers_that_read_what_may_change_unnoticed_are_not_recognized():
+    class Configured(RMSNorm):
+        def __init__(self, size):
+            super().__init__(size)
+            self.config = {"scale": 1.0}
+
+        def forward(self, hidden_states):
+            return super().forward(hidden_states) * self.config["scale"]
+
+    assert recognized(Configured(8)) is None
+
+
+def test_layers_that_store_what_others_may_read_are_not_recognized_and_trials_leave_no_trace():
+    class Storing(RMSNorm):
+        def forward(self, hidden_states):
+            self.size = hidden_states.norm()
+            return super().forward(hidden_states)
+
+    class Appending(RMSNorm):
+        def __init__(self, size):
+            super().__init__(size)
+            self.sizes = []
+
+        def forward(self, hidden_states):
+            self.sizes.append(hidden_states.norm())
+            return super().forward(hidden_states)
+
+    layers = Storing(8), Appending(8)
+    assert [recognized(layer) for layer in layers] == [None, None]
+    assert not hasattr(layers[0], "size")
+    assert layers[1].sizes == []
+    for layer in (Spelled(8, 8), Conv1D(8, 8), NormAct(8, p=0.5)):
+        state = torch.get_rng_state()
+        assert recognized(layer) is not None
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_settings_of_recognized_layers_are_compiled_in_one_graph():
+    net, x = Net(RMSNorm(8), Flagged(8, 8), LayerNorm2d(8, "channels_last")).double(), torch.randn(4, 8, dtype=F64)
+    bnn = bayesify(net, MeanField())
+    outputs = []
+    for each in (bnn, torch.compile(bnn, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(2)
+        outputs.append(each(x, samples=2).outputs)
+    torch.testing.assert_close(*outputs)
+    bnn.net.layers[1].scale = 0.1
+    with pytest.raises(Exception, match="the scale of a random Flagged"):
+        torch.compile(bnn, backend="aot_eager")(x, samples=2)

@@ -18,7 +18,7 @@ from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layer_report import LayerReport
-from bayesify.core.layers import recognize, type_of
+from bayesify.core.layers import OfAnotherLibrary, recognize, type_of
 from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
@@ -278,6 +278,8 @@ def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:
     layer.passes, layer.is_read, layer.is_repeated, layer.is_used = passes, False, False, None
     if isinstance(layer, OwnForward):
         layer.given = None
+    if isinstance(layer, OfAnotherLibrary):
+        layer.note_settings()
     layer.lacks_bias = "bias" not in layer._parameters
     bias = layer._parameters.setdefault("bias", None)
     layer.weight_shape = tuple(reference.shape)

@@ -30,6 +30,7 @@ _ATTRIBUTES = (
     "is_taken_for_output",
     "lacks_bias",
     "given",
+    "settings_read",
 )
 
 

@@ -12,8 +12,9 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import convolution, embedding, linear, normalization
 from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.layers.recognition import MAY_OVERRIDE, Recognized, recognized
+from bayesify.errors import PassError
 
-__all__ = ["kind_of", "layer_type", "recognize", "register_layer", "type_of", "unrecognized", "unsupported"]
+__all__ = ["OfAnotherLibrary", "kind_of", "layer_type", "recognize", "register_layer", "type_of", "unrecognized", "unsupported"]
 
 _TYPES: dict[type[nn.Module], type[BayesianLayer]] = {
     layer.original: layer for module in (linear, convolution, normalization, embedding) for layer in module.LAYERS
@@ -105,10 +106,27 @@ def recognize(layer: nn.Module) -> None:
         _support(type(layer), found)
 
 
-class _OfAnotherLibrary(BayesianLayer):
-    """A layer whose class may save and load in a way of its own, which would not know of a replaced weight."""
+class OfAnotherLibrary(BayesianLayer):
+    """A layer of a recognized class.
+
+    The class may save and load in a way of its own, which would not know of a replaced weight.
+    """
 
     found: ClassVar[Recognized]
+    settings_read: dict[str, Any]  # at the conversion
+
+    def note_settings(self) -> None:
+        """Remember the attributes on which it depends what the layer is."""
+        self.settings_read = {name: getattr(self, name, None) for name in self.found.settings}
+
+    def forward(self, input: Tensor) -> Tensor:
+        for name, value in self.settings_read.items():
+            if (now := getattr(self, name, None)) != value:
+                raise PassError(
+                    f"the {name} of a random {self.original.__name__} was {value!r} at the conversion and is {now!r}, so the layer "
+                    "may compute something else than it was taken for. Set it before `bayesify`, or see register_layer"
+                )
+        return super().forward(input)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self._stored_as._save_to_state_dict(self, destination, prefix, keep_vars)
@@ -127,7 +145,7 @@ def _support(original: type[nn.Module], found: Recognized) -> type[BayesianLayer
     if found not in variants:
         derived = _derived(original, found.kind, found.then)
         fields = {"found": found, "__module__": original.__module__}
-        mixins = (_OfAnotherLibrary, OwnForward) if found.has_own_forward else (_OfAnotherLibrary,)
+        mixins = (OfAnotherLibrary, OwnForward) if found.has_own_forward else (OfAnotherLibrary,)
         variants[found] = type(derived.__name__, (*mixins, derived), fields)
         _TYPES.setdefault(original, variants[found])
     return variants[found]

@@ -12,7 +12,9 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.errors import PassError
 from bayesify.functional import at_least_float32
 
-__all__ = ["LAYERS", "ChannelsFirstLayerNormalization", "LayerNormalization", "RMSNormalization", "epsilon"]
+__all__ = ["EPSILONS", "LAYERS", "ChannelsFirstLayerNormalization", "LayerNormalization", "RMSNormalization", "epsilon"]
+
+EPSILONS = ("eps", "variance_epsilon", "epsilon")  # the names that libraries give it
 
 
 class _Normalization(BayesianLayer):
@@ -188,8 +190,8 @@ class BayesRMSNorm(RMSNormalization, nn.RMSNorm):  # pyright: ignore[reportIncom
 
 
 def epsilon(layer: nn.Module) -> float | None:
-    """The eps of a normalization layer, under the names that libraries give it; None if there is none."""
-    values = (getattr(layer, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
+    """The eps of a normalization layer; None if there is none."""
+    values = (getattr(layer, name, None) for name in EPSILONS)
     return next((value for value in values if isinstance(value, float)), None)
 
 

@@ -1,16 +1,19 @@
 """Layers of other libraries that compute what a supported layer does.
 
 Libraries of pretrained networks and of graph networks define normalizations and linear layers as classes of their own, often one
-per architecture, some with an activation after them. Such a layer is recognized by its parameters, and its function is verified
-at random weights and inputs. Linear layers and convolutions that compute something else (with a standardized or masked weight) are
-recognized if their `forward` computes with any weight that it is given.
+per architecture, some with an activation after them. Such a layer is recognized by its parameters, and its function and gradients
+are verified at random weights and inputs of several scales. Its own `forward` never runs again, so the attributes that it read are
+compared at every call. Linear layers and convolutions that compute something else (with a standardized or masked weight), or have
+settings, are recognized if their `forward` computes with any weight that it is given.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +24,13 @@ from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import normalization
 from bayesify.core.layers.linear import InputMajorLinear, OutputMajorLinear
-from bayesify.core.layers.normalization import ChannelsFirstLayerNormalization, LayerNormalization, RMSNormalization, epsilon
+from bayesify.core.layers.normalization import (
+    EPSILONS,
+    ChannelsFirstLayerNormalization,
+    LayerNormalization,
+    RMSNormalization,
+    epsilon,
+)
 from bayesify.core.layers.own_forward import CONTRACTING, kind_with_own_forward
 from bayesify.core.layers.trials import LARGE, LARGEST, are_close, have_values, with_parameters
 
@@ -30,15 +39,38 @@ __all__ = ["MAY_OVERRIDE", "Recognized", "recognized"]
 _NORMALIZATIONS = {kind.original: kind for kind in normalization.LAYERS}
 MAY_OVERRIDE = frozenset((*CONTRACTING, *_NORMALIZATIONS))  # classes whose `forward` libraries write again
 
+_UNCHANGEABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, FunctionType, BuiltinFunctionType)
+
+
+class _Trial(NamedTuple):
+    """Factors of the random weights and inputs, and whether gradients are compared, too."""
+
+    weights: float
+    inputs: float
+    has_gradients: bool
+
+
+# Bounds on large values, and thresholds for small ones, are of consequence at one of these scales.
+_TRIALS = (_Trial(1.0, 1.0, False), _Trial(100.0, 1e4, True), _Trial(1e-2, 1e-2, True))
+
 
 class Recognized(NamedTuple):
-    """The kind of supported layer whose function a layer has, and what it does with the output of it; or its own function."""
+    """What a layer of another library is.
+
+    Attributes:
+        kind: the kind of supported layer whose function it has, or whose weight, if it has its own function.
+        then: what it does with the output of that layer.
+        has_own_forward: whether it has its own function.
+        settings: its attributes on which this depends; if one changes, the layer may be another function.
+    """
 
     kind: type[BayesianLayer]
     then: Callable[[Any, Tensor], Tensor] | None = None
     has_own_forward: bool = False
+    settings: tuple[str, ...] = ()
 
 
+@torch.inference_mode(mode=False)
 def recognized(layer: nn.Module) -> Recognized | None:
     """What a layer of another library is, with the same parameters; None if it is unlike every supported layer."""
     if isinstance(layer, torch.jit.ScriptModule) or not _has_one_input(layer):
@@ -69,8 +101,10 @@ def _as_supported(layer: nn.Module) -> Recognized | None:
     for kind, shape, function in candidates:
         x = torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
         x[1] *= 1e-3  # where the eps of a normalization is of consequence
-        if all(_agrees(layer, values, x, function, training) for training in (False, True)):
-            return Recognized(kind, then)
+        read, trials = set[str](), itertools.product(_TRIALS, (False, True))
+        if all(_agrees(layer, values, x, function, trial, training, read) for trial, training in trials):
+            settings = _settings(layer, kind, base, read)
+            return None if settings is None else Recognized(kind, then, settings=settings)
     return None
 
 
@@ -118,12 +152,17 @@ def _positions(base: type[nn.Module]) -> int:
 
 def _has_settings(layer: nn.Module, base: type[nn.Module]) -> bool:
     """Whether a normalization has numbers or buffers of its own, which may matter where a trial does not reach (ghost batches)."""
-    plain = base(1, 1) if base is nn.GroupNorm else base(1)
-    own = [value for name, value in vars(layer).items() if name not in vars(plain)]
+    plain = vars(_plain(base))
+    own = [value for name, value in vars(layer).items() if name not in plain]
     harmless = (bool, str, type(None), torch.dtype)
     return any(not isinstance(value, harmless) and not callable(value) for value in own) or not (
         layer._buffers.keys() <= {"running_mean", "running_var", "num_batches_tracked"}
     )
+
+
+def _plain(base: type[nn.Module]) -> nn.Module:
+    """The smallest normalization of this class."""
+    return base(1, 1) if base is nn.GroupNorm else base(1)
 
 
 def _has_one_input(layer: nn.Module) -> bool:
@@ -134,24 +173,81 @@ def _has_one_input(layer: nn.Module) -> bool:
     return len(parameters) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
 
 
-@torch.no_grad()
 def _agrees(
-    layer: nn.Module, values: Mapping[str, Tensor], x: Tensor, function: Callable[[Any, Tensor], Tensor], training: bool
+    layer: nn.Module,
+    values: Mapping[str, Tensor],
+    x: Tensor,
+    function: Callable[[Any, Tensor], Tensor],
+    trial: _Trial,
+    training: bool,
+    read: set[str],
 ) -> bool:
-    """Whether the layer computes this function of its input and parameters in this mode."""
+    """Whether the layer computes this function of its input and parameters in this mode, and changes nothing else.
+
+    Adds the names of the attributes that its `forward` reads to `read`.
+    """
+    x, values = x * trial.inputs, {name: value * trial.weights for name, value in values.items()}
     probe = _probe(layer, {name: value.clone() for name, value in values.items()}, training)
     plain = _probe(layer, values, training)
+    leaves = [[x.clone(), *(each._parameters[name] for name in values)] for each in (probe, plain)]
+    for leaf in itertools.chain(*leaves):
+        leaf.requires_grad_(trial.has_gradients)
+    before = dict(vars(probe))
+    probe.__class__ = _watched(type(layer), read)
     state = torch.get_rng_state()
     try:
-        result = type(layer).forward(probe, x.clone())
-        torch.set_rng_state(state)  # of a dropout among its modules
-        expected = through_children(plain, function(plain, x))
-    except NETWORK_ERRORS:  # it takes other inputs
+        with torch.set_grad_enabled(trial.has_gradients):
+            given, other = (own[0].clone() for own in leaves)  # no leaves, as inside a network
+            result = type(layer).forward(probe, given)
+            torch.set_rng_state(state)  # of a dropout among its modules
+            expected = through_children(plain, function(plain, other))
+        if not are_close(result, expected) or not torch.equal(given, x):
+            return False
+        pairs = list(zip(probe.buffers(recurse=False), plain.buffers(recurse=False), strict=True))
+        if trial.has_gradients:
+            towards = torch.randn_like(expected)
+            pairs += zip(*(_gradients(y, own, towards) for y, own in zip((result, expected), leaves, strict=True)), strict=True)
+    except NETWORK_ERRORS:  # it takes other inputs, or has no gradients
         return False
     finally:
         torch.set_rng_state(state)
-    pairs = [(result, expected), *zip(probe.buffers(recurse=False), plain.buffers(recurse=False), strict=True)]
-    return have_values(probe._parameters, values) and all(are_close(one, other) for one, other in pairs)
+    probe.__class__ = type(layer)
+    after = vars(probe)
+    remembers = after.keys() != before.keys() or any(after[name] is not value for name, value in before.items())
+    return not remembers and have_values(probe._parameters, values) and all(are_close(one, other) for one, other in pairs)
+
+
+def _gradients(y: Tensor, leaves: list[Tensor], towards: Tensor) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(y, leaves, towards.to(y.dtype), allow_unused=True)
+
+
+def _watched(kind: type[nn.Module], read: set[str]) -> type[nn.Module]:
+    """A subclass whose instances note the names of the attributes that are read."""
+
+    def get(layer: nn.Module, name: str) -> Any:
+        read.add(name)
+        return kind.__getattribute__(layer, name)
+
+    return type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
+
+
+def _settings(layer: nn.Module, kind: type[BayesianLayer], base: type[nn.Module] | None, read: set[str]) -> tuple[str, ...] | None:
+    """Those attributes that `forward` read and that a layer of this kind does not read itself.
+
+    None if they may change unnoticed, or if the layer can run its own `forward` instead, which is right also after a change.
+    """
+    known = {*vars(nn.Module() if base is None else _plain(base)), *nn.Linear.__constants__}
+    known.update(layer._parameters, layer._buffers, layer._modules, EPSILONS if kind.normalizes else ())
+    names = list[str]()
+    for name in sorted(read - known):
+        of_class = inspect.getattr_static(type(layer), name, None)
+        if name.startswith("__") or (name not in vars(layer) and hasattr(of_class, "__get__")):  # a method, or a property
+            continue
+        value = getattr(layer, name, None)
+        if any(not isinstance(part, _UNCHANGEABLE) for part in (value if isinstance(value, tuple) else (value,))):
+            return None
+        names.append(name)
+    return None if names and isinstance(layer, nn.Linear) else tuple(names)
 
 
 def _probe(layer: nn.Module, values: Mapping[str, Tensor], training: bool) -> nn.Module:
