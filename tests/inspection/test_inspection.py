@@ -133,6 +133,41 @@ def test_draws_of_classes_average_to_the_prediction(method, calibrate):
     np.testing.assert_allclose(p.probs, model.predict_proba(X), atol=1e-6)
 
 
+@pytest.mark.parametrize("calibrate", [None, "vector", "isotonic", "histogram"])
+@pytest.mark.default("None", "histogram", extended=["vector", "isotonic"])
+def test_curves_of_classes_are_averages_of_the_calibrated_probabilities(calibrate):
+    X = table(150)[["size", "noise"]]
+    labels = np.where(X["size"] / 10 + np.random.default_rng(0).normal(size=150) > 5, "big", "small")
+    model = BayesianClassifier(method="MCDropout", random_state=0, epochs=30, samples=8, calibrate=calibrate).fit(X, labels)
+    for rows in (X, X.assign(noise=np.nan)):
+        found = partial_dependence(model, rows, "size", draws=8).table
+        expected = [model.predict_proba(rows.assign(size=value))[:, 1].mean() for value in found["value"]]
+        np.testing.assert_allclose(found["mean"], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.default("False", extended=["True"])
+def test_draws_of_rows_with_unknown_values_average_to_the_prediction(ordered):
+    """Probabilities are averaged over values for an unknown one, not logits."""
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(200, 2)), columns=["a", "k"])
+    y = (X["a"] + 3 * X["k"] > 0).astype(int)
+    model = BayesianClassifier(method="MCDropout", random_state=0, epochs=40, samples=8, ordered=ordered).fit(X, y)
+    X.loc[::2, "k"] = np.nan
+    _, draws, _ = Variants(model, X, 8).draws({}, np.arange(200))
+    np.testing.assert_allclose(draws.mean(0), model.predict_proba(X), atol=1e-6)
+
+
+def test_bands_of_a_calibrated_classifier_are_of_calibrated_draws():
+    X = table(150)[["size", "noise"]]
+    labels = np.where(X["size"] / 10 + np.random.default_rng(0).normal(size=150) > 5, "big", "small")
+    model = BayesianClassifier(method="MCDropout", random_state=0, epochs=30, samples=8, calibrate="vector").fit(X, labels)
+    found = partial_dependence(model, X, "size", draws=8).table
+    assert (found["lower"] < found["mean"]).all()
+    assert (found["mean"] < found["upper"]).all()
+    model.probability_map_ = None
+    assert np.abs(found["lower"] - partial_dependence(model, X, "size", draws=8).table["lower"]).max() > 0.01
+
+
 def test_bands_are_quantiles_over_draws(fitted):
     X, _, _, model, _ = fitted
     found = partial_dependence(model, X, "kind", rows=300, draws=10).table.set_index("value")

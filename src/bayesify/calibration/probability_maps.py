@@ -38,7 +38,7 @@ class ProbabilityMap:
 
     @abstractmethod
     def log_probs(self, log_probs: Tensor) -> Tensor:
-        """Map log probabilities (N, K)."""
+        """Map log probabilities (..., K)."""
 
     def __call__(self, predictive: CategoricalPredictive) -> CategoricalPredictive:
         """Return the predictive distribution with mapped probabilities."""
@@ -206,7 +206,7 @@ def _histogram(probs: Tensor, is_class: Tensor, bins: int) -> tuple[tuple[float,
 
 
 def _normalized(columns: Sequence[Tensor]) -> Tensor:
-    """Return log probabilities (N, K) from the frequencies (N,) of every class."""
+    """Return log probabilities (..., K) from the frequencies (...,) of every class."""
     frequencies = torch.stack(list(columns), -1)
     return (frequencies / frequencies.sum(-1, keepdim=True)).log()
 

@@ -212,19 +212,28 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             NotFittedError: `fit` was not called.
             DataError: columns are missing, or have infinite values or values of another kind than in training.
         """
-        check_is_fitted(self)
-        table = conform(self._table(X, reset=False), self.columns_)
+        table, rows, completed = self._completed(X)
         predictive = self._predictive(table)
-        unknown = unknown_values(table, self.columns_)
-        incomplete = torch.from_numpy(unknown.to_numpy().any(1))
-        if not incomplete.any():
+        if not completed:
             return predictive
-        rows = incomplete.nonzero().squeeze(1)
-        completed = imputations(table.iloc[rows], unknown.iloc[rows], self.columns_, draws=_IMPUTATIONS, seed=self.seed_)
         averages = self._predictive(completed[0]).average(*map(self._predictive, completed[1:]))
         order = torch.arange(len(table))
         order[rows] = len(table) + torch.arange(len(rows))
         return predictive.cat(averages).select(order)
+
+    def _completed(self, X: Any) -> tuple[pd.DataFrame, Tensor, list[pd.DataFrame]]:
+        """Return the table to predict, its rows with unknown values, and copies of these rows with values from training.
+
+        There are no copies without such rows. The prediction of such a row is the average over the copies.
+        """
+        check_is_fitted(self)
+        table = conform(self._table(X, reset=False), self.columns_)
+        unknown = unknown_values(table, self.columns_)
+        rows = torch.from_numpy(unknown.to_numpy().any(1)).nonzero().squeeze(1)
+        if not len(rows):
+            return table, rows, []
+        incomplete, cells = table.iloc[rows], unknown.iloc[rows]
+        return table, rows, imputations(incomplete, cells, self.columns_, draws=_IMPUTATIONS, seed=self.seed_)
 
     def _predictive(self, table: pd.DataFrame) -> Predictive:
         """Return the predictive distribution of a table from `conform`."""

@@ -22,6 +22,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+    from torch import Tensor
 
 __all__ = ["Dependence", "partial_dependence"]
 
@@ -59,7 +60,9 @@ def partial_dependence(
     """The mean prediction over the rows if all of them had the same value in one column, for values of that column.
 
     "lower" and "upper" are quantiles of this mean over draws of the weights: how well the model knows the curve. The predictive
-    interval, averaged over the rows, includes noise. Combinations of values that do not occur in the data are predicted too.
+    interval, averaged over the rows, includes noise. `calibrate="vector"`, "isotonic" or "histogram" maps the probabilities of each
+    draw for these quantiles, and mean probabilities for the mean, which may then lie outside. Combinations of values that do not
+    occur in the data are predicted too.
 
     Args:
         estimator: fitted.
@@ -104,13 +107,15 @@ def partial_dependence(
     if not 0 <= output < by_draw.shape[2]:
         raise ConfigurationError(f"output must be from 0 to {by_draw.shape[2] - 1}, got {output}")
 
-    averages = by_draw[..., output].reshape(len(by_draw), len(sources), -1).mean(2).double()  # (S, V)
-    weights = shares.double().numpy()
-    lower, upper = (_quantiles(averages.numpy(), weights, tail) for tail in ((1 - level) / 2, (1 + level) / 2))
-    table = {"value": values, "mean": weights @ averages.numpy(), "lower": lower, "upper": upper}
+    def curve(predicted: Tensor) -> np.ndarray:
+        """The average over the rows, (V,)."""
+        return predicted.reshape(len(sources), len(chosen), -1)[..., output].double().mean(1).numpy()
+
+    averages, weights = np.stack([curve(draw) for draw in by_draw]), shares.double().numpy()
+    lower, upper = (_quantiles(averages, weights, tail) for tail in ((1 - level) / 2, (1 + level) / 2))
+    table = {"value": values, "mean": curve(p.mean), "lower": lower, "upper": upper}
     if isinstance(p, NumericPredictive):
-        bounds = (end.reshape(len(sources), len(chosen), -1)[..., output].mean(1).double().numpy() for end in p.interval(level))
-        table |= dict(zip(("predictive_lower", "predictive_upper"), bounds, strict=True))
+        table |= dict(zip(("predictive_lower", "predictive_upper"), map(curve, p.interval(level)), strict=True))
     return Dependence(column, kind, level, pd.DataFrame(table))
 
 

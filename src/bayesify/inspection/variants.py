@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
-from bayesify.estimators import BayesianEstimator
+from bayesify.estimators import BayesianClassifier, BayesianEstimator
 from bayesify.likelihoods import Categorical, Gaussian, Ordinal
 from bayesify.predictive import GaussianPredictive, NumericPredictive, Predictive
 
@@ -82,7 +83,11 @@ class Variants:
             return self._estimator.predictive(self._put_together(sources, default))
 
     def draws(self, sources: Mapping[str, np.ndarray], default: np.ndarray) -> tuple[Predictive, Tensor, Tensor]:
-        """As `predict`, with the mean of every draw (S, R, D), or its probabilities (S, R, K), and the shares of the draws (S,)."""
+        """As `predict`, with the mean of every draw (S, R, D), or its probabilities (S, R, K), and the shares of the draws (S,).
+
+        A probability map, which `predict` applies to mean probabilities, is applied to those of every draw. Their average then
+        differs from the prediction.
+        """
         estimator, table = self._estimator, self._put_together(sources, default)
         models = [estimator._as_here(model) for model in estimator.stack_] or [estimator]
         with _quiet():
@@ -101,19 +106,36 @@ class Variants:
 
 def _draws_of(estimator: BayesianEstimator, table: Any, p: NumericPredictive | None) -> Tensor:
     """The mean of every draw of a single model, (S, R, D), or its probabilities, (S, R, K); p is its prediction where known."""
-    likelihood = estimator.likelihood_
-    if not isinstance(likelihood, Categorical | Ordinal):
-        numeric = estimator.predictive(table) if p is None else p
-        assert isinstance(numeric, NumericPredictive)
-        return numeric.draw_means.reshape(numeric.samples, len(numeric), -1)
+    if isinstance(estimator, BayesianClassifier):
+        return _probs_of_draws(estimator, table)
+    numeric = estimator.predictive(table) if p is None else p
+    assert isinstance(numeric, NumericPredictive)
+    return numeric.draw_means.reshape(numeric.samples, len(numeric), -1)
+
+
+def _probs_of_draws(classifier: BayesianClassifier, X: Any) -> Tensor:
+    """The probabilities of every draw of a single classifier, (S, R, K), as `predictive` computes their mean."""
+    table, rows, completed = classifier._completed(X)
+    log_probs = _log_probs_of_draws(classifier, table)
+    if completed:
+        of_copies = torch.stack([_log_probs_of_draws(classifier, part) for part in completed])
+        log_probs[:, rows] = of_copies.logsumexp(0) - math.log(len(completed))
+    calibrated = classifier.probability_map_
+    return (log_probs if calibrated is None else calibrated.log_probs(log_probs)).exp()
+
+
+def _log_probs_of_draws(classifier: BayesianClassifier, table: pd.DataFrame) -> Tensor:
+    """Log probabilities of every draw, (S, R, K), before calibration by a map, for a table from `conform`."""
     # Categorical predictives keep no draws; with normal noise, the means are the logits of the same draws.
-    twin = copy.copy(estimator)
+    twin = copy.copy(classifier)
     twin.likelihood_ = Gaussian(std=1.0)
-    logits = BayesianEstimator.predictive(twin, table)
+    logits = twin._predictive(table)
     assert isinstance(logits, GaussianPredictive)
+    likelihood = classifier.likelihood_
     if isinstance(likelihood, Ordinal):
-        return torch.stack([likelihood.mixture(draw.reshape(1, -1, 1)).probs for draw in logits.draw_means])
-    return (logits.draw_means / likelihood.temperature).softmax(-1)
+        return torch.stack([likelihood.mixture(draw.reshape(1, -1, 1)).log_probs for draw in logits.draw_means])
+    assert isinstance(likelihood, Categorical)
+    return (logits.draw_means / likelihood.temperature).log_softmax(-1)
 
 
 def choose_rows(count: int, most: int, seed: int) -> np.ndarray:
