@@ -303,6 +303,27 @@ def test_predict_and_evaluate_refuse(models, tmp_path):
     refuse("evaluate", models / "model-kind", tmp_path / "other.parquet", match="'huge'", files=tmp_path)
 
 
+@pytest.mark.parametrize("way", ["same", "relative", "symlink"])
+@pytest.mark.default("same", "symlink", extended=["relative"])
+def test_no_command_overwrites_its_input(models, tmp_path, monkeypatch, way):
+    data, folder = tmp_path / "data.csv", tmp_path / "folder"
+    folder.mkdir()
+    data.write_bytes((models / "numbers.csv").read_bytes())
+    out = {"same": data, "relative": Path("folder/../data.csv"), "symlink": folder / "link.csv"}[way]
+    if way == "symlink":
+        out.symlink_to(data)
+    monkeypatch.chdir(tmp_path)
+    model, match = models / "model-y", f"{out} is read by this command and would be overwritten"
+    refuse("predict", model, data, "--out", out, match=match, files=tmp_path)
+    refuse("explain", model, data, "--out", out, match=match, files=tmp_path)
+    rows = ("--row", 0, "--train", data)
+    refuse("explain", model, models / "numbers.csv", *rows, "--out", out, match=match, files=tmp_path)
+    assert data.read_bytes() == (models / "numbers.csv").read_bytes()
+    page = tmp_path / "data.html"
+    page.symlink_to(data)
+    refuse("evaluate", model, data, "--report", page, match="would be overwritten", files=tmp_path)
+
+
 def test_an_internal_error_exits_with_70_and_shows_its_traceback(models, monkeypatch):
     for error in (ValueError, TypeError, RuntimeError, AssertionError, ImportError):
 

@@ -60,7 +60,7 @@ def evaluate(
     """Evaluate a model on a table with known targets."""
     started = time.perf_counter()
     if report is not None:
-        check_report(report)
+        check_report(report, [data])
     check_input(data)
 
     from bayesify.cli.evaluation import assess_estimator, conformal_facts, print_assessment, report_page, run_facts
@@ -114,7 +114,7 @@ def predict(
         return
     if on != "local":
         raise UsageError(f"--on {on} is for several files: DATA as a folder of .parquet files or a pattern such as 'in/*.parquet'")
-    check_output(out)
+    check_output(out, [data])
     check_input(data)
 
     from bayesify.cli.predictions import kept_columns, note_differences, prediction_table, rounded

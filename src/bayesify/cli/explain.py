@@ -45,7 +45,7 @@ def explain(
     share their importance.
     """
     if out is not None:
-        _check_out(out)
+        _check_out(out, [data, *([] if train is None else [train])])
     if train is not None and row is None:
         raise UsageError("--train shows training rows similar to one row; add --row N")
     check_input(data)
@@ -71,10 +71,10 @@ def explain(
     say(f"\nExplanation: {out}")
 
 
-def _check_out(out: Path) -> None:
+def _check_out(out: Path, inputs: list[Path]) -> None:
     if out.suffix.lower() not in (*_PAGES, *_TABLES):
         raise UsageError(f"--out {out}: unknown ending {out.suffix!r}; use .html for a page, or {', '.join(_TABLES)} for a table")
-    check_file(out)
+    check_file(out, inputs)
 
 
 def _explain_columns(estimator: BayesianEstimator, tables: LaterTables, data: Path) -> tuple[pd.DataFrame, list[Section]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,22 +29,22 @@ def is_several(path: Path) -> bool:
     return path.is_dir() or (not path.exists() and any(character in str(path) for character in "*?["))
 
 
-def check_output(path: Path | None) -> None:
-    """Raise a UsageError unless a table can be written to `path`."""
+def check_output(path: Path | None, inputs: Iterable[Path]) -> None:
+    """Raise a UsageError unless a table can be written to `path`, which is none of the `inputs`."""
     if path is None:
         return
     if path.suffix.lower() not in _ENDINGS:
         raise UsageError(f"--out {path}: unknown ending {path.suffix!r}; use {', '.join(_ENDINGS)}")
-    check_file(path)
+    check_file(path, inputs)
 
 
-def check_report(path: Path) -> None:
-    """Raise a UsageError unless a report can be written to `path`."""
+def check_report(path: Path, inputs: Iterable[Path]) -> None:
+    """Raise a UsageError unless a report can be written to `path`, which is none of the `inputs`."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(
             f"--report {path}: a report is HTML; choose a name that ends in .html, and print it from a browser for PDF"
         )
-    check_file(path)
+    check_file(path, inputs)
 
 
 def check_level(level: float) -> None:
@@ -53,12 +54,14 @@ def check_level(level: float) -> None:
         raise UsageError(f"--level must be a number in [0, 1), got {level!r}{hint}")
 
 
-def check_file(path: Path) -> None:
-    """Raise a UsageError unless `path` can be a file: its folder exists, and it is not a folder itself."""
+def check_file(path: Path, inputs: Iterable[Path] = ()) -> None:
+    """Raise a UsageError unless `path` can be written: its folder exists, and it is neither a folder nor one of the `inputs`."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path} is in a folder that does not exist; create it first")
+    if path.exists() and any(source.exists() and path.samefile(source) for source in inputs):
+        raise UsageError(f"{path} is read by this command and would be overwritten; choose another file")
 
 
 def write_table(table: pd.DataFrame, path: Path | None) -> None:
