@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify import EMP, VIFO, DeepEnsemble, Gaussian, MCDropout, MeanField, PassError, bayesify, elbo, predict
+from bayesify import EMP, VIFO, DeepEnsemble, Gaussian, MCDropout, MeanField, PassError, bayesify, elbo, fit, predict
 from bayesify.core import turns
+from bayesify.train import Training, fit_many
 
 THREADS, CALLS = 4, 12
 LIKELIHOOD = Gaussian(std=0.1)
@@ -126,6 +127,46 @@ def test_networks_that_train_in_threads_have_their_own_gradients():
     bnn = network(MeanField(), batch_norm=False)
     for gradients in in_threads(lambda i: step(bnn)):
         assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.default("fit-MCDropout", "fit_many-VIFO", extended=["fit-VIFO", "fit-loader", "fit_many-MCDropout"])
+@pytest.mark.parametrize(
+    ("function", "method"),
+    [
+        ("fit", MCDropout()),
+        ("fit", VIFO(eta_aux=0.1)),
+        ("fit", "loader"),
+        ("fit_many", MCDropout()),
+        ("fit_many", VIFO(eta_aux=0.1)),
+    ],
+    ids=["fit-MCDropout", "fit-VIFO", "fit-loader", "fit_many-MCDropout", "fit_many-VIFO"],
+)
+def test_predictions_and_a_training_in_another_thread_are_those_of_a_single_thread(function, method):
+    """Training seeds the generators every epoch, draws from them, and restores them in the end."""
+    bnn, seeds = network(MCDropout()), range(3)
+    expected = [predict(bnn, rows(4), LIKELIHOOD, samples=6, seed=seed).mean for seed in seeds]
+    initial = [network(MCDropout() if method == "loader" else method, batch_norm=False) for _ in range(2)]
+    data = rows(12), rows(12)[:, 0]
+    data = DataLoader(TensorDataset(*data), batch_size=6) if method == "loader" else data
+
+    def trained():
+        nets = copy.deepcopy(initial)
+        common = {"epochs": 12, "accelerator": "cpu", "progress": False}
+        if function == "fit":
+            fit(nets[0], data, Gaussian(std=1.0), seed=0, **common)
+        else:
+            trainings = [Training(bnn=net, data=data, likelihood=Gaussian(std=1.0), seed=k) for k, net in enumerate(nets)]
+            fit_many(trainings, together=True, **common)
+        return [p.detach().clone() for net in nets for p in net.parameters()]
+
+    alone, state = trained(), torch.get_rng_state()
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(trained)
+        while not training.done():
+            for seed in seeds:
+                assert torch.equal(predict(bnn, rows(4), LIKELIHOOD, samples=6, seed=seed).mean, expected[seed])
+        assert all(map(torch.equal, training.result(), alone))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_layer_in_another_thread_does_not_join_the_pass():

@@ -30,9 +30,20 @@ __all__ = [
 _CPU = torch.device("cpu")
 
 
-def generators_kept(device: torch.device = _CPU) -> contextlib.AbstractContextManager[None]:
-    """Restore the random state of the CPU, and of a CUDA device, on exit."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+@contextlib.contextmanager
+def generators_kept(device: torch.device = _CPU) -> Iterator[None]:
+    """Restore the random state of the CPU, and of a CUDA device, on exit.
+
+    Other threads may pass and predict meanwhile, but not while the state is read or set.
+    """
+    kept = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with turn():
+        kept.__enter__()
+    try:
+        yield
+    finally:
+        with turn():
+            kept.__exit__(None, None, None)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
+from bayesify.core.turns import turn
 from bayesify.errors import DataError
 from bayesify.train.batch import Batch, Inputs, ToDevice, Weighted, as_batch, check_batch, check_output_shape, select_rows
 from bayesify.train.dataset_size import length_of, loader_examples
@@ -132,7 +133,9 @@ class LoaderBatches(Batches):
             sampler.set_epoch(epoch)
         seed_loader(self.loader, seed_for(self.seed, "loader", epoch))
         number = 0
-        for number, item in enumerate(self.loader, start=1):
+        with turn():  # a loader without a generator draws the seed of its workers from that of the process
+            items = iter(self.loader)
+        for number, item in enumerate(items, start=1):
             batch = as_batch(f"batch {number} of {self.name}", item)
             if not self.checked:
                 check_batch(f"batch {number} of {self.name}", batch, self.likelihood)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.outputs import Draws
+from bayesify.core.turns import turn
 from bayesify.core.weight_decay import variational_parameters
 from bayesify.objectives import lower_bound
 from bayesify.train.batch import Batch, apply, call
@@ -36,6 +37,12 @@ class Objective(nn.Module):
         self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         r"""Return the loss, $-\mathrm{ELBO} / n$ and any penalty, the negative log likelihood per example, and the KL, in nats."""
+        with turn():  # also labels and auxiliary inputs are drawn from the generators of the process
+            return self._loss(batch, samples, n, beta, local_beta)
+
+    def _loss(
+        self, batch: Batch, samples: int, n: int, beta: float | Tensor, local_beta: float | Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         draws, log_prob = self._expectation(batch) or self._draws(batch, samples)
         penalty = self.likelihood.penalty(draws.outputs, batch.y)
         target = log_prob if penalty is None else log_prob - beta * penalty

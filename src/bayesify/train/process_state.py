@@ -11,6 +11,7 @@ from torch import nn
 
 from bayesify.core.generators import generators_kept
 from bayesify.core.modes import modes_kept
+from bayesify.core.turns import turn
 
 __all__ = ["preserved_state", "seed_for", "seed_noise"]
 
@@ -25,12 +26,13 @@ def seed_for(*parts: object) -> int:
 
 
 def seed_noise(device: torch.device, *parts: object) -> None:
-    """Seed PyTorch's generators of the CPU and of `device` with `seed_for(*parts)`."""
+    """Seed PyTorch's generators of the CPU and of `device` with `seed_for(*parts)`, when no other thread draws from them."""
     seed = seed_for(*parts)
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):  # manual_seed seeds the current device
-            torch.cuda.manual_seed(seed)
+    with turn():
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):  # manual_seed seeds the current device
+                torch.cuda.manual_seed(seed)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from bayesify.core.layers.normalization import (
 )
 from bayesify.core.layers.own_forward import CONTRACTING, kind_with_own_forward
 from bayesify.core.layers.trials import LARGE, LARGEST, are_close, have_values, with_parameters
+from bayesify.core.turns import turn
 
 __all__ = ["MAY_OVERRIDE", "Recognized", "recognized"]
 
@@ -77,9 +78,10 @@ def recognized(layer: nn.Module) -> Recognized | None:
         return None
     if not all(p.is_floating_point() for p in layer.parameters()):  # bitsandbytes warns if its layers are tried
         return None
-    if (supported := _as_supported(layer)) is not None:
-        return supported
-    kind = kind_with_own_forward(layer)
+    with turn():  # the layer may draw from the generators of the process, which are set back
+        if (supported := _as_supported(layer)) is not None:
+            return supported
+        kind = kind_with_own_forward(layer)
     return None if kind is None else Recognized(kind, has_own_forward=True)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify.core.generators import generator_state, set_generator_state
+from bayesify.core.turns import turn
 from bayesify.functional.drawing import OPERATORS
 from bayesify.train.process_state import seed_noise
 
@@ -34,12 +36,17 @@ class Streams:
     def seed(self, parts: Sequence[tuple[object, ...]]) -> None:
         """Seed the streams, each as `seed_noise` does."""
         for model, seed_parts in enumerate(parts):
-            seed_noise(self.device, *seed_parts)
-            self.save(model)
+            with turn():
+                seed_noise(self.device, *seed_parts)
+                self.save(model)
 
-    def activate(self, model: int) -> None:
-        """Set the state of PyTorch's default generator to that of the model's stream."""
-        set_generator_state(self.device, self.generators[model].get_state())
+    @contextmanager
+    def active(self, model: int) -> Iterator[None]:
+        """Let PyTorch's default generator draw from the model's stream, while no other thread draws from it."""
+        with turn():
+            set_generator_state(self.device, self.generators[model].get_state())
+            yield
+            self.save(model)
 
     def save(self, model: int) -> None:
         """Set the state of the model's stream to that of PyTorch's default generator."""
@@ -68,13 +75,13 @@ class Draw:
         elif self.target in OPERATORS:
             out.copy_(OPERATORS[self.target](*self.args, generator=streams.generators[model]))
         else:
-            streams.activate(model)
-            out.copy_(self.target(*self.args, **self.kwargs))
-            streams.save(model)
+            with streams.active(model):
+                out.copy_(self.target(*self.args, **self.kwargs))
 
     def empty(self, models: int) -> Tensor:
         """Return an uninitialized tensor for one draw per model."""
-        example = self.target(*self.args, **self.kwargs)
+        with turn():
+            example = self.target(*self.args, **self.kwargs)
         return torch.empty(models, *example.shape, dtype=example.dtype, device=example.device)
 
 

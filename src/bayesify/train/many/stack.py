@@ -161,8 +161,8 @@ class Stack:
             raise UntraceableError(str(error)) from error
         self.streams.restore(before)
         for model in {0, len(functions) - 1}:
-            self.streams.activate(model)
-            expected = functions[model](*unstacked[model])
+            with self.streams.active(model):
+                expected = functions[model](*unstacked[model])
             pairs = zip(self._separate(outputs, train), self._separate(expected, train), strict=True)
             if not all(_close(x[model], y) for x, y in pairs):
                 raise UntraceableError("the values of stacked models differ from those of a single model")
