@@ -93,6 +93,23 @@ def test_samples_have_the_moments_of_the_mixture():
     np.testing.assert_allclose(y.var(1), [0.25 + 0.2 * 0.8 * 9, 0.25 + 0.6 * 0.4 * 16], rtol=0.05)
 
 
+def test_samples_follow_the_weights_of_the_draws(mixture):
+    """Also of draws without weight, and of draws that have other weights in every row."""
+    generator = torch.Generator().manual_seed(0)
+    zero, ten = (GaussianPredictive(torch.full((2, 1), mean), torch.tensor(0.1)) for mean in (0.0, 10.0))
+    y = torch.stack([zero.mix(ten, weights=[0.9, 0.1]).sample(generator) for _ in range(2000)])
+    assert y.shape == (2000, 4, 1)
+    np.testing.assert_allclose(y.mean(), 1.0, atol=0.1)
+    assert (zero.mix(ten, weights=[0, 1]).sample(generator) > 5).all()
+    p, *_ = mixture
+    y = torch.stack([p.sample(generator) for _ in range(4000)])
+    for level in (0.1, 0.5, 0.9):
+        np.testing.assert_allclose((y < p.quantile(level)).double().mean((0, 1)), level, atol=0.02)
+    outputs = GaussianPredictive(p.means.unsqueeze(-1) + torch.tensor([0.0, 100.0]), p.stds.unsqueeze(-1), p.weights, components=M)
+    y = torch.stack([outputs.sample(generator) for _ in range(4000)])
+    np.testing.assert_allclose(y.mean((0, 1)), outputs.mean, atol=0.06)
+
+
 def test_mixing_and_joining_equal_all_at_once(mixture):
     p, *_ = mixture
     other = GaussianPredictive(p.means + 1, p.stds, components=M)  # equal weights

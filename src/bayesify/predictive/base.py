@@ -212,7 +212,7 @@ class NumericPredictive(Predictive):
 
     @abstractmethod
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One target per draw, noise included: (S, N) or (S, N, D)."""
+        """One target per draw, noise included: (S, N) or (S, N, D); of draws with weights, S for every row, chosen by weight."""
 
 
 def align_targets(y: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -159,14 +159,27 @@ class GaussianPredictive(NumericPredictive):
         return dataclasses.replace(self, means=self.means[..., index], stds=stds)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        noise = torch.randn(self.means.shape, dtype=self.means.dtype, device=self.means.device, generator=generator)
-        targets = self.means + self.stds * noise
-        if self.components == 1:
-            return targets
-        by_row = self._all_weights.unflatten(0, (-1, self.components)).movedim(1, -1)
-        chosen = torch.multinomial(by_row.flatten(0, 1), 1, generator=generator).view(self.samples, 1, -1)
-        chosen = chosen.reshape(chosen.shape + (1,) * (targets.dim() - 2))
-        return targets.unflatten(0, (-1, self.components)).take_along_dim(chosen, 1).squeeze(1)
+        means, stds = self.means, self.stds
+        if self.weights is not None or self.components > 1:
+            chosen = self._choose(generator)
+            chosen = chosen.reshape(chosen.shape + (1,) * (means.dim() - 2))
+            means, stds = (x.expand(self.means.shape).take_along_dim(chosen, 0) for x in (means, stds))
+        return means + stds * torch.randn(means.shape, dtype=means.dtype, device=means.device, generator=generator)
+
+    def _choose(self, generator: torch.Generator | None) -> Tensor:
+        """S of the components for every row, by weight, (S, N); of draws with equal weights, one of each.
+
+        Draws are chosen by systematic resampling: Douc & Cappe, *Comparison of resampling schemes for particle filtering* (2005).
+        """
+        weights = self._all_weights.unflatten(0, (-1, self.components))  # (S, M, N)
+        ends = weights.sum(1, dtype=torch.float64).cumsum(0).T.contiguous()  # (N, S)
+        start = torch.rand(len(self), 1, dtype=ends.dtype, device=ends.device, generator=generator)
+        levels = (torch.arange(self.samples, device=ends.device) + start) / self.samples
+        levels = levels.clamp_max(1 - torch.finfo(ends.dtype).eps) * ends[:, -1:]  # below the end also after rounding
+        draws = torch.searchsorted(ends, levels, right=True).T  # (S, N)
+        of_draws = weights.take_along_dim(draws.unsqueeze(1), 0).movedim(1, -1)  # (S, N, M)
+        components = torch.multinomial(of_draws.flatten(0, 1), 1, generator=generator).view(draws.shape)
+        return draws * self.components + components
 
     def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
         self._check_same(others, "rows")
