@@ -33,6 +33,17 @@ def test_parts_give_what_all_rows_give(tmp_path):
     assert uncertain > 3 * epistemic[0]
 
 
+def test_updates_have_the_same_noise_after_loading_and_after_another_fit(tmp_path):
+    settings = SETTINGS | {"epochs": 3}
+    first = BayesianRegressor(**settings).fit(X[:30], y[:30]).partial_fit(X[30:60], y[30:60])
+    save_model(first, tmp_path / "m")
+    loaded = load_model(tmp_path / "m")
+    expected = first.partial_fit(X[60:], y[60:]).predict(X)
+    np.testing.assert_array_equal(loaded.partial_fit(X[60:], y[60:]).predict(X), expected)
+    again = loaded.fit(X[:30], y[:30]).partial_fit(X[30:60], y[30:60]).partial_fit(X[60:], y[60:])
+    np.testing.assert_array_equal(again.predict(X), expected)
+
+
 def test_classes_of_the_first_rows_stay():
     model = BayesianClassifier(**SETTINGS).partial_fit(X[:100], y[:100] > 0).partial_fit(X[100:], y[100:] > 0)
     assert model.score(X, y > 0) > 0.9

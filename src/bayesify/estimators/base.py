@@ -166,7 +166,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None
     ) -> tuple[pd.DataFrame, Any, Tensor | None]:
         """Check parameters and data; return the rows to train on, their targets and weights."""
-        self.stack_, self.stack_weights_ = (), ()
+        self.stack_, self.stack_weights_, self.updates_ = (), (), 0
         self._check_parameters()
         if y is None:
             raise DataError(f"{type(self).__name__} requires y to be passed, but the target y is None")

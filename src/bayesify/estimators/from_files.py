@@ -90,7 +90,7 @@ class FileTraining:
 
     def _prepare_files(self: Any, table: ParquetTable) -> tuple[Training, dict[str, Any]]:
         """Survey the files and build the network; return the training and its settings."""
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.seed_, self.updates_ = int(check_random_state(self.random_state).randint(2**31 - 1)), 0
         shares = self._shares(table)
         sample = table.sample.train
         sample = sample[table.uses(sample.positions, shares) != "calibration"]

@@ -36,7 +36,11 @@ def _is_updatable(estimator: BayesianEstimator) -> bool:
 
 
 class BayesianUpdating:
-    """`partial_fit` of an estimator whose method is `MeanField(prior="sequential")`, or another with that prior."""
+    """`partial_fit` of an estimator whose method is `MeanField(prior="sequential")`, or another with that prior.
+
+    Attributes:
+        updates_: number of calls since `fit`, each of which has other noise.
+    """
 
     updates_: int = 0
 

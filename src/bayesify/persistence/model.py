@@ -139,6 +139,7 @@ def _restore_settings(config: dict[str, Any]) -> BayesianEstimator:
     """Create the estimator without network and preprocessing."""
     estimator = _ESTIMATORS[config["task"]](**_parameters(config))
     estimator.seed_ = config["seed"]
+    estimator.updates_ = config.get("updates", 0)  # absent from models of earlier versions
     estimator.columns_ = tuple(_restore_column(facts) for facts in config["columns"])
     estimator.named_columns_ = config["named_columns"]
     estimator.n_features_in_ = len(estimator.columns_)
@@ -197,6 +198,7 @@ def _describe(estimator: Any, target: str | None, metrics: Mapping[str, float] |
         },
         "likelihood": estimator.likelihood_.to_dict(),
         "seed": estimator.seed_,
+        "updates": estimator.updates_,
         "columns": [dataclasses.asdict(column) for column in estimator.columns_],
         "named_columns": estimator.named_columns_,
         "feature_names": "feature_names_in_" in fitted,

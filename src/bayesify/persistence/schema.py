@@ -123,6 +123,7 @@ _PART = record(
         "conformal": optional(record({"scores": listing_of(listing_of(_either(number(), list, _numbers), 1), 1)})),
         "metrics": mapping_of(optional(number())),
         "reading": mapping_of(text),
+        "updates": whole(0, _LARGEST),
         "companions": _texts,
         "leaderboard": mapping_of(listing_of(_either(optional(number()), str, text))),
         "stack_weights": listing_of(_share),
