@@ -20,6 +20,13 @@ from bayesify.methods import VIFO, MeanField
 from bayesify.objectives import KLSchedule, LinearWarmup
 
 
+def test_conformal_cross_says_how_to_be_conformal():
+    def made(*settings):
+        return make_estimator("regression", "MCDropout", settings, 0, None, True, conformal=True).conformal
+
+    assert (made(), made("conformal=cross"), made("conformal=true")) == (True, "cross", True)
+
+
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
 def test_settings_have_one_meaning(kind):
     ours = set(settings.estimator_fields(kind))

@@ -8,7 +8,7 @@ import torch
 
 from bayesify.conformal import ConformalIntervals, conformal_rank
 from bayesify.errors import ConfigurationError, DataError, DivergenceError
-from bayesify.predictive import CategoricalPredictive, GaussianPredictive
+from bayesify.predictive import CategoricalPredictive, CountPredictive, GaussianPredictive
 
 np = pytest.importorskip("numpy")
 stats = pytest.importorskip("scipy.stats")
@@ -230,3 +230,12 @@ def test_bad_input_is_refused():
         ConformalIntervals.calibrate(rows_of(p, []), y[:0])
     with pytest.raises(DivergenceError, match="NaN"):
         ConformalIntervals.calibrate(p, y.where(torch.arange(30) != 3, float("nan")))
+
+
+def test_no_bound_of_counts_is_minus_zero():
+    means = torch.linspace(0.05, 3.0, 40, dtype=torch.float64).expand(4, 40)
+    p = CountPredictive(means)
+    calibration = ConformalIntervals.calibrate(p, torch.arange(40) % 3)
+    lower, upper = calibration.interval(p, 0.9)
+    assert (lower == 0).any()
+    assert not torch.cat([lower, upper]).signbit().any()

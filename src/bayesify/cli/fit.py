@@ -101,8 +101,7 @@ def fit(
         [name for name, value in options.items() if value],
     )  # fmt: skip
     table, rows = source.table, source.rows
-    settings = [*(settings or []), *(["conformal=true"] if conformal else [])]
-    estimator = make_estimator(table.task, method, settings, seed, epochs, quiet, time_limit, on)
+    estimator = make_estimator(table.task, method, settings or [], seed, epochs, quiet, time_limit, on, conformal)
     others = [] if compare is None else methods_to_compare(compare, estimator)
     if others and len(rows.test_y) == 0:
         raise UsageError(f"--compare {compare} needs rows to compare on; leave out --test-fraction 0, or give --test")

@@ -32,8 +32,11 @@ def make_estimator(
     quiet: bool,
     time_limit: float | None = None,
     on: str = "local",
+    conformal: bool = False,
 ) -> BayesianEstimator:
     """Build the estimator that the options describe; a time limit implies "auto" where no method is given.
+
+    `conformal` is the option --conformal, of which `--set conformal=cross` says how.
 
     Raises:
         ConfigurationError: an unknown method or field, or a value that is not possible.
@@ -55,6 +58,8 @@ def make_estimator(
     for name, value in (("epochs", epochs), ("time_limit", time_limit)):
         if value is not None:
             params[name] = value
+    if conformal:
+        params.setdefault("conformal", True)
     shared = {"random_state": seed, "on": on, "progress": False if quiet else None, **params}
     if unset.is_stacked:
         if fields:

@@ -96,7 +96,7 @@ class ConformalIntervals(Calibration):
         rulers = [_Ruler(fold) for fold in folds]
         lower, upper = (self._outermost(rulers, score, rank, sign) for sign in (-1, 1))
         if getattr(folds[0], "integers", False):  # counts between the ends stay inside
-            return (-lower).ceil().clamp_min(0), upper.floor().clamp_min(0)
+            return (-lower).ceil().clamp_min(0) + 0.0, upper.floor().clamp_min(0)  # without + 0.0, some would be -0.0
         return -lower, upper
 
     def _outermost(self, rulers: Sequence[_Ruler], score: Tensor, rank: int, sign: int) -> Tensor:
