@@ -1,13 +1,27 @@
 """Argument checks: what passes, what does not, and that the message names argument and value."""
 
+import contextlib
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive, check_scale
+from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive, check_scale, plain
 
 NUMBERS = [float("nan"), float("inf"), float("-inf"), True, False, "1", None, 1j, [1]]
+
+
+@pytest.mark.parametrize("value", [np.int64(3), np.uint8(3), np.float32(0.5), np.float64(0.5), np.bool_(True)])
+def test_numbers_of_numpy(value):
+    """They are what Python's numbers are, and become such; booleans are none."""
+    accepted = 0
+    for check in (check_positive, check_scale, check_fraction, check_integer):
+        with contextlib.suppress(ValueError):
+            check("number", value)
+            accepted += 1
+    assert accepted == {"i": 3, "u": 3, "f": 3, "b": 0}[value.dtype.kind]
+    assert type(plain(value)) is {"i": int, "u": int, "f": float, "b": np.bool_}[value.dtype.kind]
 
 
 @pytest.mark.parametrize("value", [1, 0.5, 1e-300, 10**400])

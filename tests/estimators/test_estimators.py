@@ -23,6 +23,7 @@ from torch import nn
 from bayesify import SWAG, VSD, DeepEnsemble, Deterministic, LinearWarmup, MCDropout, MeanField
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.estimators.network import mlp
+from bayesify.persistence import load_model, save_model
 
 FAST = {"epochs": 3, "samples": 5, "hidden": (8,), "random_state": 0}
 data_rng = np.random.default_rng(0)
@@ -468,3 +469,19 @@ def test_the_weight_of_the_kl_rises_over_half_of_training_unless_given(kind):
 def test_the_validation_fraction_is_held_out_and_the_rest_is_trained_on():
     model = BayesianRegressor(method="MeanField", validation_fraction=0.2, **FAST).fit(X, y)
     assert model.history_.n == 64  # of 80 rows
+
+
+def test_parameters_that_are_numbers_of_numpy(tmp_path):
+    """As from `np.arange` in a search of parameters."""
+    plain = {"epochs": 3, "batch_size": 16, "learning_rate": 0.5, "samples": 4, "hidden": (4,), "random_state": 0}
+    numpy = {"epochs": np.int64(3), "batch_size": np.int32(16), "learning_rate": np.float32(0.5), "samples": np.int16(4)}
+    numpy |= {"hidden": (np.int64(4),), "random_state": np.int64(0)}
+    expected = BayesianRegressor(method=MeanField(prior_std=0.5), **plain).fit(X, y)
+    model = BayesianRegressor(method=MeanField(prior_std=np.float32(0.5)), **numpy)
+    for _ in range(2):  # the second time from the checkpoint
+        model.fit(X, y, checkpoint=tmp_path / "run")
+        np.testing.assert_array_equal(model.predict(X), expected.predict(X))
+    save_model(model, tmp_path / "model")
+    np.testing.assert_array_equal(load_model(tmp_path / "model").predict(X), expected.predict(X))
+    conformal = BayesianRegressor(method=MCDropout(p=np.float32(0.25)), **numpy, conformal=True).fit(X, y)
+    assert conformal.predict_interval(X, np.float32(0.5)).shape == (80, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from bayesify.core.checks import is_number
 from bayesify.errors import ConfigurationError
 
 __all__ = ["check_level", "conformal_rank", "cross_coverage", "least_rows"]
@@ -14,7 +15,7 @@ _ROUNDING = 1e-9  # (n + 1) * level, such as 100 * 0.07, may be a whole number a
 
 def check_level(level: float) -> None:
     """Raise a `ConfigurationError` unless `level` is a number between 0 and 1, both excluded."""
-    if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
+    if not is_number(level) or not 0 < level < 1:
         raise ConfigurationError(f"level must be a number between 0 and 1, both excluded, got {level!r}")
 
 

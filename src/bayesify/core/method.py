@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 
+from bayesify.core.checks import plain
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.errors import ConfigurationError
 
@@ -141,7 +142,7 @@ class Method:
     def to_dict(self) -> dict[str, Any]:
         """Name and fields as JSON values, for `Method.from_dict`."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values = {name: value.to_dict() if isinstance(value, Method) else value for name, value in fields.items()}
+        values = {name: value.to_dict() if isinstance(value, Method) else plain(value) for name, value in fields.items()}
         return {"method": type(self).__name__, **values}
 
     @classmethod

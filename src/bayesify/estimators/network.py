@@ -128,6 +128,6 @@ def mlp(
         raise TypeError(f"hidden must be a sequence of widths, such as (32,), got {hidden!r}")
     for width in hidden:
         check_integer("hidden", width)
-    widths = [in_features + bins * len(encoded), *hidden, out_features]
+    widths = [in_features + bins * len(encoded), *map(int, hidden), out_features]
     layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), ACTIVATIONS[activation]())]
     return nn.Sequential(*([PiecewiseLinearEncoding(encoded, bins)] if encoded else []), *layers[:-1])

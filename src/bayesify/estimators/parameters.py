@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
-from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
+from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive, plain
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.class_weights import check_class_weight
@@ -141,7 +141,7 @@ class EstimatorParameters(BaseEstimator):
     def in_use(self, name: str) -> Any:
         """Return a parameter; if it is None, its value in `training_settings`."""
         value = getattr(self, name)
-        return getattr(self.training_settings, name) if value is None else value
+        return getattr(self.training_settings, name) if value is None else plain(value)
 
     def resolved(self) -> dict[str, Any]:
         """Return the parameters, with the values of those that are None where the method decides them."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from bayesify.core.checks import plain
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.methods import DeepEnsemble
@@ -55,9 +56,9 @@ class Schedule(EstimatorParameters):
         """Return the settings of training that several models can share, for a number of rows; epochs train a part of them."""
         settings = self.training_settings
         low, high = settings.batch_sizes
-        batch_size = self.batch_size or min(high, max(low, rows // settings.batches))
+        batch_size = plain(self.batch_size) or min(high, max(low, rows // settings.batches))
         steps = math.ceil(rows / parts / batch_size)
-        passes = self.epochs or math.ceil(max(_EPOCHS, math.ceil(settings.steps / steps)) / parts)
+        passes = plain(self.epochs) or math.ceil(max(_EPOCHS, math.ceil(settings.steps / steps)) / parts)
         epochs = parts * passes
         patience, scheduler = self.patience, partial(CosineAnnealingLR, T_max=epochs)
         if self.method_in_use().collects_from is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from bayesify.core.checks import is_integer, is_number
 from bayesify.errors import ConfigurationError
 
 __all__ = ["LOCAL", "RayCluster", "cluster_of"]
@@ -43,9 +44,9 @@ class RayCluster:
     def __post_init__(self) -> None:
         for name, least in (("num_cpus", 1), ("max_retries", 0), ("jobs", 1)):
             value = getattr(self, name)
-            if not (name == "jobs" and value is None) and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if not (name == "jobs" and value is None) and (not is_integer(value) or value < least):
                 raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}")
-        if isinstance(self.num_gpus, bool) or not isinstance(self.num_gpus, int | float) or not 0 <= self.num_gpus < math.inf:
+        if not is_number(self.num_gpus) or not 0 <= self.num_gpus < math.inf:
             raise ConfigurationError(f"num_gpus must be a number of at least 0, got {self.num_gpus!r}")
 
     def __str__(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.checks import plain
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError, warn
 from bayesify.functional import at_least_float32
@@ -55,7 +56,7 @@ class Likelihood(nn.Module, ABC):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__()
-        self.fields = fields
+        self.fields = {name: plain(value) for name, value in fields.items()}  # for JSON
 
     @abstractmethod
     def check_outputs(self, outputs: Tensor) -> None:

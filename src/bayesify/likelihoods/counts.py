@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_scale
+from bayesify.core.checks import check_scale, is_number
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
@@ -162,12 +162,12 @@ def _bounded(log_dispersion: Tensor) -> Tensor:
 
 def _numbers(name: str, value: float | Sequence[float]) -> float | list[float]:
     """The number, or the list of numbers, after a check of each."""
-    values = [value] if isinstance(value, int | float) else list(value)
+    values = [value] if is_number(value) else list(value)
     if not values:
         raise ConfigurationError(f"{name} must be a number or one per output, got an empty sequence")
     for each in values:
         check_scale(name, each)
-    return float(value) if isinstance(value, int | float) else [float(each) for each in values]
+    return float(value) if is_number(value) else [float(each) for each in values]
 
 
 def _check_width(name: str, values: Tensor, outputs: Tensor, width: int) -> None:

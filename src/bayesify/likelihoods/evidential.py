@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.core.checks import is_number
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.likelihoods.base import Likelihood, check_draws
@@ -174,5 +175,5 @@ def _scale(nu: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
 
 
 def _check_weight(weight: float) -> None:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+    if not is_number(weight) or not 0 <= weight < math.inf:
         raise ConfigurationError(f"weight must be a finite number of at least 0, got {weight!r}")

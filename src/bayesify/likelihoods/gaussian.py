@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_scale
+from bayesify.core.checks import check_scale, is_number, plain
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
@@ -48,13 +48,13 @@ class Gaussian(Likelihood):
     def __init__(self, std: float | Sequence[float] = 1.0, learn: bool = False) -> None:
         if isinstance(std, Tensor):
             raise ConfigurationError(f"std must be a number or one per output, got a tensor {tuple(std.shape)}; use std.tolist()")
-        scalar = isinstance(std, int | float)
+        scalar = is_number(std)
         stds = [std] if scalar else list(std)
         if not stds:
             raise ConfigurationError("std must be a number or one per output, got an empty sequence")
         for value in stds:
             check_scale("std", value)
-        super().__init__(std=std if scalar else stds, learn=learn)
+        super().__init__(std=plain(std) if scalar else list(map(plain, stds)), learn=learn)
         log_std = torch.tensor([math.log(value) for value in stds]).reshape(() if scalar else -1)
         if learn:
             self.log_std = nn.Parameter(log_std)

@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_scale
+from bayesify.core.checks import check_scale, is_number
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
@@ -68,7 +68,7 @@ class ScalaBL(Method):
 
     def __post_init__(self) -> None:
         check_where(self.where)
-        if isinstance(self.prior_mean, bool) or not isinstance(self.prior_mean, int | float) or not math.isfinite(self.prior_mean):
+        if not is_number(self.prior_mean) or not math.isfinite(self.prior_mean):
             raise ConfigurationError(f"prior_mean must be a finite number, got {self.prior_mean!r}")
         check_scale("prior_std", self.prior_std)
         check_scale("initial_std", self.initial_std)

@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.core.checks import check_integer, check_scale
+from bayesify.core.checks import check_integer, check_scale, is_number
 from bayesify.core.collection import CollectedPosterior
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
@@ -83,7 +83,7 @@ class SWA(Method):
     def __post_init__(self) -> None:
         if self.prior_std is not None:
             check_scale("prior_std", self.prior_std)
-        if isinstance(self.start, bool) or not isinstance(self.start, int | float) or not 0 <= self.start < 1:
+        if not is_number(self.start) or not 0 <= self.start < 1:
             raise ConfigurationError(f"start must be a fraction of training of at least 0 and below 1, got {self.start!r}")
         check_integer("snapshots", self.snapshots)
 

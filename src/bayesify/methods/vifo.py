@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_fraction, check_scale
+from bayesify.core.checks import check_choice, check_fraction, check_scale, is_number
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
@@ -114,7 +114,7 @@ class VIFO(Method):
         check_choice("link", self.link, ("softplus", "exp"))
         for name in ("eta", "eta_aux"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if not is_number(value) or not 0 <= value < math.inf:
                 raise ConfigurationError(f"{name} must be a finite number of at least 0, got {value!r}")
         for name in ("prior_std", "mean_prior_std", "a", "b", "delta", "initial_std", "momentum"):
             if getattr(self, name) is not None:

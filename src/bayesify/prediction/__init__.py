@@ -106,14 +106,13 @@ def predict(
         root.check_completed()
     dim = 0 if root is None else root.batch_dim
     members = 1 if root is None else max(1, len(root.members))
-    samples = _round_up(samples, members)
+    samples = _round_up(int(samples), members)
     tensors = [*bnn.parameters(), *bnn.buffers()]
     device, dtype = tensors[0].device if tensors else None, network_dtype(bnn)
     with turn():  # the generator, from which loaders draw as well, may be in another thread's prediction
         batches, length = batches_of(inputs, batch_size, dim, device)
         warn_of_lost_rows(inputs)
-        if seed is None:
-            seed = int(torch.randint(2**62, (), device="cpu"))
+        seed = int(torch.randint(2**62, (), device="cpu") if seed is None else seed)
 
     is_compiled = root is None or _compiled(bnn)
     needed = samples if tolerance is None else min(samples, _round_up(_FIRST_DRAWS, members))

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayesify.core.checks import check_integer, check_positive
+from bayesify.core.checks import check_integer, check_positive, have_plain_numbers, is_number
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError
 from bayesify.likelihoods import Likelihood
@@ -44,6 +44,9 @@ class Training:
     learning_rate: float = 1e-3
     n: int | None = None
 
+    def __post_init__(self) -> None:
+        have_plain_numbers(self)
+
     @property
     def local_weight(self) -> float:
         """Weight of the per-example KL: `local_beta`, by default that of the method."""
@@ -66,6 +69,9 @@ class Settings:
     clip_norm: float | None
     validation_samples: int
     patience: int | None
+
+    def __post_init__(self) -> None:
+        have_plain_numbers(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,6 +161,6 @@ def _check_model(training: Training, settings: Settings) -> None:
 
 def check_kl_weight(name: str, value: object) -> None:
     """Raise a `ConfigurationError` unless `value` is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not is_number(value) or not 0 <= value < math.inf:
         expected = "a finite number of at least 0" + (" or a KLSchedule" if name == "beta" else "")
         raise ConfigurationError(f"{name} must be {expected}, got {value!r}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from bayesify.core.checks import check_integer
+from bayesify.core.checks import check_integer, is_integer, plain
 from bayesify.errors import ConfigurationError, warn
 
 __all__ = ["Launch", "check_one_process", "launched", "processes_of"]
@@ -62,13 +62,11 @@ def processes_of(devices: int | list[int] | None, num_nodes: int | None) -> tupl
     Raises:
         ConfigurationError: a number below 1, or one that does not match what torchrun or SLURM started.
     """
-    if devices is not None and (
-        isinstance(devices, bool) or not ((isinstance(devices, int) and devices >= 1) or (isinstance(devices, list) and devices))
-    ):
+    if devices is not None and not (is_integer(devices) and devices >= 1) and not (isinstance(devices, list) and devices):
         raise ConfigurationError(f"devices must be a number of at least 1, or a list of GPUs such as [0, 1], got {devices!r}")
     if num_nodes is not None:
         check_integer("num_nodes", num_nodes)
-    launch = launched()
+    launch, devices = launched(), plain(devices)
     count = len(devices) if isinstance(devices, list) else devices
     if launch is None:
         nodes = num_nodes or 1
