@@ -186,6 +186,17 @@ class TestSplits:
             table.drop(columns="y")
         )
         assert "w, of the training rows" in (tmp_path / "m" / "report.html").read_text()
+        for command in ("predict", "evaluate"):
+            assert "not in the training table" not in run(command, tmp_path / "m", tmp_path / "t.csv").stderr
+
+    def test_columns_that_are_no_inputs_are_known_later(self, tmp_path, table):
+        table.assign(w=1.0).to_csv(tmp_path / "t.csv", index=False)
+        run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *FAST, "--weight", "w", "--group", "shop")
+        for command in (("predict",), ("evaluate",), ("explain", "--row", "0")):
+            stderr = run(command[0], tmp_path / "m", tmp_path / "t.csv", *command[1:]).stderr
+            assert "not in the training table" not in stderr
+        table.assign(w=1.0, other=2.0).to_csv(tmp_path / "other.csv", index=False)
+        assert "ignored: 'other'" in run("predict", tmp_path / "m", tmp_path / "other.csv").stderr
 
     def test_groups_depend_on_the_seed(self, tmp_path, table):
         training = read_training(tmp_path / "t.csv", "y", "auto", TextOptions())

@@ -18,6 +18,17 @@ def table():
     return pd.DataFrame({"sold": days.strftime("%d.%m.%Y"), "asked": price, "size": rng.normal(size=200)})
 
 
+def test_the_constant_has_the_moments_of_the_training_targets():
+    X, y = pd.DataFrame({"a": np.linspace(0, 1, 40)}), pd.Series(np.linspace(0, 10, 40), name="y")
+    regressor = BayesianRegressor(method="MCDropout", epochs=2, random_state=0).fit(X, y)
+    found = assess_estimator(regressor, X, y + 100, held_out=False)
+    assert found.from_training
+    assert found.baselines["constant"]["rmse"] == pytest.approx(np.hypot(100, y.std(ddof=0)), rel=1e-3)
+    labels = pd.Series(np.where(y > 3, "b", "a"), name="y")
+    classifier = BayesianClassifier(method="MCDropout", epochs=2, random_state=0).fit(X, labels)
+    assert not assess_estimator(classifier, X, labels, held_out=False).from_training
+
+
 @pytest.mark.default("BayesianClassifier")
 @pytest.mark.filterwarnings("ignore:column")
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])

@@ -125,7 +125,7 @@ def predict(
         estimator.set_params(samples=samples)
     table = tables.read(data)
     kept = kept_columns(table, keep or [])
-    features = table.drop(columns=tables.target, errors="ignore")
+    features = tables.features(table)
     predictions = prediction_table(estimator, features, estimator.predictive(features), table.index, level)
     if out is None or out.suffix.lower() != ".parquet":
         predictions = rounded(predictions)

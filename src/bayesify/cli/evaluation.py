@@ -19,6 +19,7 @@ from bayesify.environment import environment
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.formatting import duration, number, percent, plural
 from bayesify.inspection import explain
+from bayesify.predictive import GaussianPredictive, Predictive
 from bayesify.report import Assessment, assess, render
 from bayesify.report.baselines import Baselines, fit_baselines
 
@@ -65,17 +66,29 @@ def assess_estimator(
     baselines: Baselines | None = None,
     held_out: bool = True,
 ) -> Assessment:
-    """Predict the rows and evaluate the predictions; `baselines` are those of `train_baselines` for the same rows."""
+    """Predict the rows and evaluate the predictions; `baselines` are those of `train_baselines` for the same rows.
+
+    Without `training_y`, the constant prediction has the moments of the training targets, where the model has them.
+    """
     targets = encode_targets(estimator, y)  # before the prediction, which takes longer
+    predictive = estimator.predictive(features)
     return assess(
-        estimator.predictive(features),
+        predictive,
         targets,
-        training_y=None if training_y is None else encode_targets(estimator, training_y),
+        training_y=_known_targets(estimator, predictive) if training_y is None else encode_targets(estimator, training_y),
         baselines=None if baselines is None else baselines.predictives,
         note="" if baselines is None else baselines.note,
         labels=list(estimator.classes_) if isinstance(estimator, BayesianClassifier) else None,
         held_out=held_out,
     )
+
+
+def _known_targets(estimator: BayesianEstimator, predictive: Predictive) -> Tensor | None:
+    """Two targets with the mean and standard deviation of those of training, (2, D); None if the model does not have these."""
+    if not isinstance(estimator, BayesianRegressor) or not isinstance(predictive, GaussianPredictive):
+        return None
+    mean, std = torch.from_numpy(estimator.target_mean_), torch.from_numpy(estimator.target_std_)
+    return torch.stack([mean - std, mean + std])
 
 
 def train_baselines(
@@ -91,6 +104,8 @@ def print_assessment(assessment: Assessment, conformal: Mapping[str, Mapping[str
         [f"{assessment.row}s", "model", *assessment.baselines, "unit"],
         [[card.name, card.value, *card.baselines.values(), card.unit] for card in assessment.cards],
     )
+    if not assessment.from_training:
+        print_line("constant: the distribution of the targets of these rows, as the model does not have that of training")
     print_line()
     signs = {"good": ("✓", "green"), "caution": ("!", "yellow"), "bad": ("✕", "red")}
     for sentence in assessment.verdict:

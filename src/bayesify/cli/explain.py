@@ -106,7 +106,7 @@ def _explain_row(
     table = tables.read(data)
     if row >= len(table):
         raise UsageError(f"--row {row}: {data} has {len(table)} rows, so use 0 to {len(table) - 1}")
-    features = table.drop(columns=tables.target, errors="ignore")
+    features = tables.features(table)
     one = features.iloc[[row]]
     predicted = rounded(prediction_table(estimator, one, estimator.predictive(one), one.index, 0.95)).iloc[0]
     warning = estimator.unusual(one).iloc[0]

@@ -91,6 +91,7 @@ def open_source(
             raise UsageError(f"{', '.join(in_memory)}: not for several files, which are read in parts; leave it out")
         return _open_files(data, target, task, test)
     table = read_training(data, target, task, text)
+    table = dataclasses.replace(table, later=dataclasses.replace(table.later, weight=weight, group=test.group))
     check_target(table.y, table.task)
     table, weights = (table, None) if weight is None else take_weights(table, weight)
     if test.table is None:

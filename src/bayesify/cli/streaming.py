@@ -167,7 +167,7 @@ def _predict(part: _Part) -> _Count:
         names = check_kept(source.schema_arrow.names, request.keep)
         for batch in source.iter_batches(batch_size=_ROWS):
             table = batch.to_pandas()
-            features = table.drop(columns=tables.target, errors="ignore").reset_index(drop=True)
+            features = tables.features(table).reset_index(drop=True)
             result = _predictions(estimator, features, request.level, count)
             for position, name in enumerate(names):
                 result = result.add_column(position, batch.schema.field(name), batch.column(name))

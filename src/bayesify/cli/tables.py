@@ -46,6 +46,7 @@ class LaterTables:
         as_text: columns that are left as text.
         is_classes: whether the target is a class.
         options: of the later table.
+        weight, group: columns of the training table that are no inputs, and are left out of later tables.
     """
 
     target: str | None
@@ -54,6 +55,8 @@ class LaterTables:
     as_text: tuple[str, ...]
     is_classes: bool
     options: TextOptions
+    weight: str | None = None
+    group: str | None = None
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any], estimator: BayesianEstimator, options: TextOptions) -> LaterTables:
@@ -70,15 +73,21 @@ class LaterTables:
         classes = estimator.classes_ if isinstance(estimator, BayesianClassifier) else None
         if target is not None and (written or (classes is not None and classes.dtype.kind in "OU")):
             as_text.append(target)
-        return cls(target, written, stored.get("decimal", "."), tuple(as_text), classes is not None, options)
+        apart = {name: stored.get(name) for name in ("weight", "group")}
+        return cls(target, written, stored.get("decimal", "."), tuple(as_text), classes is not None, options, **apart)
 
     def stored(self) -> dict[str, str]:
         """Return what `of_model` needs, to be saved with the model."""
-        return {"decimal": self.decimal, "target": self.written}
+        apart = {"weight": self.weight, "group": self.group}
+        return {"decimal": self.decimal, "target": self.written, **{name: column for name, column in apart.items() if column}}
 
     def read(self, path: Path) -> pd.DataFrame:
         """Read a table, with or without the target."""
         return read_table(path, **vars(self.options), usual_decimal=self.decimal, as_text=self.as_text)
+
+    def features(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a table without the columns that are no inputs: target, weights and groups."""
+        return table.drop(columns=[name for name in (self.target, self.weight, self.group) if name], errors="ignore")
 
     def read_with_target(self, path: Path) -> tuple[pd.DataFrame, pd.Series]:
         """Read a table and split it into inputs and target, without the rows that have no target."""
@@ -91,7 +100,7 @@ class LaterTables:
         features, y = drop_missing_target(features, y, str(path))
         if not len(y):
             raise UsageError(f"the target {self.target!r} is missing in every row of {path}")
-        return features, y
+        return self.features(features), y
 
 
 @dataclasses.dataclass(frozen=True)

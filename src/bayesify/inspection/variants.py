@@ -127,7 +127,7 @@ def _probs_of_draws(classifier: BayesianClassifier, X: Any) -> Tensor:
 def _log_probs_of_draws(classifier: BayesianClassifier, table: pd.DataFrame) -> Tensor:
     """Log probabilities of every draw, (S, R, K), before calibration by a map, for a table from `conform`."""
     # Categorical predictives keep no draws; with normal noise, the means are the logits of the same draws.
-    twin = copy.copy(classifier)
+    twin: Any = copy.copy(classifier)
     twin.likelihood_ = Gaussian(std=1.0)
     logits = twin._predictive(table)
     assert isinstance(logits, GaussianPredictive)

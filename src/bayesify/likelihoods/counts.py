@@ -5,6 +5,7 @@ Shapes: S draws, B batch, D outputs.
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -162,12 +163,12 @@ def _bounded(log_dispersion: Tensor) -> Tensor:
 
 def _numbers(name: str, value: float | Sequence[float]) -> float | list[float]:
     """The number, or the list of numbers, after a check of each."""
-    values = [value] if is_number(value) else list(value)
+    values = [value] if is_number(value) else list(cast("Sequence[float]", value))
     if not values:
         raise ConfigurationError(f"{name} must be a number or one per output, got an empty sequence")
     for each in values:
         check_scale(name, each)
-    return float(value) if is_number(value) else [float(each) for each in values]
+    return float(values[0]) if is_number(value) else list(map(float, values))
 
 
 def _check_width(name: str, values: Tensor, outputs: Tensor, width: int) -> None:

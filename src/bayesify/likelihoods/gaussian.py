@@ -5,6 +5,7 @@ Shapes: S draws, B batch, D outputs.
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class Gaussian(Likelihood):
         if isinstance(std, Tensor):
             raise ConfigurationError(f"std must be a number or one per output, got a tensor {tuple(std.shape)}; use std.tolist()")
         scalar = is_number(std)
-        stds = [std] if scalar else list(std)
+        stds = [std] if scalar else list(cast("Sequence[float]", std))
         if not stds:
             raise ConfigurationError("std must be a number or one per output, got an empty sequence")
         for value in stds:
