@@ -1,5 +1,6 @@
 """Numbers and dates that are text: what is read, what stays a category, and that later tables are read alike."""
 
+import datetime
 import warnings
 
 import numpy as np
@@ -102,8 +103,18 @@ def test_later_tables_are_read_in_the_format_of_training():
     with pytest.warns(UserWarning, match=r"column 'price' has text that is no number in 1 of 2 rows \('unknown'\)"):
         strays = conform(pd.DataFrame({"price": ["unknown", "1,5"], "day": ["02.01.2021"] * 2}), columns)
     assert strays["price"].isna().tolist() == [True, False]
-    with pytest.raises(DataError, match="column 'day' must be of kind 'datetime', got 'tomorrow' in row 0"):
+    with pytest.raises(DataError, match=r"must be of kind 'datetime' such as '31\.12\.2020', got 'tomorrow' in row 0"):
         conform(pd.DataFrame({"price": ["1,5"], "day": ["tomorrow"]}), columns)
+
+
+@pytest.mark.parametrize("train", [["2020-01-01", "2020-02-02"], pd.to_datetime(["2020-01-01", "2020-02-02"])])
+def test_a_column_of_iso_dates_refuses_dates_in_another_order(train):
+    columns = describe_columns(pd.DataFrame({"day": train}))
+    later = pd.DataFrame({"day": ["2020-02-01", "2020-02-01 12:00", datetime.date(2020, 2, 1), " 2020-02-01"]})
+    assert conform(later, columns)["day"].diff().tolist()[1:] == [0.5, -0.5, 0]
+    expected = "column 'day' must be of kind 'datetime' such as '2020-12-31', got '01.02.2020' in row 1"
+    with pytest.raises(DataError, match=expected):
+        conform(pd.DataFrame({"day": ["2020-01-02", "01.02.2020"]}), columns)
 
 
 @pytest.mark.parametrize("name", ["id", "ID", "customer_id", "index", "Unnamed: 0"])

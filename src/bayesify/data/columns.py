@@ -15,13 +15,12 @@ import pandas as pd
 
 from bayesify.data.column import CATEGORIES, KINDS, QUANTILES, Column, format_value
 from bayesify.data.conversion import convert
-from bayesify.data.text_values import date_format, number_format
+from bayesify.data.text_values import ISO_DATE, date_format, number_format
 from bayesify.errors import DataError
 from bayesify.formatting import listing
 
 __all__ = ["SMALLEST_RANGE", "check_unique_names", "check_value_types", "conform", "describe_columns"]
 
-_ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 _ROW_NAME = re.compile(r"(?:.*[_ ])?(?:id|index|row|rowid|row number|nr|no|unnamed: ?\d+)", re.IGNORECASE)
 SMALLEST_RANGE = 1e-150  # the square of a smaller one vanishes
 _LEVELS = np.arange(1, QUANTILES + 1) / (QUANTILES + 1)
@@ -167,7 +166,7 @@ def _kind(name: str, present: pd.Series) -> tuple[str, str]:
     if kind != "category" or isinstance(present.dtype, pd.CategoricalDtype) or not present.map(lambda x: isinstance(x, str)).all():
         return kind, ""
     text = present.astype(str)
-    if text.str.fullmatch(_ISO_DATE).all():
+    if text.str.fullmatch(ISO_DATE).all():
         return "datetime", ""
     if written := number_format(text):
         return "number", written

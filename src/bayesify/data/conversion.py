@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 
 from bayesify.data.column import DAY, EPOCH, Column, format_value
-from bayesify.data.text_values import parse_numbers
+from bayesify.data.text_values import ISO_DATE, parse_numbers
 from bayesify.errors import DataError
 from bayesify.formatting import listing
 
 __all__ = ["convert"]
 
 _LARGEST = 1e100  # squares of larger values overflow
+_EXAMPLE = pd.Timestamp("2020-12-31 18:30")
 
 
 def convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Series:
@@ -48,11 +49,7 @@ def convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Serie
             stacklevel=5,
         )
     elif invalid.any():
-        first = int(invalid.argmax())
-        raise DataError(
-            f"column {name!r} must be of kind {kind!r}, got {format_value(values.iloc[first])} in row {first} "
-            f"({int(invalid.sum())} such rows); correct these values or leave them empty"
-        )
+        raise _unfit(values, invalid, column)
     too_large = result.abs() > _LARGEST
     if too_large.any():
         problem = "infinite" if np.isinf(result).any() else f"beyond {_LARGEST:g}"
@@ -60,9 +57,23 @@ def convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Serie
     return result
 
 
+def _unfit(values: pd.Series, invalid: pd.Series, column: Column) -> DataError:
+    """The error for values that are not of the column's kind."""
+    first = int(invalid.argmax())
+    expected = ""
+    if column.kind == "datetime":
+        expected = f" such as {_EXAMPLE.strftime(column.format or '%Y-%m-%d')!r}"
+    return DataError(
+        f"column {column.name!r} must be of kind {column.kind!r}{expected}, got {format_value(values.iloc[first])} in row {first} "
+        f"({int(invalid.sum())} such rows); correct these values or leave them empty"
+    )
+
+
 def _days(values: pd.Series, written: str = "") -> pd.Series:
     if pd.api.types.is_numeric_dtype(values):  # pandas would read them as nanoseconds
         return pd.Series(np.nan, values.index)
+    if not (written or pd.api.types.is_datetime64_any_dtype(values)):  # pandas would read other text month first
+        values = values.where(values.map(lambda value: not isinstance(value, str) or bool(ISO_DATE.fullmatch(value.strip()))))
     return (pd.to_datetime(values, errors="coerce", utc=True, format=written or "mixed") - EPOCH) / DAY
 
 

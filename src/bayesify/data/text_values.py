@@ -6,8 +6,9 @@ import re
 
 import pandas as pd
 
-__all__ = ["date_format", "number_format", "parse_numbers"]
+__all__ = ["ISO_DATE", "date_format", "number_format", "parse_numbers"]
 
+ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ].*)?")
 _MOST = 0.9  # the share of a column's values that must be numbers; the others are treated as missing
 _CURRENCY = r"^[$€£¥]\s*|\s*(?:[$€£¥%])$"
 _CODE = r"[+-]?0\d.*"  # a leading zero, as in postal codes
