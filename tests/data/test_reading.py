@@ -131,6 +131,34 @@ class TestText:
             read_table(tmp_path / "t.csv", encoding="klingon")
 
 
+class TestWordsForMissingValues:
+    TEXT = "kind{0}x{0}k{0}garage\nNone{0}1.5{0}NA{0}NA\nblock{0}n/a{0}2{0}yes\nNA{0}3{0}4{0}no\n{0}4{0}5{0}\n"
+
+    @pytest.mark.parametrize("separator", [",", ";", "\t"])
+    @pytest.mark.parametrize("index", [False, True])
+    def test_they_are_text_in_columns_of_text_and_missing_in_columns_of_numbers(self, tmp_path, separator, index):
+        lines = self.TEXT.format(separator).splitlines()
+        text = "\n".join(f"{number}{separator}{line}" for number, line in zip(["", 7, 8, 9, 10], lines, strict=True))
+        table = read(tmp_path, text if index else self.TEXT.format(separator), "t.txt")
+        assert table["kind"].iloc[:3].tolist() == ["None", "block", "NA"]
+        assert table["garage"].iloc[:3].tolist() == ["NA", "yes", "no"]
+        assert table.isna().sum().tolist() == [1, 1, 1, 1]
+        assert (table["x"].dtype, table["k"].dtype) == (float, float)
+        assert table.index[0] == 7 * index
+
+    def test_a_column_that_is_left_as_text(self, tmp_path):
+        assert read(tmp_path, "a,b\nNA,1\n2,2\n", as_text=["a"])["a"].tolist() == ["NA", "2"]
+
+    def test_excel(self, tmp_path):
+        pytest.importorskip("openpyxl")
+        cells = {"kind": ["None", "block", None], "x": [1, "NA", 3], "day": [pd.Timestamp("2020-01-01"), "NA", None]}
+        pd.DataFrame(cells).to_excel(tmp_path / "t.xlsx", index=False)
+        table = read_table(tmp_path / "t.xlsx")
+        assert table["kind"].tolist()[:2] == ["None", "block"]
+        assert [dtype.kind for dtype in table.dtypes[1:]] == ["f", "M"]
+        assert table.isna().sum().tolist() == [1, 1, 2]
+
+
 class TestDecimals:
     @pytest.mark.parametrize(
         ("text", "values"),

@@ -166,3 +166,10 @@ def test_the_boundaries_between_classes_and_numbers() -> None:
 
     assert [task(30, 150), task(31, 155)] == ["classification", "regression"]
     assert [task(3, 15), task(3, 14)] == ["classification", "regression"]
+
+
+def test_words_for_missing_values_are_classes_and_told() -> None:
+    y = pd.Series(["None", "block", None, "NA"], name="kind")
+    with pytest.warns(UserWarning, match="is the text 'None', 'NA' in 2 of 4 rows of the table, which counts as a class"):
+        _, known = drop_missing_target(pd.DataFrame({"a": range(4)}), y)
+    assert known.tolist() == ["None", "block", "NA"]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bayesify.data import conform, describe_columns
+from bayesify.data import Column, conform, describe_columns
 from bayesify.errors import DataError
 
 
@@ -115,6 +115,23 @@ def test_a_column_of_iso_dates_refuses_dates_in_another_order(train):
     expected = "column 'day' must be of kind 'datetime' such as '2020-12-31', got '01.02.2020' in row 1"
     with pytest.raises(DataError, match=expected):
         conform(pd.DataFrame({"day": ["2020-01-02", "01.02.2020"]}), columns)
+
+
+def test_words_for_missing_values_are_missing_in_categories():
+    column, values, messages = described(["NA", "yes", "no", "None", "yes"])
+    assert column.categories == ("yes", "no")
+    assert column.missing == 0.4
+    assert values.isna().tolist() == [True, False, False, True, False]
+    assert messages == ["column 'c' has text that means a missing value in 2 of 5 rows ('NA', 'None'); it is treated as missing"]
+    assert described(["NA", None, "null"])[0].reason == "it has no values"
+
+
+def test_a_word_for_a_missing_value_that_is_a_category_remains_one():
+    stored = Column(name="c", kind="category", categories=("NA", "yes"))  # of an earlier version
+    for values in (["NA", "yes"], pd.Categorical(["NA", "yes"])):
+        assert conform(pd.DataFrame({"c": values}), [stored])["c"].tolist() == ["NA", "yes"]
+    column, *_ = described(pd.Categorical(["NA", "yes", "NA"]))
+    assert column.categories == ("NA", "yes")
 
 
 @pytest.mark.parametrize("name", ["id", "ID", "customer_id", "index", "Unnamed: 0"])

@@ -15,7 +15,7 @@ import pandas as pd
 
 from bayesify.data.column import CATEGORIES, KINDS, QUANTILES, Column, format_value
 from bayesify.data.conversion import convert
-from bayesify.data.text_values import ISO_DATE, date_format, number_format
+from bayesify.data.text_values import ISO_DATE, all_text, date_format, number_format
 from bayesify.errors import DataError
 from bayesify.formatting import listing
 
@@ -103,11 +103,10 @@ def check_value_types(name: str, values: pd.Series) -> None:
 
 def _describe(name: str, values: pd.Series) -> Column:
     present = values.dropna()
-    missing = round(1 - len(present) / max(1, len(values)), 6)
-    if present.empty:
-        return Column(name=name, kind="dropped", missing=1.0, reason="it has no values")
-    kind, written = _kind(name, present)
+    kind, written = _kind(name, present) if len(present) else ("category", "")
     converted = convert(present, Column(name=name, kind=kind, format=written)).dropna()
+    if converted.empty:
+        return Column(name=name, kind="dropped", missing=1.0, reason="it has no values")
     missing = round(1 - len(converted) / max(1, len(values)), 6)
     distinct = converted.nunique()
     if _identifies_rows(name, converted, kind):
@@ -163,7 +162,7 @@ def _described(kind: str, written: str) -> str:
 def _kind(name: str, present: pd.Series) -> tuple[str, str]:
     """The kind of a column, and the format of its text."""
     kind = _kind_of_dtype(name, present)
-    if kind != "category" or isinstance(present.dtype, pd.CategoricalDtype) or not present.map(lambda x: isinstance(x, str)).all():
+    if kind != "category" or not all_text(present):
         return kind, ""
     text = present.astype(str)
     if text.str.fullmatch(ISO_DATE).all():

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bayesify.data.column import DAY, EPOCH, Column, format_value
-from bayesify.data.text_values import ISO_DATE, parse_numbers
+from bayesify.data.text_values import ISO_DATE, MISSING_WORDS, all_text, parse_numbers
 from bayesify.errors import DataError
 from bayesify.formatting import listing
 
@@ -23,31 +23,21 @@ _EXAMPLE = pd.Timestamp("2020-12-31 18:30")
 def convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Series:
     """Convert a column to text (categories) or float; raise a `DataError` for values that do not fit the kind.
 
-    In a column of numbers that was text in training, text that is no number is a missing value; `tell` warns of it.
+    In a column of numbers that was text in training, text that is no number is a missing value, and so is text such as "NA" in a
+    column of categories; `tell` warns of it.
     """
     name, kind = column.name, column.kind
     if kind == "category":
-        if isinstance(values.dtype, pd.CategoricalDtype):  # far fewer categories than values
-            texts = np.array([*map(_text, values.cat.categories), np.nan], dtype=object)
-            return pd.Series(texts[values.cat.codes.to_numpy()], index=values.index, name=values.name)
-        if isinstance(values.dtype, pd.StringDtype):
-            return values.astype(object).where(values.notna(), np.nan)
-        return values.astype(object).map(_text, na_action="ignore").where(values.notna(), np.nan)
-    is_text = bool(column.format) and values.notna().any() and values.dropna().map(lambda x: isinstance(x, str)).all()
+        return _categories(values, column, tell)
+    is_text = bool(column.format) and all_text(values)
     if is_text and kind == "number":
         result = parse_numbers(values.astype(object).where(values.notna(), "").astype(str), column.format)
     else:
         result = _days(values, column.format if is_text else "") if kind == "datetime" else _floats(values, kind)
     invalid = result.isna() & values.notna()
     if is_text and kind == "number":
-        if not (tell and invalid.any()):
-            return result
-        others = listing(map(repr, dict.fromkeys(values[invalid])), most=3)
-        warnings.warn(
-            f"column {name!r} has text that is no number in {int(invalid.sum())} of {len(values)} rows ({others}); it is treated "
-            "as missing",
-            stacklevel=5,
-        )
+        if tell:
+            _tell_missing(name, values, invalid, "is no number")
     elif invalid.any():
         raise _unfit(values, invalid, column)
     too_large = result.abs() > _LARGEST
@@ -55,6 +45,31 @@ def convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Serie
         problem = "infinite" if np.isinf(result).any() else f"beyond {_LARGEST:g}"
         raise DataError(f"column {name!r} is {problem} in {int(too_large.sum())} of {len(result)} rows; drop or correct them")
     return result
+
+
+def _categories(values: pd.Series, column: Column, tell: bool) -> pd.Series:
+    """Convert values to text; text such as "NA" is missing unless it was a category in training."""
+    if isinstance(values.dtype, pd.CategoricalDtype):  # far fewer categories than values
+        texts = np.array([*map(_text, values.cat.categories), np.nan], dtype=object)
+        return pd.Series(texts[values.cat.codes.to_numpy()], index=values.index, name=values.name)
+    result = values.astype(object)
+    if not isinstance(values.dtype, pd.StringDtype):
+        result = result.map(_text, na_action="ignore")
+    words = values.isin(MISSING_WORDS.difference(column.categories))
+    if tell:
+        _tell_missing(column.name, values, words, "means a missing value")
+    return result.where(values.notna() & ~words, np.nan)
+
+
+def _tell_missing(name: str, values: pd.Series, missing: pd.Series, problem: str) -> None:
+    """Warn of text that is treated as missing."""
+    if missing.any():
+        texts = listing(map(repr, dict.fromkeys(values[missing])), most=3)
+        warnings.warn(
+            f"column {name!r} has text that {problem} in {int(missing.sum())} of {len(values)} rows ({texts}); it is treated as "
+            "missing",
+            stacklevel=6,
+        )
 
 
 def _unfit(values: pd.Series, invalid: pd.Series, column: Column) -> DataError:

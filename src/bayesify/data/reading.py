@@ -17,6 +17,7 @@ import pandas as pd
 from bayesify.core.checks import check_choice
 from bayesify.data.columns import check_unique_names
 from bayesify.data.text_tables import decode, find_decimal, find_separator, parse_text
+from bayesify.data.text_values import MISSING_WORDS, all_text
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError, warn
 from bayesify.formatting import plural
 
@@ -143,7 +144,12 @@ def _read_excel(path: Path) -> pd.DataFrame:
             raise pd.errors.EmptyDataError
         names = header.iloc[0]
         check_unique_names(names.dropna(), "the header")  # pandas would rename them ("a", "a.1")
-        return pd.read_excel(file, index_col=0 if len(names) > 1 and pd.isna(names.iloc[0]) else None)
+        index = 0 if len(names) > 1 and pd.isna(names.iloc[0]) else None
+        table = pd.read_excel(file, index_col=index, keep_default_na=False, na_values=[""])
+    for name in table:
+        if table[name].dtype.kind == "O" and not all_text(table[name]):  # in columns of text, "None" or "NA" may be a class
+            table[name] = table[name].mask(table[name].isin(MISSING_WORDS)).infer_objects()
+    return table
 
 
 def _parse_records(text: str, suffix: str) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from bayesify.core.checks import check_choice
 from bayesify.data.column import format_value
 from bayesify.data.columns import SMALLEST_RANGE, check_unique_names, check_value_types
-from bayesify.data.text_values import number_format, parse_numbers
+from bayesify.data.text_values import MISSING_WORDS, all_text, number_format, parse_numbers
 from bayesify.errors import DataError, warn
 from bayesify.formatting import listing, plural
 
@@ -69,7 +69,7 @@ def target_format(y: pd.Series, task: str = "auto") -> str:
         ['.', ',', '', '']
     """
     text = y.dropna()
-    if task == "classification" or not _is_text(text):
+    if task == "classification" or not all_text(text):
         return ""
     if task == "auto":
         return number_format(text.astype(str)) if text.nunique() > 2 else ""
@@ -108,7 +108,7 @@ def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:
         [1200.5, 950.0]
     """
     present = y.dropna()
-    if not written or not _is_text(present):
+    if not written or not all_text(present):
         return y
     result = parse_numbers(y.astype(object).where(y.notna(), "").astype(str), written)
     if not tell:
@@ -125,6 +125,8 @@ def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:
 def drop_missing_target(X: pd.DataFrame, y: pd.Series, source: str = "the table") -> tuple[pd.DataFrame, pd.Series]:
     """Drop the rows without a target, with a warning that counts them; integers and booleans get the types they have without gaps.
 
+    Text such as "NA" or "None" is a class, with a warning.
+
     Args:
         X: the inputs.
         y: the target.
@@ -137,6 +139,7 @@ def drop_missing_target(X: pd.DataFrame, y: pd.Series, source: str = "the table"
         (2, [0, 1])
     """
     known = y.notna().to_numpy()
+    _tell_words(y, source)
     if known.all():
         return X, _without_gaps(y)
     warn(f"the target {y.name!r} is missing in {len(y) - known.sum():,} of {len(y):,} rows of {source}; they are not used")
@@ -144,6 +147,16 @@ def drop_missing_target(X: pd.DataFrame, y: pd.Series, source: str = "the table"
     if pd.api.types.is_float_dtype(y) and (y % 1 == 0).all():
         y = y.astype(np.int64)
     return X, y
+
+
+def _tell_words(y: pd.Series, source: str) -> None:
+    words = y[y.isin(MISSING_WORDS)] if all_text(y) else y[:0]
+    if len(words):
+        found = listing(map(repr, words.unique()), most=3)
+        warn(
+            f"the target {y.name!r} is the text {found} in {len(words):,} of {len(y):,} rows of {source}, which counts as a class; "
+            "leave cells without a value empty"
+        )
 
 
 def _without_gaps(y: pd.Series) -> pd.Series:
@@ -188,10 +201,6 @@ def _infer(y: pd.Series | np.ndarray) -> tuple[Literal["regression", "classifica
         is_count = values.value_counts().min() == 1  # an integer in a single row is the end of a range rather than a class
         return ("regression", f"{found}, some in a single row") if is_count else ("classification", found)
     return "regression", ""
-
-
-def _is_text(present: pd.Series) -> bool:
-    return present.dtype != "category" and len(present) > 0 and bool(present.map(lambda value: isinstance(value, str)).all())
 
 
 def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:

@@ -8,11 +8,12 @@ import io
 import itertools
 import re
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import pandas as pd
 
 from bayesify.data.columns import check_unique_names
-from bayesify.data.text_values import parse_numbers
+from bayesify.data.text_values import all_text, parse_numbers
 from bayesify.errors import DataError, warn
 
 __all__ = ["decode", "find_decimal", "find_separator", "parse_text"]
@@ -134,15 +135,17 @@ def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str]
     check_unique_names([name for name in header if name], "the header")  # pandas would rename them ("a", "a.1")
     if any(first[len(header) :]):  # pandas would take the first fields for an index, or drop the last ones
         raise _too_long(len(header), "the first row of data", len(first), separator)
+    has_index = len(header) > 1 and not header[0]
+    options: dict[str, Any] = {
+        "sep": r"\s+" if separator == " " else separator, "skipinitialspace": True, "low_memory": False,
+    }  # fmt: skip
     try:
         table = pd.read_csv(
             io.StringIO(text),
-            sep=r"\s+" if separator == " " else separator,
             decimal=decimal,
-            index_col=0 if len(header) > 1 and not header[0] else False,
+            index_col=0 if has_index else False,
             dtype=dict.fromkeys(set(as_text) & set(header), str),
-            skipinitialspace=True,
-            low_memory=False,
+            **options,
         )
     except pd.errors.ParserError as error:
         if match := _TOO_LONG.search(str(error)):
@@ -150,6 +153,19 @@ def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str]
         raise
     if decimal == ",":
         _read_thousands(table, as_text)
+    positions = [i for i, name in enumerate(table) if table[name].isna().any() and all_text(table[name])]
+    if positions:  # text such as "None" or "NA", which is missing in a column of numbers, may be a class
+        cells = pd.read_csv(
+            io.StringIO(text),
+            usecols=[i + has_index for i in positions],
+            index_col=False,
+            dtype=str,
+            keep_default_na=False,
+            na_values=[""],
+            **options,
+        )
+        for i, name in zip(positions, cells, strict=True):
+            table[table.columns[i]] = cells[name].to_numpy()
     return table
 
 

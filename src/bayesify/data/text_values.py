@@ -6,8 +6,11 @@ import re
 
 import pandas as pd
 
-__all__ = ["ISO_DATE", "date_format", "number_format", "parse_numbers"]
+__all__ = ["ISO_DATE", "MISSING_WORDS", "all_text", "date_format", "number_format", "parse_numbers"]
 
+MISSING_WORDS = frozenset(  # which pandas reads as missing in text files
+    {"#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
+)
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ].*)?")
 _MOST = 0.9  # the share of a column's values that must be numbers; the others are treated as missing
 _CURRENCY = r"^[$€£¥]\s*|\s*(?:[$€£¥%])$"
@@ -18,6 +21,12 @@ _NUMBERS = {
     for decimal, group in _GROUPING.items()
 }
 _DATE = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})")
+
+
+def all_text(values: pd.Series) -> bool:
+    """Whether a column has values, and all of them are text rather than of a categorical type."""
+    present = values.dropna()
+    return present.dtype != "category" and len(present) > 0 and bool(present.map(lambda value: isinstance(value, str)).all())
 
 
 def number_format(text: pd.Series) -> str:
