@@ -92,6 +92,10 @@ class TestConform:
         pd.testing.assert_frame_equal(table, expected)
         assert expected["garden"].tolist() == [1, 0, 1, 1, 0, 0]
 
+    def test_duplicate_columns(self, mixed):
+        with pytest.raises(DataError, match="the table has duplicate column names: 'rooms'; rename or drop them"):
+            conform(pd.concat([mixed, mixed[["rooms"]]], axis=1), describe_columns(mixed))
+
     def test_missing_columns(self, mixed):
         with pytest.raises(DataError, match="lacks columns of the training table: 'rooms', 'city'; it has 'size'"):
             conform(mixed[["size", "garden", "sold"]], describe_columns(mixed))

@@ -60,7 +60,7 @@ def conform(X: pd.DataFrame, columns: Sequence[Column], *, new: bool = True) -> 
         new: whether X is not the training table; unknown columns then issue a warning.
 
     Raises:
-        DataError: missing columns, infinite values, or values of another kind than in training.
+        DataError: missing columns, duplicate column names, infinite values, or values of another kind than in training.
 
     Example:
         >>> columns = describe_columns(pd.DataFrame({"area": [20, 192], "color": ["red", "blue"]}))
@@ -71,6 +71,7 @@ def conform(X: pd.DataFrame, columns: Sequence[Column], *, new: bool = True) -> 
             ...
         bayesify.errors.DataError: the table lacks columns of the training table: 'area'; it has 'color'
     """
+    check_unique_names(X.columns, "the table")
     positions = {str(name): i for i, name in enumerate(X.columns)}
     used = [column for column in columns if column.kind != "dropped"]
     if absent := [column.name for column in used if column.name not in positions]:
