@@ -12,6 +12,7 @@ from bayesify.data import (
     split_target,
     target_format,
     task_reason,
+    tell_format,
 )
 from bayesify.errors import BayesifyWarning, ConfigurationError, DataError
 
@@ -173,3 +174,19 @@ def test_words_for_missing_values_are_classes_and_told() -> None:
     with pytest.warns(UserWarning, match="is the text 'None', 'NA' in 2 of 4 rows of the table, which counts as a class"):
         _, known = drop_missing_target(pd.DataFrame({"a": range(4)}), y)
     assert known.tolist() == ["None", "block", "NA"]
+
+
+@pytest.mark.parametrize(("distinct", "written"), [(30, ""), (31, ".kg")])
+def test_few_numbers_with_a_unit_are_classes(distinct: int, written: str) -> None:
+    y = pd.Series([f"{i}.5 kg" for i in range(distinct)] * 2, name="weight")
+    assert target_format(y) == written
+    assert target_format(y, "regression") == ".kg"
+
+
+def test_marks_of_missing_values_in_a_target_of_numbers() -> None:
+    y = pd.Series(["?", "1.5 kg", "2.5 kg"], name="weight")
+    written = target_format(y, "regression")
+    with pytest.warns(BayesifyWarning, match="numbers with the unit 'kg', such as '1.5 kg'"):
+        tell_format(y, written)
+    with pytest.warns(BayesifyWarning, match=r"text that is no number in 1 of 3 rows \('\?'\)"):
+        assert read_target(y, written).tolist()[1:] == [1.5, 2.5]

@@ -1,6 +1,7 @@
 """Numbers and dates that are text: what is read, what stays a category, and that later tables are read alike."""
 
 import datetime
+import re
 import warnings
 
 import numpy as np
@@ -35,6 +36,14 @@ def described(values, name="c"):
         (["12 %", "7.5%", "-3%"], [12, 7.5, -3]),
         ([" 1,5", "2,5 ", "1e3"], [1.5, 2.5, 1000]),
         (["1,5", None, "2,5"], [1.5, np.nan, 2.5]),
+        (["1.5", "2.5", "?"], [1.5, 2.5, np.nan]),
+        (["unknown", "$5", "-", "n/a", "$7", " . "], [np.nan, 5, np.nan, np.nan, 7, np.nan]),
+        (["57.3 kg", "61kg", " 1,200 kg "], [57.3, 61, 1200]),
+        (["57,3 kg", "61 kg", "1.200 kg"], [57.3, 61, 1200]),
+        (["3 m²", "5.5 m²", "?"], [3, 5.5, np.nan]),
+        (["3 EUR/m2", "5.5 EUR/m2"], [3, 5.5]),
+        (["21 °C", "-5.5°C"], [21, -5.5]),
+        ([*["5 kg", "6 kg"] * 9, "7 lb", "8"], [*[5, 6] * 9, np.nan, 8]),
     ],
 )
 def test_text_that_is_nearly_always_a_number(text, numbers):
@@ -57,7 +66,9 @@ def test_text_that_is_nearly_always_a_number(text, numbers):
         ["1.2.3", "1.3.0", "2.0.1"],  # versions
         ["1,2,3", "4,5,6", "1,2,3"],  # lists
         ["12:30", "13:45", "12:30"],
-        ["5 kg", "7 kg", "5 kg"],
+        ["5 kg", "7 lb", "5 kg"],
+        ["1.5M", "200k", "1M", "3k"],
+        ["A 5 kg", "B 7 kg", "C 5 kg"],
         ["-", "+", "-"],
     ],
 )
@@ -75,19 +86,24 @@ def test_other_text_is_a_category(text):
         (["01.02.2020", "02.01.2021"], ["2020-02-01", "2021-01-02"]),  # a dot: the day first
         (["31/12/2020", "1/2/2021"], ["2020-12-31", "2021-02-01"]),
         (["12/31/2020", "1/2/2021"], ["2020-12-31", "2021-01-02"]),
+        (["31/12/2020 18:30", "?", "1/2/2021 6:00"], ["2020-12-31 18:30", None, "2021-02-01 06:00"]),
+        (["12/31/2020 18:30:36", "1/2/2021 06:00:00"], ["2020-12-31 18:30:36", "2021-01-02 06:00"]),
         (["05-06-2020", "1-2-2021"], ["2020-05-06", "2021-01-02"]),  # undecided: the month first, and the warning says so
     ],
 )
 def test_dates_of_several_countries(text, days):
     column, values, messages = described(text)
     assert column.kind == "datetime"
-    expected = (pd.to_datetime(days, utc=True) - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    expected = (pd.to_datetime(days, utc=True, format="mixed") - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
     np.testing.assert_allclose(values, expected)
     order = "day" if column.format.startswith("%d") else "month"
     assert any(f"read as dates, {order}" in message for message in messages)
 
 
-@pytest.mark.parametrize("text", [["31.12.2020", "12.31.2020"], ["31/12/2020", "12/31/2020"], ["99/99/2020", "1/1/2020"]])
+@pytest.mark.parametrize(
+    "text",
+    [["31.12.2020", "12.31.2020"], ["31/12/2020", "12/31/2020"], ["99/99/2020", "1/1/2020"], ["31/12/2020 18:30", "1/2/2021"]],
+)
 def test_dates_without_one_order_are_no_dates(text):
     assert described(text)[0].kind == "category"
 
@@ -115,6 +131,63 @@ def test_a_column_of_iso_dates_refuses_dates_in_another_order(train):
     expected = "column 'day' must be of kind 'datetime' such as '2020-12-31', got '01.02.2020' in row 1"
     with pytest.raises(DataError, match=expected):
         conform(pd.DataFrame({"day": ["2020-01-02", "01.02.2020"]}), columns)
+
+
+def test_iso_dates_with_marks_of_missing_values():
+    column, values, messages = described(["2020-01-01", "?", "2020-01-03"])
+    assert (column.kind, column.missing) == ("datetime", round(1 / 3, 6))
+    assert values.isna().tolist() == [False, True, False]
+    assert messages == ["column 'c' has text that is no date in 1 of 3 rows ('?'); it is treated as missing"]
+
+
+def test_later_numbers_with_and_without_the_unit():
+    columns = describe_columns(pd.DataFrame({"weight": ["57,3 kg", "61 kg"]}))
+    assert columns[0].format == ",kg"
+    assert columns[0].is_text
+    with pytest.warns(UserWarning, match=r"text that is no number in 1 of 3 rows \('126 lb'\)"):
+        later = conform(pd.DataFrame({"weight": ["1.057,3 kg", "58,5", "126 lb"]}), columns)
+    np.testing.assert_array_equal(later["weight"], [1057.3, 58.5, np.nan])
+    assert conform(pd.DataFrame({"weight": [57.3]}), columns)["weight"].tolist() == [57.3]
+
+
+def test_marks_of_missing_values_in_later_tables():
+    columns = describe_columns(pd.DataFrame({"x": [1.5, 2.5], "b": [True, False], "day": ["2020-01-01", "2020-01-02"]}))
+    with pytest.warns(UserWarning, match="treated as missing") as caught:
+        later = conform(pd.DataFrame({"x": ["?", "3"], "b": ["n/a", "1"], "day": ["2020-01-01", "-"]}), columns)
+    assert later.isna().to_numpy().tolist() == [[True, True, False], [False, False, True]]
+    problems = [f"{kind} in 1 of 2 rows ({mark})" for kind, mark in (("number", "'?'"), ("boolean", "'n/a'"), ("date", "'-'"))]
+    assert all(f"is no {problem}" in str(warning.message) for problem, warning in zip(problems, caught, strict=True))
+
+
+class TestTextThatMayHaveBeenNumbers:
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ([*(f"{i / 8}" for i in range(20)), *["low", "high"] * 10], "50% of its values are .* dates; others are 'low', 'high'"),
+            ([*(f"{i} kg" for i in range(20)), *(f"{i} lb" for i in range(10))], "66.7% .* others are '0 lb', '1 lb', '2 lb'"),
+            ([f"{month}/{day}/2020 8:30 PM" for month in range(1, 13) for day in (1, 31)] * 2, "100% .* in no format"),
+            ([*(f"{i + 1}.5.20" for i in range(20)), "soon"], "is text and not used, although 95.2%"),
+        ],
+    )
+    def test_is_told(self, text, told):
+        column, _, messages = described(text)
+        assert column.kind in ("category", "dropped")
+        assert any(re.search(told, message) for message in messages), messages
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            [*(f"{i / 8}" for i in range(18)), *["low"] * 18],  # few distinct values
+            [*(f"{i / 8}" for i in range(20)), *["low"] * 40],  # a third
+            [f"{i}" for i in range(30)] * 2,  # text on purpose
+            [f"0{i}" for i in range(1000, 1030)] * 2,  # postal codes
+            [f"{i} Main Street {i}" for i in range(30)] * 2,
+        ],
+    )
+    def test_is_not_told(self, text):
+        column, _, messages = described(text)
+        assert column.kind == "category"
+        assert not messages
 
 
 def test_words_for_missing_values_are_missing_in_categories():

@@ -34,7 +34,8 @@ class Column:
         categories: the most frequent categories, at most 100.
         missing: fraction of rows without a value.
         reason: why the column was dropped.
-        format: of text: the decimal separator of numbers, or the `strftime` format of dates; empty for other columns.
+        format: of text: the decimal separator of numbers, followed by their unit (".kg"), or the `strftime` format of dates; empty
+            for other columns.
         rows: number of rows of the training table; 0 in models of earlier versions, which have no quantiles and shares either.
         quantiles: of numeric, boolean and datetime columns: the distinct ones of the 19 values at 5 %, 10 %, ..., 95 %.
         shares: fraction of the values that are at most the quantile, or that are the category, for each of these.

@@ -15,14 +15,15 @@ import pandas as pd
 
 from bayesify.data.column import CATEGORIES, KINDS, QUANTILES, Column, format_value
 from bayesify.data.conversion import convert
-from bayesify.data.text_values import ISO_DATE, all_text, date_format, number_format
+from bayesify.data.text_values import ISO_DATE, all_text, date_format, describe_format, no_value, number_format, numeric_share
 from bayesify.errors import DataError
-from bayesify.formatting import listing
+from bayesify.formatting import listing, percent
 
 __all__ = ["SMALLEST_RANGE", "check_unique_names", "check_value_types", "conform", "describe_columns"]
 
 _ROW_NAME = re.compile(r"(?:.*[_ ])?(?:id|index|row|rowid|row number|nr|no|unnamed: ?\d+)", re.IGNORECASE)
 SMALLEST_RANGE = 1e-150  # the square of a smaller one vanishes
+_MANY_TEXTS, _MANY_NUMBERS = 20, 1 / 3  # distinct values and share of numbers from which on text may have been meant as numbers
 _LEVELS = np.arange(1, QUANTILES + 1) / (QUANTILES + 1)
 
 
@@ -30,9 +31,9 @@ def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
     """Infer the kind of every column of a training table.
 
     Columns without values, columns that are constant up to 1e-150, and text columns that differ in nearly every row (identifiers,
-    free text) are marked as dropped. Text that is nearly always a number ("1,200", "3,5", "$5", "7 %") or a date (31.12.2020,
-    12/31/2020) is read as such, and other values in a column of numbers are missing values. Dropping an identifier and reading
-    text issue a warning.
+    free text) are marked as dropped. Text that is nearly always a number ("1,200", "3,5", "$5", "7 %", "57.3 kg") or a date
+    (31.12.2020, 12/31/2020 18:30) is read as such, apart from marks of missing values ("?", "n/a"), and other values in a column of
+    numbers are missing values. Dropping an identifier and reading text issue a warning.
 
     Raises:
         DataError: duplicate column names, infinite values, mixed types in one column, or no usable column.
@@ -105,7 +106,8 @@ def check_value_types(name: str, values: pd.Series) -> None:
 def _describe(name: str, values: pd.Series) -> Column:
     present = values.dropna()
     kind, written = _kind(name, present) if len(present) else ("category", "")
-    converted = convert(present, Column(name=name, kind=kind, format=written)).dropna()
+    read = convert(present, Column(name=name, kind=kind, format=written))
+    converted = read.dropna()
     if converted.empty:
         return Column(name=name, kind="dropped", missing=1.0, reason="it has no values")
     missing = round(1 - len(converted) / max(1, len(values)), 6)
@@ -122,8 +124,8 @@ def _describe(name: str, values: pd.Series) -> Column:
             warnings.warn(f"column {name!r} is not used: {reason}", stacklevel=4)
             return Column(name=name, kind="dropped", missing=missing, reason=reason)
         if written:
-            example = f", such as {format_value(present.iloc[0])}"
-            warnings.warn(f"column {name!r} is text and read as {_described(kind, written)}{example}", stacklevel=4)
+            example = f", such as {format_value(present[read.notna().to_numpy()].iloc[0])}"
+            warnings.warn(f"column {name!r} is text and read as {describe_format(written)}{example}", stacklevel=4)
         quantiles = np.unique(np.quantile(converted, _LEVELS, method="inverted_cdf"))  # values that occur
         return Column(
             name=name,
@@ -140,7 +142,10 @@ def _describe(name: str, values: pd.Series) -> Column:
         example = format_value(present.iloc[0])
         reason = f"nearly all of its {len(present)} values are distinct ({example}, ...), as in an identifier or free text"
         warnings.warn(f"column {name!r} is not used: {reason}", stacklevel=4)
+        _tell_unread_numbers(name, present.astype(str), "not used")
         return Column(name=name, kind="dropped", missing=missing, reason=reason)
+    if distinct >= _MANY_TEXTS and all_text(present):
+        _tell_unread_numbers(name, present, "used as categories")
     shares = converted.value_counts(normalize=True).head(CATEGORIES).round(6)
     return Column(
         name=name, kind=kind, categories=tuple(shares.index), missing=missing, rows=len(values), shares=tuple(shares.tolist())
@@ -154,10 +159,18 @@ def _identifies_rows(name: str, converted: pd.Series, kind: str) -> bool:
     return converted.is_unique and bool((converted % 1 == 0).all())
 
 
-def _described(kind: str, written: str) -> str:
-    if kind == "datetime":
-        return f"dates, {written.replace('%d', 'day').replace('%m', 'month').replace('%Y', 'year')}"
-    return "numbers with a decimal comma" if written == "," else "numbers"
+def _tell_unread_numbers(name: str, text: pd.Series, use: str) -> None:
+    """Warn of text that may have been meant as numbers or dates."""
+    share, others = numeric_share(text)
+    if share <= _MANY_NUMBERS:
+        return
+    examples = listing(map(repr, others if len(others) else text.unique()), most=3)
+    rest = f"; others are {examples}. Correct these or leave them empty if they should be numbers"
+    if others.empty:
+        rest = f", in no format that is read, such as {examples}. Write numbers as 1200.5, and dates as 2020-12-31"
+    warnings.warn(
+        f"column {name!r} is text and {use}, although {percent(share)} of its values are numbers or dates{rest}", stacklevel=5
+    )
 
 
 def _kind(name: str, present: pd.Series) -> tuple[str, str]:
@@ -166,7 +179,8 @@ def _kind(name: str, present: pd.Series) -> tuple[str, str]:
     if kind != "category" or not all_text(present):
         return kind, ""
     text = present.astype(str)
-    if text.str.fullmatch(ISO_DATE).all():
+    dates = text[~no_value(text)].str.fullmatch(ISO_DATE)
+    if len(dates) and dates.all():
         return "datetime", ""
     if written := number_format(text):
         return "number", written

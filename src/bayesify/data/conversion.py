@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bayesify.data.column import DAY, EPOCH, Column, format_value
-from bayesify.data.text_values import ISO_DATE, MISSING_WORDS, all_text, parse_numbers
+from bayesify.data.text_values import ISO_DATE, MISSING_WORDS, all_text, no_value, parse_numbers
 from bayesify.errors import DataError
 from bayesify.formatting import listing
 
@@ -23,23 +23,24 @@ _EXAMPLE = pd.Timestamp("2020-12-31 18:30")
 def convert(values: pd.Series, column: Column, *, tell: bool = True) -> pd.Series:
     """Convert a column to text (categories) or float; raise a `DataError` for values that do not fit the kind.
 
-    In a column of numbers that was text in training, text that is no number is a missing value, and so is text such as "NA" in a
-    column of categories; `tell` warns of it.
+    Text such as "NA" is a missing value, in columns other than categories also "?" and the like, and in a column of numbers that
+    was text in training all text that is no number; `tell` warns of it.
     """
     name, kind = column.name, column.kind
     if kind == "category":
         return _categories(values, column, tell)
-    is_text = bool(column.format) and all_text(values)
-    if is_text and kind == "number":
+    is_written = bool(column.format) and all_text(values)
+    if is_written and kind == "number":
         result = parse_numbers(values.astype(object).where(values.notna(), "").astype(str), column.format)
     else:
-        result = _days(values, column.format if is_text else "") if kind == "datetime" else _floats(values, kind)
+        result = _days(values, column.format if is_written else "") if kind == "datetime" else _floats(values, kind)
     invalid = result.isna() & values.notna()
-    if is_text and kind == "number":
+    if invalid.any():
+        missing = invalid if is_written and kind == "number" else invalid & no_value(values)
+        if (invalid & ~missing).any():
+            raise _unfit(values, invalid & ~missing, column)
         if tell:
-            _tell_missing(name, values, invalid, "is no number")
-    elif invalid.any():
-        raise _unfit(values, invalid, column)
+            _tell_missing(name, values, missing, "is no date" if kind == "datetime" else f"is no {kind}")
     too_large = result.abs() > _LARGEST
     if too_large.any():
         problem = "infinite" if np.isinf(result).any() else f"beyond {_LARGEST:g}"
@@ -56,20 +57,16 @@ def _categories(values: pd.Series, column: Column, tell: bool) -> pd.Series:
     if not isinstance(values.dtype, pd.StringDtype):
         result = result.map(_text, na_action="ignore")
     words = values.isin(MISSING_WORDS.difference(column.categories))
-    if tell:
+    if tell and words.any():
         _tell_missing(column.name, values, words, "means a missing value")
     return result.where(values.notna() & ~words, np.nan)
 
 
 def _tell_missing(name: str, values: pd.Series, missing: pd.Series, problem: str) -> None:
     """Warn of text that is treated as missing."""
-    if missing.any():
-        texts = listing(map(repr, dict.fromkeys(values[missing])), most=3)
-        warnings.warn(
-            f"column {name!r} has text that {problem} in {int(missing.sum())} of {len(values)} rows ({texts}); it is treated as "
-            "missing",
-            stacklevel=6,
-        )
+    texts = listing(map(repr, dict.fromkeys(values[missing])), most=3)
+    rows = f"{int(missing.sum())} of {len(values)} rows"
+    warnings.warn(f"column {name!r} has text that {problem} in {rows} ({texts}); it is treated as missing", stacklevel=6)
 
 
 def _unfit(values: pd.Series, invalid: pd.Series, column: Column) -> DataError:

@@ -11,7 +11,7 @@ import pandas as pd
 from bayesify.core.checks import check_choice
 from bayesify.data.column import format_value
 from bayesify.data.columns import SMALLEST_RANGE, check_unique_names, check_value_types
-from bayesify.data.text_values import MISSING_WORDS, all_text, number_format, parse_numbers
+from bayesify.data.text_values import MISSING_WORDS, all_text, describe_format, number_format, parse_numbers
 from bayesify.errors import DataError, warn
 from bayesify.formatting import listing, plural
 
@@ -56,12 +56,14 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
 
 
 def target_format(y: pd.Series, task: str = "auto") -> str:
-    """Return the decimal separator of a target that is numbers written as text; empty for other targets, and for classes.
+    """Return the format of a target that is numbers written as text: the decimal separator and the unit, as `Column` has it.
+
+    It is empty for other targets, and for classes.
 
     Args:
         y: the target of the training table.
         task: "regression", "classification" or "auto"; with "auto", text is read as numbers if nearly all of it is, such as "$5",
-            "1,200" or "3,5", and has more than two distinct values.
+            "1,200" or "3,5", and has more than two distinct values; with a unit ("5 kg"), more than 30.
 
     Example:
         >>> import pandas as pd
@@ -72,7 +74,8 @@ def target_format(y: pd.Series, task: str = "auto") -> str:
     if task == "classification" or not all_text(text):
         return ""
     if task == "auto":
-        return number_format(text.astype(str)) if text.nunique() > 2 else ""
+        written = number_format(text.astype(str))
+        return written if text.nunique() > (_MAX_CLASSES if written[1:] else 2) else ""
     return number_format(text.astype(str)) or "."
 
 
@@ -87,8 +90,8 @@ def tell_format(y: pd.Series, written: str) -> None:
         >>> print(caught[0].message)
         the target 'price' is text and read as numbers with a decimal comma, such as '3,5'
     """
-    comma = " with a decimal comma" if written == "," else ""
-    warn(f"the target {y.name!r} is text and read as numbers{comma}, such as {y.dropna().iloc[0]!r}")
+    example = y[read_target(y, written, tell=False).notna()].iloc[:1].map(repr).str.cat()
+    warn(f"the target {y.name!r} is text and read as {describe_format(written)}{', such as ' if example else ''}{example}")
 
 
 def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:

@@ -6,21 +6,37 @@ import re
 
 import pandas as pd
 
-__all__ = ["ISO_DATE", "MISSING_WORDS", "all_text", "date_format", "number_format", "parse_numbers"]
+__all__ = [
+    "ISO_DATE",
+    "MISSING_WORDS",
+    "all_text",
+    "date_format",
+    "describe_format",
+    "no_value",
+    "number_format",
+    "numeric_share",
+    "parse_numbers",
+]
 
 MISSING_WORDS = frozenset(  # which pandas reads as missing in text files
     {"#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
 )
+_NO_VALUE = {word.casefold() for word in MISSING_WORDS}.union(
+    {"", "?", "??", "-", "--", "---", ".", "..", "...", "n.a.", "unknown", "missing"}
+)
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ].*)?")
 _MOST = 0.9  # the share of a column's values that must be numbers; the others are treated as missing
 _CURRENCY = r"^[$€£¥]\s*|\s*(?:[$€£¥%])$"
-_CODE = r"[+-]?0\d.*"  # a leading zero, as in postal codes
+_CODE = re.compile(r"[+-]?0\d.*")  # a leading zero, as in postal codes
 _GROUPING = {".": "[, '\u00a0\u202f]", ",": "[. '\u00a0\u202f]"}  # thousands separators, by decimal separator
 _NUMBERS = {
     decimal: re.compile(rf"[+-]?(?:\d{{1,3}}(?:{group}\d{{3}})+|\d+)?(?:[{decimal}]\d*)?(?:[eE][+-]?\d+)?")
     for decimal, group in _GROUPING.items()
 }
-_DATE = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})")
+_WITH_UNIT = r"[+-]?[\d.,][\d., '\u00a0\u202f]*?\s*([^\W\d_][\w°²³^/*. -]{0,14}|°[^\W\d_]?)"  # "57.3 kg", "5 EUR/m2", "21 °C"
+_DATE = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})(?: (\d{1,2}:\d{2})(:\d{2})?)?")
+_LIKE_A_DATE = re.compile(r"(?:\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2(?:\d{4}|\d{2}))(?:[T ].*)?")
+_DIRECTIVES = {"%d": "day", "%m": "month", "%Y": "year", "%H": "hour", "%M": "minute", "%S": "second"}
 
 
 def all_text(values: pd.Series) -> bool:
@@ -29,43 +45,125 @@ def all_text(values: pd.Series) -> bool:
     return present.dtype != "category" and len(present) > 0 and bool(present.map(lambda value: isinstance(value, str)).all())
 
 
-def number_format(text: pd.Series) -> str:
-    """The decimal separator of a column of numbers written as text; empty if it has categories.
+def no_value(values: pd.Series) -> pd.Series:
+    """Whether values are text that marks a missing number or date, such as "?" or "n/a", by row.
 
-    Nearly all values must be numbers; thousands separators, currency and percent signs are allowed. Columns whose values are all
-    plain numbers are categories on purpose, and so are codes with leading zeros.
+    Example:
+        >>> no_value(pd.Series(["?", "N/A", "1.5", None])).tolist()
+        [True, True, False, False]
+    """
+    return values.map(lambda value: isinstance(value, str) and value.strip().casefold() in _NO_VALUE).astype(bool)
+
+
+def number_format(text: pd.Series) -> str:
+    """The format of a column of numbers written as text: the decimal separator, and the unit if there is one; empty for categories.
+
+    Nearly all values must be numbers, except for marks of missing values; thousands separators, currency and percent signs are
+    allowed, and a unit, the same for nearly all numbers. Columns whose values are all plain numbers are categories on purpose, and
+    so are codes with leading zeros.
 
     Args:
         text: the present values, all strings.
 
     Example:
-        >>> number_format(pd.Series(["1,200", "950", "1,050"])), number_format(pd.Series(["3,5", "4,25"]))
+        >>> number_format(pd.Series(["1,200", "950", "1,050"])), number_format(pd.Series(["3,5", "4,25", "?"]))
         ('.', ',')
+        >>> number_format(pd.Series(["57.3 kg", "61 kg"]))
+        '.kg'
         >>> [number_format(pd.Series(text)) for text in (["Bonn", "Ulm"], ["1", "2"], ["01067", "53111"])]
         ['', '', '']
     """
+    text, counts = _distinct(text)
     if text.str.fullmatch(_CODE).any() or pd.to_numeric(text, errors="coerce").notna().all():
         return ""
-    shares = {decimal: float(parse_numbers(text, decimal).notna().mean()) for decimal in _NUMBERS}
+    known = ~no_value(text)
+    share, written = _best_format(text[known], counts[known])
+    return written if share >= _MOST else ""
+
+
+def _distinct(text: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """The distinct values of a column, which may be far fewer, and how many rows have them."""
+    counts = text.value_counts()
+    return pd.Series(counts.index), counts.reset_index(drop=True)
+
+
+def _share(rows: pd.Series, counts: pd.Series) -> float:
+    return float(counts[rows].sum() / counts.sum())
+
+
+def _best_format(text: pd.Series, counts: pd.Series) -> tuple[float, str]:
+    """The format that reads most rows, and their share."""
+    if text.empty:
+        return 0.0, ""
+    shares = {decimal: _share(parse_numbers(text, decimal).notna(), counts) for decimal in _NUMBERS}
     best = max(shares, key=lambda decimal: shares[decimal])  # the first of equals: "1,200" is 1200
-    return best if shares[best] >= _MOST else ""
+    if shares[best] >= _MOST:
+        return shares[best], best
+    units = text.str.strip().str.extract(f"^{_WITH_UNIT}$", expand=False)
+    if units.isna().all():
+        return shares[best], best
+    unit = str(counts.groupby(units).sum().idxmax())
+    has_unit = units == unit
+    share, decimal = _best_format(text[has_unit].str.strip().str.removesuffix(unit), counts[has_unit])
+    share *= _share(has_unit, counts)
+    return (share, decimal[:1] + unit) if share > shares[best] else (shares[best], best)
 
 
-def parse_numbers(text: pd.Series, decimal: str) -> pd.Series:
-    """Read numbers with this decimal separator; NaN where a value is none.
+def parse_numbers(text: pd.Series, written: str) -> pd.Series:
+    """Read numbers in a format of `number_format`, with or without its unit; NaN where a value is none.
 
     Example:
         >>> parse_numbers(pd.Series(["$66,457.50", "12 %", "n/a"]), ".").tolist()
         [66457.5, 12.0, nan]
+        >>> parse_numbers(pd.Series(["57.3 kg", "61", "126 lb"]), ".kg").tolist()
+        [57.3, 61.0, nan]
     """
-    bare = text.str.strip().str.replace(_CURRENCY, "", regex=True)
+    decimal, unit = written[0], written[1:]
+    bare = text.str.strip().str.removesuffix(unit).str.strip().str.replace(_CURRENCY, "", regex=True)
     bare = bare.where(bare.str.fullmatch(_NUMBERS[decimal]) & bare.str.contains(r"\d"))
     plain = bare.str.replace(_GROUPING[decimal], "", regex=True).str.replace(decimal, ".", regex=False)
     return pd.to_numeric(plain, errors="coerce").astype(float)
 
 
+def describe_format(written: str) -> str:
+    """Return what text in a format is.
+
+    Example:
+        >>> [describe_format(written) for written in (".", ",kg", "%d.%m.%Y")]
+        ['numbers', "numbers with a decimal comma and the unit 'kg'", 'dates, day.month.year']
+    """
+    if "%" in written:
+        for directive, word in _DIRECTIVES.items():
+            written = written.replace(directive, word)
+        return f"dates, {written}"
+    parts = [*["a decimal comma"] * written.startswith(","), *[f"the unit {written[1:]!r}"] * bool(written[1:])]
+    return f"numbers with {' and '.join(parts)}" if parts else "numbers"
+
+
+def numeric_share(text: pd.Series) -> tuple[float, pd.Series]:
+    """Return the share of values that are numbers in one format, or dates, and the distinct other values.
+
+    Codes such as 01067 are neither, nor are numbers if there is nothing else, which are categories on purpose.
+
+    Args:
+        text: the present values, all strings.
+
+    Example:
+        >>> share, others = numeric_share(pd.Series(["3.5", "about 4", "31.12.2020", "5"]))
+        >>> share, others.tolist()
+        (0.75, ['about 4'])
+    """
+    text, counts = _distinct(text)
+    if pd.to_numeric(text, errors="coerce").notna().all():
+        return 0.0, text
+    bare = text.str.strip()
+    numbers = parse_numbers(text, _best_format(text, counts)[1]).notna() & ~bare.str.fullmatch(_CODE)
+    found = numbers | bare.str.fullmatch(_LIKE_A_DATE)
+    return _share(found, counts), text[~found]
+
+
 def date_format(text: pd.Series) -> str:
-    """The `strftime` format of a column of dates such as 31.12.2020 or 12/31/2020; empty if it has none.
+    """The `strftime` format of a column of dates such as 31.12.2020 or 12/31/2020 18:30; empty if it has none.
 
     A dot means that the day comes first. With other separators a value above 12 decides; if there is none, the month comes first.
 
@@ -76,14 +174,15 @@ def date_format(text: pd.Series) -> str:
         >>> date_format(pd.Series(["31.12.2020", "01.02.2021"])), date_format(pd.Series(["12/31/2020", "1/2/2021"]))
         ('%d.%m.%Y', '%m/%d/%Y')
     """
-    matches = [_DATE.fullmatch(value.strip()) for value in text]
+    matches = [_DATE.fullmatch(value.strip()) for value in text[~no_value(text)]]
     found = [match.groups() for match in matches if match]
-    separators = {separator for _, separator, _, _ in found}
-    if len(found) < len(matches) or len(separators) != 1:
+    styles = {(separator, bool(time), bool(seconds)) for _, separator, _, _, time, seconds in found}
+    if len(found) < len(matches) or len(styles) != 1:
         return ""
     first, second = (max(int(groups[i]) for groups in found) for i in (0, 2))
-    (separator,) = separators
+    ((separator, has_time, has_seconds),) = styles
     day_first = separator == "." or first > 12
     if min(first, second) > 12 or max(first, second) > 31 or (separator == "." and second > 12):
         return ""
-    return separator.join(("%d", "%m", "%Y") if day_first else ("%m", "%d", "%Y"))
+    day = separator.join(("%d", "%m", "%Y") if day_first else ("%m", "%d", "%Y"))
+    return day + " %H:%M" * has_time + ":%S" * has_seconds
