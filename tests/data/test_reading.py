@@ -173,6 +173,26 @@ class TestDecimals:
     def test_the_numbers_of_a_table_decide(self, tmp_path, text, values):
         assert read(tmp_path, text)["a"].tolist() == values
 
+    @pytest.mark.parametrize("text", ["area;b\n1.506;x\n315;y\n", "b;area\nx; 1.506\ny;-315\nz;\n"])
+    def test_points_that_may_separate_thousands_are_told(self, tmp_path, text):
+        with pytest.warns(BayesifyWarning, match="column 'area' has numbers such as 1.506, next to -?315: .* set --decimal ,"):
+            assert read(tmp_path, text)["area"].iloc[0] == 1.506
+        assert read(tmp_path, text, decimal=",")["area"].iloc[0] == 1506
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a;b\n1.506;x\n2.315;y\n",  # no integers
+            "a;b\n1.506;x\n1315;y\n",  # an integer of four digits without a point
+            "a;b\n1.506;2.5\n315;7\n",  # another column has a decimal point
+            "a;b\n1.506;2,5\n315;7\n",  # ... or a decimal comma
+            "a;b\n1.506;x\nlow;y\n",
+        ],
+    )
+    def test_other_points_are_not_told(self, tmp_path, text, recwarn):
+        read(tmp_path, text)
+        assert not recwarn
+
     def test_dates_and_text_are_left_alone(self, tmp_path):
         table = read(tmp_path, "day;b;c\n31.12.2020;3,5;x\n01.02.2021;4,5;1.200\n")
         assert table["day"].tolist() == ["31.12.2020", "01.02.2021"]

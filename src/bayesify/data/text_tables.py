@@ -7,7 +7,7 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -24,6 +24,7 @@ _SAMPLE = 65_536  # characters
 _DECLARED = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # the first line of files that Excel splits correctly
 _FRACTION = {decimal: re.compile(rf"[+-]?\d+[{decimal}]\d+") for decimal in ",."}
 _THOUSANDS = {decimal: re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{decimal}]\d{{3}})+") for decimal in ",."}
+_SMALL = re.compile(r"[+-]?\d{1,3}")  # integers that need no thousands separator
 _GROUPED = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+|\d+)(?:,\d+)?")
 _TOO_LONG = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
@@ -107,11 +108,27 @@ def find_decimal(text: str, separator: str, default: str = ".") -> str:
     """
     if separator == ",":
         return "."
-    cells = {cell.strip() for row in itertools.islice(_rows(text, separator), 1, None) for cell in row}
+    rows = list(_rows(text, separator))
+    cells = {cell.strip() for row in rows[1:] for cell in row}
     evidence = {
         decimal for decimal in ",." if any(_FRACTION[decimal].fullmatch(x) and not _THOUSANDS[decimal].fullmatch(x) for x in cells)
     }
+    if not evidence and default == ".":
+        _tell_thousands(rows)
     return {frozenset(","): ",", frozenset(): default}.get(frozenset(evidence), ".")
+
+
+def _tell_thousands(rows: Sequence[Sequence[str]]) -> None:
+    """Warn of columns of numbers in which a point may separate thousands: three decimals, or an integer below 1000."""
+    for name, *cells in itertools.zip_longest(*rows, fillvalue=""):
+        numbers = {cell.strip() for cell in cells} - {""}
+        grouped = sorted(cell for cell in numbers if _THOUSANDS["."].fullmatch(cell))
+        small = sorted(cell for cell in numbers if _SMALL.fullmatch(cell))
+        if grouped and small and len(grouped) + len(small) == len(numbers):
+            warn(
+                f"column {name!r} has numbers such as {grouped[0]}, next to {small[0]}: the point is read as a decimal point; set "
+                "--decimal , if it separates thousands"
+            )
 
 
 def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str] = ()) -> pd.DataFrame:
