@@ -249,6 +249,10 @@ class TestOtherSources:
         assert table["a"].tolist() == [1, 2.5]
         assert table["day"].tolist()[0] == "2020-01-01"
 
+    def test_line_separators_of_unicode_are_part_of_text(self, tmp_path):
+        text = '{"a": "x\u2028y\u2029z\x85"}\r\n{"a": "b"}\r\n'
+        assert read(tmp_path, text, "t.jsonl")["a"].tolist() == ["x\u2028y\u2029z\x85", "b"]
+
     def test_standard_input(self, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a;b\n1,5;2\n")))
         assert read_table("-")["a"].tolist() == [1.5]

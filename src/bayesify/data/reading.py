@@ -161,7 +161,7 @@ def _parse_records(text: str, suffix: str) -> pd.DataFrame:
     records: list[Any]
     if suffix == ".jsonl":
         records = []
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(text.split("\n"), start=1):
             try:
                 records += [json.loads(line)] if line.strip() else []
             except ValueError as error:
