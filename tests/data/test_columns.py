@@ -1,6 +1,7 @@
 """Column kinds, and tables that are conformed to them."""
 
 import datetime
+import decimal
 import warnings
 
 import numpy as np
@@ -27,6 +28,7 @@ class TestColumns:
             (pd.array([1, None, 2], dtype="Int64"), "number"),
             (pd.to_timedelta([1, 2], unit="h"), "number"),
             (pd.Series([1, 2], dtype=object), "number"),
+            ([decimal.Decimal("1.5"), None, decimal.Decimal(2)], "number"),
             (pd.Series([True, None, False], dtype=object), "boolean"),
             (pd.Categorical([1, 2, 1]), "category"),
             (["2020-01-01", "2021-05-01T12:00", None], "datetime"),

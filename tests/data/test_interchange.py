@@ -45,6 +45,18 @@ def test_sparse_matrices():
         as_table(scipy.sparse.csr_array((1_000_000, 1000)))
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_a_series_is_refused(library):
+    module = pytest.importorskip(library)
+    series = (
+        module.chunked_array([[1, 2]])
+        if library == "pyarrow"
+        else module.Series(name="a", **{"data" if library == "pandas" else "values": [1, 2]})
+    )
+    with pytest.raises(DataError, match=r"X must be two-dimensional, got a Series named ('a'|None); use X\[\[('a'|None)\]\]"):
+        as_table(series)
+
+
 def test_other_values_are_returned():
     for value in (np.eye(2), [[1, 2]], pd.DataFrame({"a": [1]}), None):
         assert as_table(value) is value

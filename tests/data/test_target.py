@@ -1,7 +1,10 @@
 """Separation of the target, task inference and checks."""
 
+import decimal
+
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 
 from bayesify.data import (
@@ -190,3 +193,13 @@ def test_marks_of_missing_values_in_a_target_of_numbers() -> None:
         tell_format(y, written)
     with pytest.warns(BayesifyWarning, match=r"text that is no number in 1 of 3 rows \('\?'\)"):
         assert read_target(y, written).tolist()[1:] == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_decimals_are_numbers(arrow: bool) -> None:
+    dtype = pd.ArrowDtype(pyarrow.decimal128(10, 2)) if arrow else object
+    y = pd.Series([decimal.Decimal("1.25"), None, decimal.Decimal("2.5")], dtype=dtype, name="price")
+    _, price = split_target(pd.DataFrame({"a": range(3), "price": y}), "price")
+    read = read_target(price, target_format(price))
+    np.testing.assert_array_equal(read, [1.25, np.nan, 2.5])
+    assert infer_task(pd.Series([*y.dropna(), decimal.Decimal(7)])) == "regression"

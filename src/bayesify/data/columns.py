@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import numbers
 import re
 import warnings
@@ -211,7 +212,7 @@ def _kind_of_dtype(name: str, present: pd.Series) -> str:
 def _kind_of_value(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return "boolean"
-    if isinstance(value, numbers.Real):
+    if isinstance(value, numbers.Real | decimal.Decimal):
         return "number"
     if isinstance(value, datetime.date):
         return "datetime"

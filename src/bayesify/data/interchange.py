@@ -22,15 +22,21 @@ def as_table(X: Any) -> Any:
 
     Raises:
         TypeError: a table that is not computed yet, such as a `polars.LazyFrame`.
-        DataError: a sparse matrix of more than 1 GiB as an array.
+        DataError: a Series, or a sparse matrix of more than 1 GiB as an array.
 
     Example:
         >>> import pyarrow
         >>> as_table(pyarrow.table({"a": [1, 2], "b": ["x", "y"]})).to_dict("list")
         {'a': [1, 2], 'b': ['x', 'y']}
     """
+    if hasattr(X, "to_pandas"):
+        X = X.to_pandas()
     if isinstance(X, pd.DataFrame):
         return X
+    if isinstance(X, pd.Series):
+        raise DataError(
+            f"X must be two-dimensional, got a Series named {X.name!r}; use X[[{X.name!r}]] for a column, or X.iloc[[0]] for a row"
+        )
     if scipy.sparse.issparse(X):
         if (size := 8 * X.shape[0] * X.shape[1]) > _DENSE_BYTES:
             raise DataError(
@@ -38,8 +44,6 @@ def as_table(X: Any) -> Any:
                 "converted; reduce its columns first, for example with sklearn.decomposition.TruncatedSVD"
             )
         return X.toarray()
-    if hasattr(X, "to_pandas"):
-        return X.to_pandas()
     if hasattr(X, "collect"):
         raise TypeError(f"X is a {type(X).__name__}, which is not computed yet; pass X.collect()")
     if hasattr(X, "__arrow_c_stream__"):

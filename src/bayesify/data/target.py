@@ -95,7 +95,7 @@ def tell_format(y: pd.Series, written: str) -> None:
 
 
 def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:
-    """Read a target in the format of the training table; text that is no number is missing.
+    """Read a target in the format of the training table; text that is no number is missing, and decimals become floats.
 
     Args:
         y: the target of any table.
@@ -110,6 +110,8 @@ def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:
         >>> read_target(pd.Series(["1.200,5", "950"], name="price"), ",").tolist()
         [1200.5, 950.0]
     """
+    if pd.api.types.infer_dtype(y) == "decimal":
+        return y.astype(float)
     present = y.dropna()
     if not written or not all_text(present):
         return y
@@ -193,7 +195,7 @@ def task_reason(y: pd.Series | np.ndarray) -> str:
 
 
 def _infer(y: pd.Series | np.ndarray) -> tuple[Literal["regression", "classification"], str]:
-    values = pd.Series(y).dropna()
+    values = read_target(pd.Series(y), "").dropna()
     distinct = values.nunique()
     if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
         return "classification", ""
