@@ -117,6 +117,11 @@ class TestConform:
         with pytest.raises(DataError, match=message):
             conform(mixed.assign(**{name: values}), describe_columns(mixed))
 
+    def test_rows_are_named_by_the_index(self):
+        values = pd.Series(["2020-01-01", None, "2020-02-30", "2020-01-02"], index=[7, 3, 5, 1])  # as after a random split
+        with pytest.raises(DataError, match="got '2020-02-30' in row 5"):
+            describe_columns(pd.DataFrame({"day": values}))
+
     def test_numbers_as_text_and_integers_as_floats(self):
         table = pd.DataFrame({"n": [1.0, 2.0], "c": pd.Categorical([1, 2])})
         other = pd.DataFrame({"n": ["1", "2.5"], "c": [1.0, np.nan]})

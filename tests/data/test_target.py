@@ -203,3 +203,9 @@ def test_decimals_are_numbers(arrow: bool) -> None:
     read = read_target(price, target_format(price))
     np.testing.assert_array_equal(read, [1.25, np.nan, 2.5])
     assert infer_task(pd.Series([*y.dropna(), decimal.Decimal(7)])) == "regression"
+
+
+def test_a_missing_target_is_named_by_the_index() -> None:
+    y = pd.Series([1.5, None, 2.5] * 4, index=range(20, 32), name="price")
+    with pytest.raises(DataError, match="first: row 21"):
+        check_target(y, "regression")

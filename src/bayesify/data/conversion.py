@@ -76,8 +76,8 @@ def _unfit(values: pd.Series, invalid: pd.Series, column: Column) -> DataError:
     if column.kind == "datetime":
         expected = f" such as {_EXAMPLE.strftime(column.format or '%Y-%m-%d')!r}"
     return DataError(
-        f"column {column.name!r} must be of kind {column.kind!r}{expected}, got {format_value(values.iloc[first])} in row {first} "
-        f"({int(invalid.sum())} such rows); correct these values or leave them empty"
+        f"column {column.name!r} must be of kind {column.kind!r}{expected}, got {format_value(values.iloc[first])} in row "
+        f"{values.index[first]} ({int(invalid.sum())} such rows); correct these values or leave them empty"
     )
 
 

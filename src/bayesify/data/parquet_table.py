@@ -139,7 +139,7 @@ class ParquetTable:
         """
         written, dtype = self.sample.written, self.sample.train.y.dtype
         for positions, batch, source in self._batches(self.groups[group], columns, categories):
-            table = batch.to_pandas().reset_index(drop=True)
+            table = batch.to_pandas().set_axis(positions - self.groups[group].first)  # the rows that messages name
             y = read_target(table[self.target], written, tell=False)
             known = y.notna().to_numpy()
             y = y[known]
@@ -197,7 +197,8 @@ class ParquetTable:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # exact numbers come from all rows
             X, known = drop_missing_target(X, read_target(y, written, tell=False))
-        return Piece(positions[known.index], X.reset_index(drop=True), known.reset_index(drop=True), "the sample")
+        positions = positions[known.index]
+        return Piece(positions, X.set_axis(positions), known.set_axis(positions), "the sample")
 
     def _batches(
         self, group: _Group, columns: Sequence[str] | None = None, categories: Sequence[str] = ()

@@ -232,7 +232,7 @@ def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
     if len(y) < least_rows:
         raise DataError(f"the table has {plural(len(y), 'row')}; at least {least_rows} are needed for training and evaluation")
     if missing := int(y.isna().sum()):
-        raise DataError(f"{name} is missing in {missing} of {len(y)} rows (first: row {int(y.isna().argmax())}); drop these rows")
+        raise DataError(f"{name} is missing in {missing} of {len(y)} rows (first: row {y.index[y.isna()][0]}); drop these rows")
     if task == "regression":
         _check_regression(y, name)
     else:
