@@ -46,8 +46,10 @@ class TestReadTable:
             ("t.csv", b"a,b\n", "0 rows and 2 columns"),
             ("t.csv", b"a,b,a\n1,2,3\n", "duplicate column names: 'a'"),
             ("t.csv", b"a,b\n1,2\n3,4,5\n", "line 3 has 3 fields, and the header has 2; put a field that contains .* --sep"),
-            ("t.csv", b"a,b\n1,2,3\n3,4,5\n", "first row of data has 3 fields, and the header has 2"),
-            ("t.csv", b",a,b\n0,1,2,3\n1,3,4,5\n", "first row of data has 4 fields, and the header has 3"),
+            ("t.csv", b"a,b\n1,2,3\n3,4,5\n", "line 2 has 3 fields, and the header has 2"),
+            ("t.csv", b",a,b\n0,1,2,3\n1,3,4,5\n", "line 2 has 4 fields, and the header has 3"),
+            ("t.csv", b"a,b\n1,2,\n3,4,5\n", "line 3 has 3 fields, and the header has 2"),
+            ("t.csv", b"a ,b,a\n1,2,3\n", "duplicate column names: 'a'"),
             ("t.csv", b'a,b\n1,"2\n3,4\n', "cannot be read as a table"),
             ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), "NUL characters.*--encoding utf-16-le"),
             ("t.json", b'{"a": [1, 2]}', "it must be a list of records"),
@@ -110,6 +112,17 @@ class TestText:
     def test_blanks_after_separators_are_not_part_of_names_and_values(self, tmp_path):
         table = read(tmp_path, "a, b\n1, x\n")
         assert (list(table), table["b"].tolist()) == (["a", "b"], ["x"])
+
+    def test_blanks_at_the_end_are_not_part_of_names_and_values(self, tmp_path):
+        table = read(tmp_path, 'a ,town , c\n1,Bonn ,01 \n2,"Bonn",\n3 ," ",1\n', as_text=["c"])
+        assert list(table) == ["a", "town", "c"]
+        assert table["a"].tolist() == [1, 2, 3]
+        assert table["town"].tolist()[:2] == ["Bonn", "Bonn"]
+        assert table["c"].tolist()[::2] == ["01", "1"]
+        assert table.isna().sum().tolist() == [0, 1, 1]
+
+    def test_separators_at_the_end_of_lines(self, tmp_path):
+        assert read(tmp_path, "a,b\n1,2,\n3,4,\n").to_numpy().tolist() == [[1, 2], [3, 4]]
 
     @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
     def test_unicode_encodings_are_read_without_a_note(self, tmp_path, encoding, recwarn):
@@ -224,6 +237,13 @@ class TestOtherSources:
         assert list(table) == list(mixed)
         assert list(table.index) == list(mixed.index + 3 * index)
         assert table["sold"].dtype.kind == "M"
+
+    def test_blanks_in_excel(self, tmp_path):
+        pytest.importorskip("openpyxl")
+        pd.DataFrame({"town ": ["Bonn ", "Bonn", " "]}).to_excel(tmp_path / "t.xlsx", index=False)
+        table = read_table(tmp_path / "t.xlsx")
+        assert table["town"].tolist()[:2] == ["Bonn", "Bonn"]
+        assert table["town"].isna().tolist() == [False, False, True]
 
     def test_excel_with_several_sheets(self, tmp_path, mixed):
         pytest.importorskip("openpyxl")

@@ -17,7 +17,7 @@ import pandas as pd
 from bayesify.core.checks import check_choice
 from bayesify.data.columns import check_unique_names
 from bayesify.data.text_tables import decode, find_decimal, find_separator, parse_text
-from bayesify.data.text_values import MISSING_WORDS, all_text
+from bayesify.data.text_values import MISSING_WORDS, all_text, strip_text
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError, warn
 from bayesify.formatting import plural
 
@@ -79,7 +79,7 @@ def read_table(
         if suffix == ".parquet":
             table = pd.read_parquet(path)
         elif suffix == ".xlsx":
-            table = _read_excel(Path(path))
+            table = strip_text(_read_excel(Path(path)))
         else:
             content = sys.stdin.buffer.read() if suffix == STDIN else Path(path).read_bytes()
             text = decode(gzip.decompress(content) if compressed else content, encoding)

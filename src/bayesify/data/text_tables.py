@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from bayesify.data.columns import check_unique_names
-from bayesify.data.text_values import all_text, parse_numbers
+from bayesify.data.text_values import all_text, parse_numbers, strip_text
 from bayesify.errors import DataError, warn
 
 __all__ = ["decode", "find_decimal", "find_separator", "parse_text"]
@@ -149,9 +149,11 @@ def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str]
         text = text[match.end() :]
     rows = _rows(text, separator)
     header, first = next(rows, []), next(rows, [])
-    check_unique_names([name for name in header if name], "the header")  # pandas would rename them ("a", "a.1")
-    if any(first[len(header) :]):  # pandas would take the first fields for an index, or drop the last ones
-        raise _too_long(len(header), "the first row of data", len(first), separator)
+    check_unique_names([name.strip() for name in header if name], "the header")  # pandas would rename them ("a", "a.1")
+    if len(first) > len(header):  # pandas would take the first fields for an index, or drop the last ones
+        for line, row in _numbered_rows(text, separator):
+            if any(row[len(header) :]):
+                raise _too_long(len(header), f"line {line}", len(row), separator)
     has_index = len(header) > 1 and not header[0]
     options: dict[str, Any] = {
         "sep": r"\s+" if separator == " " else separator, "skipinitialspace": True, "low_memory": False,
@@ -161,13 +163,14 @@ def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str]
             io.StringIO(text),
             decimal=decimal,
             index_col=0 if has_index else False,
-            dtype=dict.fromkeys(set(as_text) & set(header), str),
+            dtype=dict.fromkeys((name for name in header if name.strip() in as_text), str),
             **options,
         )
     except pd.errors.ParserError as error:
         if match := _TOO_LONG.search(str(error)):
             raise _too_long(int(match[1]), f"line {match[2]}", int(match[3]), separator) from None
         raise
+    table.columns = table.columns.str.strip()
     if decimal == ",":
         _read_thousands(table, as_text)
     positions = [i for i, name in enumerate(table) if table[name].isna().any() and all_text(table[name])]
@@ -183,7 +186,7 @@ def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str]
         )
         for i, name in zip(positions, cells, strict=True):
             table[table.columns[i]] = cells[name].to_numpy()
-    return table
+    return strip_text(table)
 
 
 def _read_thousands(table: pd.DataFrame, as_text: Collection[str]) -> None:
@@ -206,8 +209,13 @@ def _rows(text: str, separator: str) -> Iterator[list[str]]:
     sample = text[:_SAMPLE]
     if len(text) > _SAMPLE:
         sample = sample[: sample.rfind("\n") + 1] or sample
-    reader = csv.reader(io.StringIO(sample, newline=""), delimiter=separator, skipinitialspace=True)
+    yield from (row for _, row in _numbered_rows(sample, separator))
+
+
+def _numbered_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a table without empty lines, and the numbers of their lines."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
-        yield from (row for row in reader if row)
+        yield from ((reader.line_num, row) for row in reader if row)
     except csv.Error:  # a field of more than 131,072 characters
         return

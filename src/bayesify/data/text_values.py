@@ -16,6 +16,7 @@ __all__ = [
     "number_format",
     "numeric_share",
     "parse_numbers",
+    "strip_text",
 ]
 
 MISSING_WORDS = frozenset(  # which pandas reads as missing in text files
@@ -41,8 +42,22 @@ _DIRECTIVES = {"%d": "day", "%m": "month", "%Y": "year", "%H": "hour", "%M": "mi
 
 def all_text(values: pd.Series) -> bool:
     """Whether a column has values, and all of them are text rather than of a categorical type."""
-    present = values.dropna()
-    return present.dtype != "category" and len(present) > 0 and bool(present.map(lambda value: isinstance(value, str)).all())
+    return pd.api.types.infer_dtype(values, skipna=True) == "string"
+
+
+def strip_text(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table without blanks at the start and end of its names and texts; nothing but blanks is a missing value.
+
+    Example:
+        >>> strip_text(pd.DataFrame({"town ": ["Bonn ", "Bonn", " "]})).to_dict("list")
+        {'town': ['Bonn', 'Bonn', nan]}
+    """
+    table = table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
+    for name in table:
+        if all_text(table[name]):
+            values = table[name].str.strip()
+            table[name] = values.mask(values == "")
+    return table
 
 
 def no_value(values: pd.Series) -> pd.Series:
