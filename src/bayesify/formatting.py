@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = ["MINUS", "duration", "first_line", "listing", "looks_numeric", "number", "percent", "plural", "with_error"]
+__all__ = ["MINUS", "duration", "first_line", "listing", "looks_numeric", "number", "percent", "plural", "too_few", "with_error"]
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -59,6 +59,16 @@ def plural(count: int, noun: str) -> str:
         ('1 row', '1,234 rows')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def too_few(count: int, noun: str) -> str:
+    """Say that a count is too small.
+
+    Example:
+        >>> too_few(1, "row"), too_few(7, "row")
+        ('1 row is too few', '7 rows are too few')
+    """
+    return f"{plural(count, noun)} {'is' if count == 1 else 'are'} too few"
 
 
 def first_line(error: Exception) -> str:

@@ -67,6 +67,7 @@ class TestColumns:
             ([1.0, 1e200], "column 'c' is beyond 1e\\+100 in 1 of 2 rows"),
             ([1j, 2j], "complex"),
             ([[1], [2]], "type list"),
+            (pd.period_range("2020-01", periods=2, freq="M"), "type Period .*; convert them with .dt.to_timestamp()"),
             ([10**400, 1], "column 'c' is infinite in 1 of 2 rows"),
             ([5, 5], "X has no usable column"),
         ],
@@ -108,7 +109,9 @@ class TestConform:
         [
             ("size", ["1", "2", "x", "4", "y", "6"], "column 'size' must be of kind 'number', got 'x' in row 2 \\(2 such rows\\)"),
             ("rooms", [np.inf] * 6, "infinite in 6 of 6"),
-            ("garden", [0, 1, 2, 0, 1, 0], "column 'garden' must be of kind 'boolean', got 2 in row 2"),
+            ("garden", [0, 1, 2, 0, 1, 0], "of kind 'boolean' \\(True, False, 1 or 0, no text\\), got 2 in row 2"),
+            ("garden", ["True"] * 6, "column 'garden' must be .* no text\\), got 'True' in row 0"),
+            ("sold", pd.period_range("2020-01", periods=6, freq="M"), "got Period.*; convert them with .dt.to_timestamp()"),
             ("sold", [1, 2, 3, 4, 5, 6], "column 'sold' must be of kind 'datetime'"),
             ("size", pd.to_datetime(["2020-01-01"] * 6), "column 'size' must be of kind 'number'"),
         ],

@@ -57,6 +57,14 @@ def test_a_series_is_refused(library):
         as_table(series)
 
 
+def test_an_array_with_text_is_refused():
+    for array in (np.array([["z", 1]], dtype=object), np.array([["1", "z"]])):
+        with pytest.raises(DataError, match=r"X is an array with text \(could not convert .*'z'.*; pass a DataFrame.*set_output"):
+            as_table(array)
+    array = np.array([["1.5", 1, None]], dtype=object)
+    assert as_table(array) is array
+
+
 def test_other_values_are_returned():
     for value in (np.eye(2), [[1, 2]], pd.DataFrame({"a": [1]}), None):
         assert as_table(value) is value

@@ -121,6 +121,15 @@ class TestText:
         assert table["c"].tolist()[::2] == ["01", "1"]
         assert table.isna().sum().tolist() == [0, 1, 1]
 
+    @pytest.mark.parametrize("text", ["# by me, 2020\na,b\n1,2\n", "#by me,2020\n#really,so\n1,2\n"])
+    def test_a_comment_before_the_header_is_told(self, tmp_path, text):
+        with pytest.warns(BayesifyWarning, match="the first line, '# ?by me, ?2020', is read as the header; delete it"):
+            read(tmp_path, text)
+
+    def test_a_header_that_starts_with_a_number_sign(self, tmp_path, recwarn):
+        assert list(read(tmp_path, "#id,a\n1,2\n")) == ["#id", "a"]
+        assert not recwarn
+
     def test_separators_at_the_end_of_lines(self, tmp_path):
         assert read(tmp_path, "a,b\n1,2,\n3,4,\n").to_numpy().tolist() == [[1, 2], [3, 4]]
 

@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError("tables", "pandas", extra="tables") from error
 
-__all__ = ["CATEGORIES", "DAY", "EPOCH", "KINDS", "QUANTILES", "Column", "format_value"]
+__all__ = ["CATEGORIES", "DAY", "EPOCH", "KINDS", "QUANTILES", "Column", "format_value", "remedy"]
 
 KINDS = ("number", "boolean", "datetime", "category")
 DAY = pd.Timedelta(days=1).as_unit("s")
@@ -76,3 +76,9 @@ class Column:
 def format_value(value: Any) -> str:
     """Representation of a cell without NumPy types: 2 instead of np.int64(2)."""
     return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def remedy(value: Any) -> str:
+    """What to do with the values of a column that are like this one and not of its kind."""
+    is_period = isinstance(value, pd.Period)
+    return "convert them with .dt.to_timestamp()" if is_period else "correct these values or leave them empty"

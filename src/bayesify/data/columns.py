@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bayesify.data.column import CATEGORIES, KINDS, QUANTILES, Column, format_value
+from bayesify.data.column import CATEGORIES, KINDS, QUANTILES, Column, format_value, remedy
 from bayesify.data.conversion import convert
 from bayesify.data.text_values import ISO_DATE, all_text, date_format, describe_format, no_value, number_format, numeric_share
 from bayesify.errors import DataError
@@ -95,12 +95,13 @@ def check_unique_names(names: Iterable[object], source: str) -> None:
 
 
 def check_value_types(name: str, values: pd.Series) -> None:
-    """Raise a `DataError` if an object column has values other than numbers, text, booleans or dates."""
-    if values.dtype == object:
+    """Raise a `DataError` if a column has values other than numbers, text, booleans or dates."""
+    if values.dtype == object or isinstance(values.dtype, pd.PeriodDtype):
         for value in values.dropna():
             if (kind := _kind_of_value(value)) not in KINDS:
                 raise DataError(
-                    f"{name} has values of type {kind} ({format_value(value)}); supported are numbers, text, booleans and dates"
+                    f"{name} has values of type {kind} ({format_value(value)}); supported are numbers, text, booleans and dates; "
+                    f"{remedy(value)}"
                 )
 
 

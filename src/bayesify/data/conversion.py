@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bayesify.data.column import DAY, EPOCH, Column, format_value
+from bayesify.data.column import DAY, EPOCH, Column, format_value, remedy
 from bayesify.data.text_values import ISO_DATE, MISSING_WORDS, all_text, no_value, parse_numbers
 from bayesify.errors import DataError
 from bayesify.formatting import listing
@@ -72,17 +72,19 @@ def _tell_missing(name: str, values: pd.Series, missing: pd.Series, problem: str
 def _unfit(values: pd.Series, invalid: pd.Series, column: Column) -> DataError:
     """The error for values that are not of the column's kind."""
     first = int(invalid.argmax())
-    expected = ""
-    if column.kind == "datetime":
-        expected = f" such as {_EXAMPLE.strftime(column.format or '%Y-%m-%d')!r}"
+    value = values.iloc[first]
+    expected = {
+        "boolean": " (True, False, 1 or 0, no text)",
+        "datetime": f" such as {_EXAMPLE.strftime(column.format or '%Y-%m-%d')!r}",
+    }.get(column.kind, "")
     return DataError(
-        f"column {column.name!r} must be of kind {column.kind!r}{expected}, got {format_value(values.iloc[first])} in row "
-        f"{values.index[first]} ({int(invalid.sum())} such rows); correct these values or leave them empty"
+        f"column {column.name!r} must be of kind {column.kind!r}{expected}, got {format_value(value)} in row {values.index[first]} "
+        f"({int(invalid.sum())} such rows); {remedy(value)}"
     )
 
 
 def _days(values: pd.Series, written: str = "") -> pd.Series:
-    if pd.api.types.is_numeric_dtype(values):  # pandas would read them as nanoseconds
+    if pd.api.types.is_numeric_dtype(values) or isinstance(values.dtype, pd.PeriodDtype):  # pandas reads numbers as nanoseconds
         return pd.Series(np.nan, values.index)
     if not (written or pd.api.types.is_datetime64_any_dtype(values)):  # pandas would read other text month first
         values = values.where(values.map(lambda value: not isinstance(value, str) or bool(ISO_DATE.fullmatch(value.strip()))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import scipy.sparse
 
@@ -22,7 +23,7 @@ def as_table(X: Any) -> Any:
 
     Raises:
         TypeError: a table that is not computed yet, such as a `polars.LazyFrame`.
-        DataError: a Series, or a sparse matrix of more than 1 GiB as an array.
+        DataError: a Series, an array with text, or a sparse matrix of more than 1 GiB as an array.
 
     Example:
         >>> import pyarrow
@@ -44,6 +45,8 @@ def as_table(X: Any) -> Any:
                 "converted; reduce its columns first, for example with sklearn.decomposition.TruncatedSVD"
             )
         return X.toarray()
+    if isinstance(X, np.ndarray) and X.dtype.kind in "OU":
+        _check_text(X)
     if hasattr(X, "collect"):
         raise TypeError(f"X is a {type(X).__name__}, which is not computed yet; pass X.collect()")
     if hasattr(X, "__arrow_c_stream__"):
@@ -51,3 +54,16 @@ def as_table(X: Any) -> Any:
 
         return pyarrow.table(X).to_pandas()
     return X
+
+
+def _check_text(array: np.ndarray) -> None:
+    """Raise a `DataError` if an array has text other than numbers."""
+    try:
+        array.astype(float)
+    except ValueError as error:
+        raise DataError(
+            f"X is an array with text ({error}); pass a DataFrame, which keeps the kinds of columns, for example with "
+            'set_output(transform="pandas") of a transformer'
+        ) from None
+    except TypeError:  # other objects, which scikit-learn refuses
+        return

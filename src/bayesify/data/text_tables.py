@@ -22,6 +22,7 @@ _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BO
 _SEPARATORS = ("\t", ";", "|", ",")  # the comma last, because it is also part of numbers and text
 _SAMPLE = 65_536  # characters
 _DECLARED = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # the first line of files that Excel splits correctly
+_COMMENT = re.compile(r"#\s|#.*\n#")
 _FRACTION = {decimal: re.compile(rf"[+-]?\d+[{decimal}]\d+") for decimal in ",."}
 _THOUSANDS = {decimal: re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{decimal}]\d{{3}})+") for decimal in ",."}
 _SMALL = re.compile(r"[+-]?\d{1,3}")  # integers that need no thousands separator
@@ -147,6 +148,8 @@ def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str]
     """
     if match := _DECLARED.match(text):
         text = text[match.end() :]
+    if _COMMENT.match(text):
+        warn(f"the first line, {text.splitlines()[0][:60]!r}, is read as the header; delete it if it is a comment")
     rows = _rows(text, separator)
     header, first = next(rows, []), next(rows, [])
     check_unique_names([name.strip() for name in header if name], "the header")  # pandas would rename them ("a", "a.1")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.formatting import MINUS, number, percent, plural
+from bayesify.formatting import MINUS, number, percent, too_few
 from bayesify.metrics import balanced_accuracy, roc_auc
 from bayesify.plots.statistics import class_predictions, select_output
 from bayesify.predictive import (
@@ -173,7 +173,7 @@ def _skill(model: Tensor, losses: Mapping[str, Tensor], name: str, row: str) -> 
     if best != CONSTANT:
         mark, meaning = _against_best(model, losses[best], best, (mark, meaning), regression)
     if mark == "good" and len(model) < FEW_ROWS:
-        mark, meaning = "caution", f"{meaning} But {plural(len(model), row)} are too few for a reliable comparison."
+        mark, meaning = "caution", f"{meaning} But {too_few(len(model), row)} for a reliable comparison."
     return Sentence(mark, f"The {name} is {text(model)}, compared with {compared}.", meaning)
 
 

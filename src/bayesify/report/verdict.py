@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bayesify.formatting import number, percent, plural
+from bayesify.formatting import number, percent, plural, too_few
 from bayesify.plots.statistics import binomial_interval, class_predictions
 from bayesify.plots.style import shorten
 from bayesify.predictive import NumericPredictive, Predictive
@@ -122,7 +122,7 @@ def _class_meaning(result: ClassCalibration, rows: int, labels: Sequence[object]
 def _no_evidence(rows: int, largest: float) -> tuple[Mark, str]:
     """The meaning of a test of calibration that finds nothing; `largest` is the largest deviation of a share."""
     if rows < _ENOUGH_ROWS:
-        return "caution", f"No evidence of miscalibration, but {plural(rows, 'row')} are too few for a reliable check"
+        return "caution", f"No evidence of miscalibration, but {too_few(rows, 'row')} for a reliable check"
     if largest > _LARGE:
         return "caution", "No clear evidence of miscalibration, but the deviation is large; check more rows"
     return "good", "Well calibrated"
