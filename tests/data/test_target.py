@@ -8,6 +8,7 @@ import pyarrow
 import pytest
 
 from bayesify.data import (
+    ParquetTable,
     check_target,
     drop_missing_target,
     infer_task,
@@ -209,3 +210,12 @@ def test_a_missing_target_is_named_by_the_index() -> None:
     y = pd.Series([1.5, None, 2.5] * 4, index=range(20, 32), name="price")
     with pytest.raises(DataError, match="first: row 21"):
         check_target(y, "regression")
+
+
+def test_rows_of_files_keep_their_numbers(tmp_path) -> None:
+    y = [1.5, None, 2.5, 3.5] * 5
+    pd.DataFrame({"a": range(20), "y": y}).to_parquet(tmp_path / "t.parquet")
+    table = ParquetTable(tmp_path, "y")
+    (piece,) = table.pieces(0)
+    for rows in (piece.X, piece.y, table.sample.train.X):
+        assert rows.index.tolist() == [row for row in range(20) if row % 4 != 1]
