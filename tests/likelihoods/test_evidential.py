@@ -119,6 +119,28 @@ def test_mixture_of_student_t_matches_scipy():
 
 
 @pytest.mark.parametrize(
+    ("locations", "scale", "degrees", "y"),
+    [
+        ([-1.0, 0.2, 0.5, 1.4, 2.0], 0.05, 5.0, 0.3),
+        ([0.0, 50.0], 0.01, 3.0, 0.3),
+        ([0.0, 1.0, 1.7], 0.01, 6.0, 0.3),
+        ([3.0], 2.0, 2.1, 40.0),
+        ([0.0], 1e-4, 9.0, 20.0),
+        ([*np.linspace(-1, 1, 99), 30.0], 1e-4, 30.0, 0.001),
+    ],
+)
+def test_crps_of_draws_narrower_than_their_distances(locations, scale, degrees, y):
+    """Against the trapezoidal rule with 4,001 nodes per draw."""
+    nodes = [m + scale * np.sinh(np.linspace(-12, 12, 4001)) for m in locations]
+    t = np.sort(np.concatenate([*nodes, [y - 1e-12, y + 1e-12]]))
+    cdf = np.mean([scipy.stats.t.cdf((t - m) / scale, degrees) for m in locations], 0)
+    location = torch.tensor(locations, dtype=torch.float64).unsqueeze(1)
+    p = StudentTPredictive(location, *(torch.full_like(location, x) for x in (scale, degrees, 1.0)))
+    expected = np.trapezoid((cdf - (t >= y)) ** 2, t)
+    assert p.crps(torch.tensor([y], dtype=torch.float64)).item() == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize(
     ("likelihood", "width", "y"),
     [(EvidentialCategorical(weight=0.5), K, torch.arange(B) % K), (EvidentialGaussian(weight=0.1), 8, torch.randn(B, 2).double())],
 )
