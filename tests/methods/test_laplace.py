@@ -4,6 +4,7 @@ import math
 import sys
 
 import pytest
+import scipy.optimize
 import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
@@ -180,6 +181,38 @@ class TestAgainstDenseAlgebra:
         assert tuned == pytest.approx(best, rel=0.2)  # the step of the grid is 17 %
         assert evidence > reports[best][1] - 0.05
         assert reports[best][0] == pytest.approx(best)
+
+    @pytest.mark.parametrize("structure", STRUCTURES)
+    @pytest.mark.parametrize("prior_std", [0.02, 1.0, 30.0])
+    @pytest.mark.parametrize("weights", [(120.0, -80, 60, 0, 0, 0), (10.0, -4, 7, 1, 0, 0), (0.01, 0, 0.02, 0, 0, 0), (0.004,) * 6])
+    def test_the_prior_is_the_best_of_any_scale(self, weights, prior_std: float, structure: str):
+        """Against the evidence of a linear model by dense algebra, maximized by scipy; the last columns never vary."""
+        weights = torch.tensor(weights, dtype=torch.float64)
+        x, noise = torch.randn(61, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).split([60, 1])
+        x[:, 3:] = 0
+        y = (x @ weights + 0.1 * noise[0, 0]).unsqueeze(1)
+        net = nn.Linear(6, 1, bias=False).double()
+        net.load_state_dict({"weight": weights.unsqueeze(0)})
+        bnn = completed(net, Laplace(structure=structure, prior_std=prior_std), x, y, Gaussian(std=0.1))
+        curvature = x.T @ x / 0.01 if structure != "diagonal" else (x.square().sum(0) / 0.01).diag()
+        fit_of_data = Gaussian(std=0.1).log_prob((x @ weights).view(1, -1, 1), y).sum()
+
+        def evidence(log_std: float) -> float:
+            precision = math.exp(-2 * log_std)
+            determinant = torch.logdet(curvature + precision * torch.eye(6).double()) + 12 * log_std
+            return float(fit_of_data - 0.5 * (precision * weights.square().sum() + determinant))
+
+        best = scipy.optimize.minimize_scalar(lambda log_std: -evidence(log_std), bounds=(-8, 8), method="bounded").x
+        tuned, found = bnn.net.posterior.evidence.tolist()
+        assert tuned == pytest.approx(math.exp(best), rel=2e-3)
+        assert found == pytest.approx(evidence(best), abs=1e-3)
+
+    def test_a_prior_without_optimum_ends_at_the_bound(self):
+        x, y = data()
+        net = nn.Linear(2, 1, bias=False).double()
+        nn.init.zeros_(net.weight)
+        bnn = completed(net, Laplace(prior_std=PRIOR), x, y, Gaussian(std=STD))
+        assert bnn.net.posterior.evidence[0].item() == pytest.approx(PRIOR / 1e4, rel=1e-2)
 
 
 def covariance_of(bnn, structure: str) -> Tensor:

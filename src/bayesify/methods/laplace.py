@@ -12,13 +12,13 @@ with the generalized Gauss-Newton matrix G of the log likelihood (section 2.2), 
 
 $$\log p(y \mid \hat\theta) - \tfrac12\Bigl(\frac{\lVert\hat\theta\rVert^2}{s^2} + \log\det(G + s^{-2} I) + P \log s^2\Bigr),$$
 
-without further training; P is the number of weights. Linearized predictions are those of
-$f(x; \hat\theta) + J(x)(\theta - \hat\theta)$, for which q is the exact posterior if $\hat\theta$ is the mode and the noise is
-normal. Immer, Korzepa & Bauer, *Improving predictions of Bayesian neural nets via local linearization* (2021, arXiv
-2008.08400), find them better than those of the network with the same weights.
+without further training, by golden section within a factor of 1e4 of `prior_std`; P is the number of weights. Linearized
+predictions are those of $f(x; \hat\theta) + J(x)(\theta - \hat\theta)$, for which q is the exact posterior if $\hat\theta$ is the
+mode and the noise is normal. Immer, Korzepa & Bauer, *Improving predictions of Bayesian neural nets via local linearization* (2021,
+arXiv 2008.08400), find them better than those of the network with the same weights.
 
-Curvature, marginal likelihood and its optimization are those of the authors' `laplace-torch`. The result is stored in buffers, so
-that saving, loading and predicting need only PyTorch.
+Curvature and marginal likelihood are those of the authors' `laplace-torch`. The result is stored in buffers, so that saving,
+loading and predicting need only PyTorch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Laplace(Method):
             memory is quadratic in the number of weights of these layers.
         prior_std: standard deviation of the normal prior on weights and biases in training.
         tune_prior: whether the posterior uses the prior standard deviation that maximizes the marginal likelihood, instead of
-            `prior_std`.
+            `prior_std`. It is at most a factor of 1e4 away, where it ends if the weights are 0 or the data do not depend on them.
         linearized: whether predictions are those of the network linearized in these weights (recommended), or of the network.
 
     Example:
