@@ -16,7 +16,20 @@ import bayesify
 
 SOURCE = Path(bayesify.__file__).parent
 FLOORS = (
-    ("functional", "native", "checksums", "errors", "environment", "files", "formatting", "jobs", "progress", "schema", "tracking"),
+    (
+        "functional",
+        "native",
+        "checksums",
+        "errors",
+        "environment",
+        "files",
+        "formatting",
+        "jobs",
+        "plain_numbers",
+        "progress",
+        "schema",
+        "tracking",
+    ),
     ("core",),
     (
         "methods",

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive, check_scale, plain
+from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive, check_scale
+from bayesify.plain_numbers import plain
 
 NUMBERS = [float("nan"), float("inf"), float("-inf"), True, False, "1", None, 1j, [1]]
 

@@ -19,7 +19,19 @@ method_pages = pytest.importorskip("method_pages", reason="needs bayesify[cli]",
 import built_pages
 from reference_pages import PAGES, entries, public_names, reference_pages
 
-INTERNAL = {"checksums", "cli", "core", "environment", "files", "formatting", "methods", "progress", "schema", "stacking"}
+INTERNAL = {
+    "checksums",
+    "cli",
+    "core",
+    "environment",
+    "files",
+    "formatting",
+    "methods",
+    "plain_numbers",
+    "progress",
+    "schema",
+    "stacking",
+}
 """Modules that the reference leaves out: not for users, or with pages of their own."""
 ENTRIES = [entry for names in entries().values() for entry in names]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bayesify.core.checks import is_number
 from bayesify.errors import ConfigurationError
+from bayesify.plain_numbers import is_number
 
 __all__ = ["check_level", "conformal_rank", "cross_coverage", "least_rows"]
 

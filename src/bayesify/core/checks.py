@@ -1,51 +1,11 @@
 """Argument checks with uniform messages."""
 
-import dataclasses
-import numbers
 from collections.abc import Collection
-from typing import Any, TypeGuard
 
 from bayesify.errors import ConfigurationError
+from bayesify.plain_numbers import is_integer, is_number
 
-__all__ = [
-    "check_choice",
-    "check_fraction",
-    "check_integer",
-    "check_positive",
-    "check_rate",
-    "check_scale",
-    "have_plain_numbers",
-    "is_integer",
-    "is_number",
-    "plain",
-]
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a real number, also one of NumPy; booleans are none."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def is_integer(value: object) -> TypeGuard[int]:
-    """Return whether `value` is an integer, also one of NumPy; booleans are none."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def plain(value: Any) -> Any:
-    """Return an int or float in place of a number of another type, such as NumPy's; other values as they are.
-
-    Example:
-        >>> import numpy as np
-        >>> plain(np.int64(3)), plain(np.float32(0.5)), plain(True), plain("3")
-        (3, 0.5, True, '3')
-    """
-    return int(value) if is_integer(value) else float(value) if is_number(value) else value
-
-
-def have_plain_numbers(instance: Any) -> None:
-    """Apply `plain` to the fields of a dataclass, also a frozen one: JSON and the text of numbers, such as seeds, need it."""
-    for field in dataclasses.fields(instance):
-        object.__setattr__(instance, field.name, plain(getattr(instance, field.name)))
+__all__ = ["check_choice", "check_fraction", "check_integer", "check_positive", "check_rate", "check_scale"]
 
 
 def check_positive(name: str, value: float) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 
-from bayesify.core.checks import plain
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.errors import ConfigurationError
+from bayesify.plain_numbers import plain
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian

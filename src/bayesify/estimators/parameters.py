@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
-from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive, plain
+from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.class_weights import check_class_weight
@@ -17,6 +17,7 @@ from bayesify.jobs import RayCluster
 from bayesify.jobs.where import LOCAL, cluster_of
 from bayesify.methods import DeepEnsemble, RepulsiveEnsemble
 from bayesify.objectives import KLSchedule, LinearWarmup
+from bayesify.plain_numbers import plain
 
 try:
     import numpy as np

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bayesify.core.checks import plain
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.methods import DeepEnsemble
+from bayesify.plain_numbers import plain
 from bayesify.train import History, Training, fit
 from bayesify.train.loggers import Loggers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from bayesify.core.checks import is_integer, is_number
 from bayesify.errors import ConfigurationError
+from bayesify.plain_numbers import is_integer, is_number
 
 __all__ = ["LOCAL", "RayCluster", "cluster_of"]
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import plain
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError, warn
 from bayesify.functional import at_least_float32
+from bayesify.plain_numbers import plain
 from bayesify.predictive.base import Predictive, align_targets, sum_from
 from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive
 

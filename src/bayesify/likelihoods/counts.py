@@ -10,10 +10,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_scale, is_number
+from bayesify.core.checks import check_scale
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
+from bayesify.plain_numbers import is_number
 from bayesify.predictive.base import without_single
 from bayesify.predictive.counts import CountPredictive, count_log_prob
 from bayesify.predictive.targets import check_counts

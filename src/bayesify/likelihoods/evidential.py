@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.core.checks import is_number
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.likelihoods.gaussian import check_numbers
+from bayesify.plain_numbers import is_number
 from bayesify.predictive.base import align_targets, sum_from, without_single
 from bayesify.predictive.discrete import DirichletPredictive
 from bayesify.predictive.student import StudentTPredictive, student_log_density

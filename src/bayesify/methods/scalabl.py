@@ -26,13 +26,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_scale, is_number
+from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, gaussian_kl_sum, standard_normal
 from bayesify.methods._adapters import adapters, check_where
+from bayesify.plain_numbers import is_number
 
 __all__ = ["ScalaBL"]
 

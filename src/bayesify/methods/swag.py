@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.core.checks import check_integer, check_scale, is_number
+from bayesify.core.checks import check_integer, check_scale
 from bayesify.core.collection import CollectedPosterior
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
@@ -44,6 +44,7 @@ from bayesify.core.modes import without_autocast
 from bayesify.core.stored import layer_parts, layer_vector
 from bayesify.errors import ConfigurationError
 from bayesify.functional import standard_normal
+from bayesify.plain_numbers import is_number
 
 __all__ = ["SWA", "SWAG"]
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_fraction, check_scale, is_number
+from bayesify.core.checks import check_choice, check_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
@@ -42,6 +42,7 @@ from bayesify.functional import (
     vifo_naive,
 )
 from bayesify.methods._vifo_root import MomentsPass, RandomOutputs
+from bayesify.plain_numbers import is_number
 
 __all__ = ["VIFO"]
 

@@ -12,11 +12,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayesify.core.checks import check_integer, check_positive, have_plain_numbers, is_number
+from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError
 from bayesify.likelihoods import Likelihood
 from bayesify.objectives import KLSchedule
+from bayesify.plain_numbers import have_plain_numbers, is_number
 from bayesify.train.auxiliary_inputs import AuxiliaryInputs
 from bayesify.train.data_loading import Data
 

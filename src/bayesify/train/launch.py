@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from bayesify.core.checks import check_integer, is_integer, plain
+from bayesify.core.checks import check_integer
 from bayesify.errors import ConfigurationError, warn
+from bayesify.plain_numbers import is_integer, plain
 
 __all__ = ["Launch", "check_one_process", "launched", "processes_of"]
 
