@@ -255,7 +255,7 @@ def test_values_that_cannot_be_trained_on(tmp_path, small_sample, monkeypatch):
         fit(table)
     table = _table(900)
     table["written"] = table["written"].where(table.index != 888, "soon")
-    with pytest.raises(DataError, match=r"rows .*: column 'written' must be of kind 'datetime', got 'soon'"):
+    with pytest.raises(DataError, match=r"rows .*: column 'written' must be of kind 'datetime' such as '31.12.2020', got 'soon'"):
         fit(table)
     with pytest.raises(DataError, match=r"rows .*: Input y contains infinity"):
         fit(_table(900).assign(t=lambda x: x["t"].where(x.index != 850, np.inf)))
