@@ -8,12 +8,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from bayesify.errors import DivergenceError
+from bayesify.functional.golden_section import golden_section
 from bayesify.predictive import Predictive
 
 __all__ = ["fit_temperature"]
 
 _LOWEST, _HIGHEST = 0.1, 10.0
-_GRID, _STEPS = 9, 14  # temperatures to bracket the best one, and golden sections, to 0.2 %
+_GRID, _TOLERANCE = 9, 2e-3  # temperatures to bracket the best one, and the last interval of its logarithm
 
 
 def fit_temperature(predictive_at: Callable[[float], Predictive], y: Tensor) -> float:
@@ -51,16 +52,4 @@ def fit_temperature(predictive_at: Callable[[float], Predictive], y: Tensor) -> 
         raise DivergenceError("the likelihood of the held-out rows is not finite; train with a smaller learning rate")
     best = low + losses.index(min(losses)) * step
     low, high = max(low, best - step), min(high, best + step)
-    ratio = (math.sqrt(5) - 1) / 2
-    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
-    inner_loss, outer_loss = loss(inner), loss(outer)
-    for _ in range(_STEPS):
-        if inner_loss <= outer_loss:
-            high, outer, outer_loss = outer, inner, inner_loss
-            inner = high - ratio * (high - low)
-            inner_loss = loss(inner)
-        else:
-            low, inner, inner_loss = inner, outer, outer_loss
-            outer = low + ratio * (high - low)
-            outer_loss = loss(outer)
-    return math.exp((low + high) / 2)
+    return math.exp(golden_section(loss, low, high, _TOLERANCE))

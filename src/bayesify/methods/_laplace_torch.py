@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.errors import BayesifyError, ConfigurationError, DataError, MissingDependencyError
 from bayesify.formatting import first_line, listing
+from bayesify.functional.golden_section import golden_section
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods._weight_density import WeightDensity
 
@@ -178,39 +179,27 @@ def _best_prior_std(approximation: Any, start: float) -> float:
     """
 
     @torch.no_grad()
-    def evidence(log_std: float) -> float:
-        value = float(approximation.log_marginal_likelihood(approximation.mean.new_tensor(math.exp(-2 * log_std))))
-        return -math.inf if math.isnan(value) else value
+    def loss(log_std: float) -> float:
+        value = -float(approximation.log_marginal_likelihood(approximation.mean.new_tensor(math.exp(-2 * log_std))))
+        return math.inf if math.isnan(value) else value
 
-    return math.exp(_maximum(evidence, math.log(start)))
+    return math.exp(golden_section(loss, *_bracket(loss, math.log(start)), _TOLERANCE))
 
 
-def _maximum(function: Callable[[float], float], start: float) -> float:
-    """Where a function with one maximum has it: an interval that grows from the start, then golden section."""
+def _bracket(function: Callable[[float], float], start: float) -> tuple[float, float]:
+    """An interval around the only minimum of a function, which grows from the start."""
     lowest, highest, step = start - _FARTHEST, start + _FARTHEST, math.log(2)
     low, middle, high = start - step, start, start + step
     at_low, at_middle, at_high = function(low), function(middle), function(high)
-    while at_high > at_middle and high < highest:
+    while at_high < at_middle and high < highest:
         step *= 2
         low, middle, high = middle, high, min(high + step, highest)
         at_middle, at_high = at_high, function(high)
-    while at_low > at_middle and low > lowest:
+    while at_low < at_middle and low > lowest:
         step *= 2
         low, middle, high = max(low - step, lowest), low, middle
         at_low, at_middle = function(low), at_low
-    share = (math.sqrt(5) - 1) / 2
-    left, right = high - share * (high - low), low + share * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > _TOLERANCE:
-        if at_left > at_right:
-            high, right, at_right = right, left, at_left
-            left = high - share * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + share * (high - low)
-            at_right = function(right)
-    return (low + high) / 2
+    return low, high
 
 
 def _tensors(density: WeightDensity, names: Sequence[str], approximation: Any, structure: str) -> dict[str, dict[str, Tensor]]:

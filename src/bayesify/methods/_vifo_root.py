@@ -21,7 +21,6 @@ from bayesify.core.comparison import close
 from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
 from bayesify.core.first_batch import SetParameters, may_set_parameters
-from bayesify.core.forward_pass import ForwardPass
 from bayesify.core.generators import OtherGenerators, check_not_seeded, noise_of_rank, own_noise
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
@@ -31,55 +30,19 @@ from bayesify.core.noise_free import NOISE_IN_EVAL_MODE, depends_on_noise
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.errors import BayesifyError, ConfigurationError
 from bayesify.functional import at_least_float32, standard_normal
+from bayesify.methods._moments_pass import MomentsPass, Probe
 from bayesify.methods._vifo_head import HeadProbes, UnscaledNoise
 
 if TYPE_CHECKING:
     from bayesify.methods.vifo import VIFO
 
-__all__ = [
-    "MomentsPass",
-    "RandomOutputs",
-]
-
-Probe = Callable[[BayesianLayer, Tensor], Tensor]
-"""What the last layer returns instead of its means, in a test of what follows it."""
+__all__ = ["RandomOutputs"]
 
 _MOST_KINDS = 64  # of inputs and modes in which the network is tested: integers may have ever new values
 _MIXED = (
     "the network depends on the number or the order of the rows at its last layer, so that means and standard deviations would be "
     "mixed; use VIFO(separate_std=True), which computes standard deviations with a second network"
 )
-
-
-class MomentsPass(ForwardPass):
-    """A pass whose last layer returns means followed by raw standard deviations.
-
-    Args:
-        batch_dim: the dimension in which they follow each other.
-        inputs: those of the pass. A `ConfigurationError` is raised if the last layer gets a part of their examples.
-        probes: the layer returns what these make of its means, one after the other, instead.
-    """
-
-    def __init__(self, batch_dim: int, inputs: Inputs, probes: tuple[Probe, ...] = ()) -> None:
-        super().__init__()
-        self.batch_dim, self.inputs, self.probes = batch_dim, inputs, probes
-        self.last_rows = 0  # of the last layer's output, once it was called
-
-    @property
-    def examples(self) -> int:
-        """The number of examples: graphs, if the layer follows the pooling of their nodes."""
-        return self.last_rows if self.last_rows and self.inputs.accepts(self.last_rows) else self.inputs.batch
-
-    def check_rows(self, mean: Tensor) -> None:
-        """Check that the layer's output has all rows: parts of a batch, each with both halves, would be put together wrongly."""
-        before, self.last_rows = self.last_rows, mean.shape[self.batch_dim]
-        if self.batch_dim != 0 or torch.compiler.is_compiling() or self.last_rows % self.inputs.batch == 0:
-            return
-        if before or not self.inputs.accepts(self.last_rows):
-            raise ConfigurationError(
-                f"the last layer gets {self.last_rows} rows of a batch of {self.inputs.batch}: the network calls it on parts of "
-                "its batch, whose means and standard deviations would be mixed. Let it get all rows, or use VIFO(separate_std=True)"
-            )
 
 
 class RandomOutputs(Bayesian):

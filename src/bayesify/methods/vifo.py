@@ -41,7 +41,8 @@ from bayesify.functional import (
     vifo_mean_variance_all,
     vifo_naive,
 )
-from bayesify.methods._vifo_root import MomentsPass, RandomOutputs
+from bayesify.methods._moments_pass import MomentsPass
+from bayesify.methods._vifo_root import RandomOutputs
 from bayesify.plain_numbers import is_number
 
 __all__ = ["VIFO"]
