@@ -201,7 +201,24 @@ class Examination(TwoDraws):
             return False
         if self.orders_rows:
             return False
-        return all(self._isolates(first, second, sign * _EXTREME, inputs, candidate) for sign in (1, -1))
+        if not all(self._isolates(first, second, sign * _EXTREME, inputs, candidate) for sign in (1, -1)):
+            return False
+        return not inputs.can_be_cut or self._agrees_for_equal_rows(inputs, candidate)
+
+    def _agrees_for_equal_rows(self, inputs: Inputs, candidate: Candidate) -> bool:
+        """Whether passes agree where all rows compete, as for a limited number of places at the expert that suits them best."""
+        once = self.draw_of(0)
+        twice: Any = {
+            layer: tuple(None if x is None else torch.cat([x] * len(self.drawn[layer][0])) for x in pair)
+            for layer, pair in once.items()
+        }
+        two = WatchedPass(twice, samples=2, rows=2 * candidate.count, without_rows=self.without_rows)
+        try:
+            single = self.run(candidate.single(inputs, _equal_parts), WatchedPass(once))
+            folded = self.run(candidate.folded(inputs, _equal_parts), two)
+        except NETWORK_ERRORS:  # of values: this shows nothing
+            return True
+        return len(folded) == len(single) and all(map(equal_rows, folded, single, single))
 
     def _isolates(self, first: list[Tensor], second: list[Tensor], factor: float, inputs: Inputs, candidate: Candidate) -> bool:
         """Whether draw 0 of a folded pass stays as it is if the weights of draw 1 are extreme."""
@@ -224,6 +241,12 @@ class Examination(TwoDraws):
         """Outputs of a folded pass of two draws."""
         one_pass = WatchedPass(drawn, samples=2, rows=2 * candidate.count, without_rows=self.without_rows, watch=watch)
         return self.run(candidate.folded(inputs) if watch is None else candidate.folded(inputs, mark_rows), one_pass)
+
+
+def _equal_parts(x: Tensor) -> Tensor:
+    """(B, ...) with equal rows, of equal tokens or channels."""
+    has_parts = x.dim() > 2 or (x.dim() == 2 and not x.is_floating_point())
+    return (x[:1, :1] if has_parts else x[:1]).expand_as(x).clone()
 
 
 def _shared(values: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:

@@ -18,6 +18,7 @@ __all__ = [
     "current_saved_tensors_hooks",
     "eval_mode",
     "in_custom_function",
+    "is_compiler_loaded",
     "keeping_saved_tensors",
     "modes_kept",
     "own_casts",
@@ -113,8 +114,13 @@ def own_casts() -> Iterator[None]:
 
 def without_compiler() -> AbstractContextManager[object]:
     """Run compiled modules and functions as eager code, in which modes see what they do."""
-    is_used = "torch._dynamo" in sys.modules and not torch.compiler.is_compiling()  # importing it takes a second
+    is_used = is_compiler_loaded() and not torch.compiler.is_compiling()
     return torch.compiler.set_stance("force_eager") if is_used else nullcontext()
+
+
+def is_compiler_loaded() -> bool:
+    """Whether PyTorch's compiler has been imported, which takes a second; `flex_attention` does so when it is called."""
+    return "torch._dynamo" in sys.modules
 
 
 def can_compare(net: nn.Module) -> bool:

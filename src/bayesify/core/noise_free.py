@@ -7,10 +7,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesify.core.comparison import close
-from bayesify.core.modes import without_compiler
+from bayesify.core.modes import is_compiler_loaded, without_compiler
 
 __all__ = ["NOISE_IN_EVAL_MODE", "NoiseFree", "depends_on_noise"]
 
@@ -29,15 +30,17 @@ class NoiseFree(TorchDispatchMode):
 
     Constants that have an effect show what the noise is multiplied with, and rows that are put in another order.
 
-    Compiled parts run as eager code.
+    Compiled parts run as eager code, if the compiler was loaded before.
 
     Attributes:
         replaced: whether there was noise.
     """
 
     replaced = False
+    supports_higher_order_operators = True  # such as flex_attention
 
     def __enter__(self) -> Self:
+        self._had_compiler = is_compiler_loaded()
         self._uncompiled = without_compiler()
         self._uncompiled.__enter__()
         return super().__enter__()
@@ -47,6 +50,8 @@ class NoiseFree(TorchDispatchMode):
             super().__exit__(*exception)
         finally:
             self._uncompiled.__exit__(*exception)
+            if is_compiler_loaded() and not self._had_compiler:
+                torch._dynamo.reset()  # it has compiled code, with this mode, that would fail without
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -56,6 +61,8 @@ class NoiseFree(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator):  # what its functions draw stays random, which keeps draws apart
+            return result
         operator = func.overloadpacket.__name__.rstrip("_")
         name = operator.removesuffix("_like")
         if name == "native_dropout":

@@ -54,7 +54,8 @@ class Passes:
             alone: whether no other pass gets the same inputs; then the outputs are the network's own.
 
         Raises:
-            PassError: another pass through the network is running, or the network changed an object that other passes get too.
+            PassError: another pass through the network is running, the network changed an object that other passes get too, or
+                functions of `torch.cond` and the like call random layers.
         """
         with turn():
             self.check_free()
@@ -65,6 +66,14 @@ class Passes:
                 outputs = net(*args, **kwargs)
                 if self.select is not None:
                     outputs = self.select(outputs)
+            except RuntimeError as error:
+                if type(error).__name__ == "UncapturedHigherOrderOpError":
+                    raise PassError(
+                        "PyTorch compiles the functions that the network gives to torch.cond, while_loop, map or scan, and cannot "
+                        "compile random layers there. Call the network, and train it, inside "
+                        '`with torch.compiler.set_stance("force_eager")`'
+                    ) from error
+                raise
             finally:
                 self.current = None
                 forward_pass.end()

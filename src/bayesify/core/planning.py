@@ -16,7 +16,7 @@ from bayesify.core.folding import Verdict, as_plain_data, examine, obstacle_in_t
 from bayesify.core.inputs import Inputs
 from bayesify.core.layer import Posterior
 from bayesify.core.model import Bayesian
-from bayesify.core.modes import can_compare
+from bayesify.core.modes import can_compare, is_compiler_loaded
 from bayesify.core.noise_free import NOISE_IN_EVAL_MODE
 from bayesify.core.obstacles import tell_of_replaced_layers
 from bayesify.core.per_example import unlike_examples
@@ -276,7 +276,10 @@ class Planning(Bayesian):
 
     def _examine(self, call: Inputs, whole: bool = False) -> Verdict | None:
         _check_no_capture()
+        had_compiler = is_compiler_loaded()
         found = examine(self.net, self._layers(), self.passes, call, whole)
+        if isinstance(found, Exception) and is_compiler_loaded() and not had_compiler:  # it failed as it compiled a part
+            found = examine(self.net, self._layers(), self.passes, call, whole)
         if isinstance(found, Exception):
             self._failure = f"{type(found).__name__}: {found}"[:200]
             return None

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesify.core.layer import BayesianLayer
@@ -28,6 +29,8 @@ class PosteriorUses(TorchDispatchMode):
         passes: their passes.
     """
 
+    supports_higher_order_operators = True  # such as flex_attention
+
     def __init__(self, net: nn.Module, layers: Collection[BayesianLayer], passes: Passes) -> None:
         super().__init__()
         self._net, self._passes = net, passes
@@ -43,7 +46,7 @@ class PosteriorUses(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         forward_pass = self._passes.current
-        outside = forward_pass is not None and not forward_pass.inside_layer
+        outside = forward_pass is not None and not forward_pass.inside_layer and not isinstance(func, HigherOrderOperator)
         if outside and not func.is_view and func.overloadpacket.__name__ not in _COPIES:
             memories = map(_memory, tensors_in((args, kwargs)))
             self._found.update(self._owners[memory] for memory in memories if memory in self._owners)

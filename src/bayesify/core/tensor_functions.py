@@ -9,8 +9,8 @@ from torch import Tensor
 
 __all__ = ["NUMBERS", "takes_values", "tensors_in", "values_taken"]
 
-NUMBERS = frozenset(("item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__complex__"))
-"""Functions that take numbers from tensors."""
+NUMBERS = frozenset(("item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__complex__", "while_loop"))
+"""Functions that take numbers from tensors, which the last decides by."""
 
 # Functions that take only the shape, dtype or device of their first or second argument.
 _LIKE_FIRST = frozenset(f"{name}_like" for name in ("zeros", "ones", "empty", "full", "rand", "randn", "randint")) | frozenset(

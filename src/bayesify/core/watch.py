@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -21,6 +22,7 @@ _BY_VALUE = frozenset(  # functions whose results, or their shapes, depend on va
         *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
         *("equal", "allclose", "is_nonzero"),
         *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__"),
+        "while_loop",
     )
 )
 
@@ -101,8 +103,11 @@ class Decisions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if type(result) is bool and getattr(func, "__name__", "") in _BY_VALUE:
+        name = getattr(func, "__name__", "")
+        if type(result) is bool and name in _BY_VALUE:
             self.taken.append(result)
+        elif name == "cond" and isinstance(func, HigherOrderOperator):
+            self.taken.append(bool(args[0]))
         return result
 
 
@@ -176,6 +181,8 @@ class Watch(TorchFunctionMode):
         if takes_values(name, result):
             self.note_read(tensors)
         origin = frozenset[BayesianLayer]().union(*map(origin_of, tensors))
+        if isinstance(func, HigherOrderOperator):  # whose functions may call layers
+            origin |= self.called
         rows = any(has_rows(x) for x in tensors_in((args, kwargs)))
         if origin or rows:
             decides = name in _BY_VALUE or (name == "where" and len(tensors) == 1) or _selects(name, args)
@@ -239,5 +246,7 @@ def _keeps_draws_apart(x: Tensor, result: Any, args: tuple[Any, ...], kwargs: di
 
 
 def _selects(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a random mask selects rows."""
+    """Whether a random mask selects rows, or a random value one of two functions."""
+    if name == "cond":
+        return bool(origin_of(args[0]))
     return name in ("__getitem__", "__setitem__") and any(x.dtype == torch.bool and origin_of(x) for x in tensors_in(args[1:2]))
