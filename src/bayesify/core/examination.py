@@ -7,7 +7,7 @@ draw has extreme weights, show coupling that begins at a threshold.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -188,11 +188,17 @@ class Examination(TwoDraws):
 
     def _agrees(self, inputs: Inputs, candidate: Candidate) -> bool | None:
         """Whether a folded pass and a pass per draw agree; None if the network does not accept such rows."""
+        if inputs.can_be_cut and inputs.say_little and self._agrees_on(inputs, candidate, _normal_rows(candidate.count)) is False:
+            return False
+        return self._agrees_on(inputs, candidate, lambda x: x)
+
+    def _agrees_on(self, inputs: Inputs, candidate: Candidate, then: Callable[[Tensor], Tensor]) -> bool | None:
+        """`_agrees` for changed rows."""
         try:
-            first, second = (self.single(s, inputs, candidate) for s in (0, 1))
+            first, second = (self.single(s, inputs, candidate, then) for s in (0, 1))
             watch = Watch(2 * candidate.count)
             with Decisions() as decisions:
-                folded = self._folded(self.drawn, inputs, candidate, watch)
+                folded = self._folded(self.drawn, inputs, candidate, watch, then)
         except NETWORK_ERRORS:
             return None
         self.decisions = tuple(decisions.taken)
@@ -201,7 +207,7 @@ class Examination(TwoDraws):
             return False
         if self.orders_rows:
             return False
-        if not all(self._isolates(first, second, sign * _EXTREME, inputs, candidate) for sign in (1, -1)):
+        if not all(self._isolates(first, second, sign * _EXTREME, inputs, candidate, then) for sign in (1, -1)):
             return False
         return not inputs.can_be_cut or self._agrees_for_equal_rows(inputs, candidate)
 
@@ -214,13 +220,21 @@ class Examination(TwoDraws):
         }
         two = WatchedPass(twice, samples=2, rows=2 * candidate.count, without_rows=self.without_rows)
         try:
-            single = self.run(candidate.single(inputs, _equal_parts), WatchedPass(once))
+            single = self.single(0, inputs, candidate, _equal_parts)
             folded = self.run(candidate.folded(inputs, _equal_parts), two)
         except NETWORK_ERRORS:  # of values: this shows nothing
             return True
         return len(folded) == len(single) and all(map(equal_rows, folded, single, single))
 
-    def _isolates(self, first: list[Tensor], second: list[Tensor], factor: float, inputs: Inputs, candidate: Candidate) -> bool:
+    def _isolates(
+        self,
+        first: list[Tensor],
+        second: list[Tensor],
+        factor: float,
+        inputs: Inputs,
+        candidate: Candidate,
+        then: Callable[[Tensor], Tensor],
+    ) -> bool:
         """Whether draw 0 of a folded pass stays as it is if the weights of draw 1 are extreme."""
         scale = [1.0, factor]
         drawn: Any = {
@@ -228,7 +242,7 @@ class Examination(TwoDraws):
             for layer, pair in self.drawn.items()
         }
         try:
-            folded = self._folded(drawn, inputs, candidate)
+            folded = self._folded(drawn, inputs, candidate, None, then)
         except NETWORK_ERRORS:  # of values, such as a decomposition that fails: this shows nothing
             return True
         return len(folded) == len(first) and all(
@@ -236,11 +250,29 @@ class Examination(TwoDraws):
         )
 
     def _folded(
-        self, drawn: dict[BayesianLayer, Any], inputs: Inputs, candidate: Candidate, watch: Watch | None = None
+        self,
+        drawn: dict[BayesianLayer, Any],
+        inputs: Inputs,
+        candidate: Candidate,
+        watch: Watch | None,
+        then: Callable[[Tensor], Tensor],
     ) -> list[Tensor]:
         """Outputs of a folded pass of two draws."""
         one_pass = WatchedPass(drawn, samples=2, rows=2 * candidate.count, without_rows=self.without_rows, watch=watch)
-        return self.run(candidate.folded(inputs) if watch is None else candidate.folded(inputs, mark_rows), one_pass)
+        return self.run(candidate.folded(inputs, then if watch is None else lambda x: mark_rows(then(x))), one_pass)
+
+
+def _normal_rows(count: int) -> Callable[[Tensor], Tensor]:
+    """A function that replaces (S*count, ...) with standard normal values, equal for all draws; other types stay."""
+
+    def change(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(count, *x.shape[1:], generator=generator).to(x)
+        return rows.repeat(len(x) // count, *[1] * (x.dim() - 1))
+
+    return change
 
 
 def _equal_parts(x: Tensor) -> Tensor:

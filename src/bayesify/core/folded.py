@@ -54,7 +54,6 @@ class Folded(Planning):
         super().__init__(net)
         self._prefix: Prefix | None = None
         self._is_checkpointed = False  # as far as it matters, and is known
-        self._layer_count: int | None = None
         self._changes = 0  # of the layers that the network uses
         self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
 
@@ -75,7 +74,6 @@ class Folded(Planning):
 
     def _draws(self, call: Inputs, samples: int, coherent: bool) -> Draws:
         layers = self._layers()
-        self._notice_removal(layers)
         plan = self.checked_plan(call, samples, coherent)
         if self.is_observed and not self.fold:
             self.check_single_examples(call)
@@ -95,13 +93,6 @@ class Folded(Planning):
         draws = Draws(outputs, kl, local_kl, score, self.local_beta, self.observation(passes))
         self.passes.watch_backward(passes[0], kl)
         return draws
-
-    def _notice_removal(self, layers: Sequence[BayesianLayer]) -> None:
-        """Examine the network again if random layers were removed, as where adapters are merged: verdicts have their positions."""
-        if not torch.compiler.is_compiling():
-            if self._layer_count not in (None, len(layers)):
-                self.forget_verdicts()
-            self._layer_count = len(layers)
 
     def _check_uses(self, forward_pass: ForwardPass, layers: Sequence[BayesianLayer], plan: Plan) -> None:
         """Raise a `NewLayerError` if the network no longer uses layers that it used when it was examined, as merged adapters."""

@@ -47,8 +47,9 @@ class Inputs:
         batch: B; rows are examples, or parts of them, such as the nodes of graphs.
         objects: those that hold tensors, such as graphs.
         holder: the type of the object that has all tensors; empty if there are tensors beside it.
-        kind: numbers of dimensions, types, which inputs have rows, and settings; verdicts on folding are stored by it. No sizes.
-        family: `kind` without the values of integers and strings, of which there may be ever new ones.
+        kind: numbers of dimensions, types, which inputs have rows, settings, and the state of the network; no sizes. Verdicts on
+            folding are stored by it.
+        family: `kind` without what may have ever new values: integers, strings, and the state.
         shared: whether several passes get these inputs; each then gets copies, which networks may change in place.
 
     Args:
@@ -56,6 +57,7 @@ class Inputs:
         names: names of the positional inputs; required if `unbatched` names some.
         unbatched: names of inputs without rows.
         batch_dim: the dimension of the rows.
+        state: of the network; see `Switches`.
 
     Raises:
         DataError: no input has a batch dimension, or a nested tensor has no sizes.
@@ -69,6 +71,7 @@ class Inputs:
         names: list[str],
         unbatched: Collection[str] = (),
         batch_dim: int = 0,
+        state: int = 0,
     ) -> None:
         self.args, self.kwargs, self.batch_dim, self.shared = args, kwargs, batch_dim, False
         tops = (*args, *kwargs.values())
@@ -92,7 +95,7 @@ class Inputs:
             for x, has in zip(self.leaves, self.has_rows, strict=True)
         )
         self.family = tuple(kwargs), kinds
-        self.kind = self.family, () if self.spec is None else tuple(map(_setting, tops))
+        self.kind = self.family, () if self.spec is None else tuple(map(_setting, tops)), state
 
     def pairs(self) -> Iterable[tuple[Any, bool]]:
         """Leaves, and whether they may have rows."""
@@ -103,6 +106,23 @@ class Inputs:
         """Whether an input that requires gradients is a leaf of the graph, so that the caller differentiates with respect to it."""
         leaves = [x for x in self.leaves if isinstance(x, Tensor) and x.requires_grad]
         return torch.is_grad_enabled() and any(x.is_leaf for x in leaves)
+
+    @property
+    def lengths(self) -> tuple[tuple[int, ...], ...]:
+        """The orders of magnitude of all sizes but B: numbers of bits, which ever new lengths of sequences have few of."""
+        skipped = [self.batch_dim if has else -1 for has in self.has_rows]
+        return tuple(
+            tuple(n.bit_length() for i, n in enumerate(x.shape) if i != dim)
+            for x, dim in zip(self.leaves, skipped, strict=True)
+            if isinstance(x, Tensor)
+        )
+
+    @property
+    def say_little(self) -> bool:
+        """Whether floating-point inputs are constant or not finite, as in a dry run, so that draws may agree whatever is computed."""
+        chosen = [x for x, has in zip(self.leaves, self.has_rows, strict=True) if has and x.is_floating_point() and x.numel()]
+        constant = all(bool((x == x.reshape(-1)[0]).all()) for x in chosen)
+        return bool(chosen) and (constant or not all(bool(x.isfinite().all()) for x in chosen))
 
     def without(self, positions: Collection[int]) -> None:
         """Treat these leaves as inputs without rows."""

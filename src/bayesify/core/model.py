@@ -25,6 +25,7 @@ from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.passes import Passes
 from bayesify.core.recent import Recent
 from bayesify.core.shards import shards_of, with_whole_parameters
+from bayesify.core.switches import Switches
 from bayesify.core.turns import turn
 from bayesify.errors import PassError, warn
 
@@ -74,6 +75,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         self.unbatched: tuple[str, ...] = ()
         self.report: tuple[LayerReport, ...] = ()
         self.findings: list[str] = []
+        self._switches = Switches()
         self.decodes_together = Recent[object, bool]()  # by kind of inputs; see `generate`
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Draws:
@@ -299,7 +301,8 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
     def inputs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """The inputs of a call; raise a `DataError` if none has a batch dimension."""
         names = input_names(self.net) if self.unbatched else []
-        return Inputs(args, kwargs, names=names, unbatched=self.unbatched, batch_dim=self.batch_dim)
+        state = self._switches.number(self.net)
+        return Inputs(args, kwargs, names=names, unbatched=self.unbatched, batch_dim=self.batch_dim, state=state)
 
     def learned(self) -> dict[str, Any]:
         """What passes have revealed of the network and later passes depend on, as plain data for a checkpoint."""

@@ -102,7 +102,7 @@ class Planning(Bayesian):
     def _size(self, call: Inputs, samples: int) -> object:
         """Key of a size, in the current mode."""
         modes = tuple(module.training for module in self.net.modules()) if samples > 1 and self._has_training_parts() else ()
-        return call.kind, call.batch, samples, modes, self.is_replaying
+        return call.kind, call.lengths, call.batch, samples, modes, self.is_replaying
 
     def believe_size(self, call: Inputs, samples: int) -> None:
         """Compare no passes of this size and mode."""
@@ -216,15 +216,15 @@ class Planning(Bayesian):
     def _learn(self, call: Inputs, verdict: Verdict) -> None:
         self._verdicts[call.kind] = verdict
         for samples in (1, 2):  # which the examination compared
-            self._sizes[call.kind, verdict.rows, samples, (), False] = True
+            self._sizes[call.kind, call.lengths, verdict.rows, samples, (), False] = True
 
     def _unexamined(self, kinds: Collection[str]) -> Verdict:
         """A verdict that is correct for every network; if all draws have to be folded, that on another value."""
         if self.fold:
             return next((verdict for kind, verdict in self._verdicts.texts().items() if kind in kinds), Verdict(True))
         reason = (
-            f"it is called with more than {_MOST_KINDS} different values of arguments that are integers or strings, each of which "
-            "may choose what it computes (give numbers as tensors, or use fold=True)"
+            f"it is called with more than {_MOST_KINDS} different values of arguments that are integers or strings, or of attributes "
+            "that are flags or strings, each of which may choose what it computes (give numbers as tensors, or use fold=True)"
         )
         self._warn_of_separate_passes(reason)
         return Verdict(False, reason)

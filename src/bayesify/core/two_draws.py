@@ -65,7 +65,8 @@ class TwoDraws:
             reseed(0)
             for layer in self.layers:
                 self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
-            yield
+            with _opened_gates(self._plain_modules()):
+                yield
             self._set.restore()
 
     def _plain_modules(self) -> list[nn.Module]:
@@ -73,9 +74,11 @@ class TwoDraws:
         parts = {part for layer in self.layers for part in layer.modules()}
         return [module for module in self.net.modules() if module not in parts]
 
-    def single(self, s: int, inputs: Inputs, candidate: Candidate) -> list[Tensor]:
+    def single(
+        self, s: int, inputs: Inputs, candidate: Candidate, then: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> list[Tensor]:
         """Outputs of draw s."""
-        return self.run(candidate.single(inputs), WatchedPass(self.draw_of(s)))
+        return self.run(candidate.single(inputs, then), WatchedPass(self.draw_of(s)))
 
     def alternating(self, samples: int) -> dict[BayesianLayer, Any]:
         """The two draws of all layers, in turn, as S draws."""
@@ -105,6 +108,28 @@ class TwoDraws:
         self.draws_noise |= noise_free.replaced
         self.draws_elsewhere |= others.used
         return tensors_of(outputs)
+
+
+@contextmanager
+def _opened_gates(modules: Collection[nn.Module]) -> Iterator[None]:
+    """Set parameters that are zero, as gates before training, to 0.5: what they multiply would not be seen.
+
+    Their data is replaced, not written to: autograd may have saved them.
+    """
+    parameters = {p for module in modules for p in module._parameters.values() if p is not None and _is_zero(p)}
+    before = [(parameter, parameter.data) for parameter in parameters]
+    for parameter, zeros in before:
+        parameter.data = torch.full_like(zeros, 0.5)
+    try:
+        yield
+    finally:
+        for parameter, zeros in before:
+            parameter.data = zeros
+
+
+def _is_zero(p: nn.Parameter) -> bool:
+    plain = type(p) is nn.Parameter and p.requires_grad and not p.is_meta  # sharded and uninitialized ones have other classes
+    return plain and p.numel() > 0 and not p.any()
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:

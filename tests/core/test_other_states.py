@@ -1,0 +1,163 @@
+"""Networks that mix rows in states, sizes and values other than those of their first call."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayesify import BayesifyWarning, MeanField, bayesify, unbayesify
+from bayesify.testing.trial import captured_weights
+
+INPUT = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Net(nn.Module):
+    """Centers its hidden values over the batch where a function of itself and of the input says so."""
+
+    def __init__(self, mixes: Callable[[Any, Tensor], Any] = lambda net, x: False, bias: bool = True) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8, bias=bias), nn.Linear(8, 2)
+        self.mixes, self.flag, self.text, self.part = mixes, False, "none", nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        return self.last(self.part(h - h.mean(0) if self.mixes(self, x) else h))
+
+
+class Center(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h - h.mean(0)
+
+
+class Gated(nn.Module):
+    """A path from other rows behind a gate that is zero before training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.gate = nn.Linear(4, 8), nn.Linear(8, 2), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        return self.last(h + self.gate * h.mean(0))
+
+
+class Experts(nn.Module):
+    """Experts with a number of places in proportion to the tokens of the batch, that of Switch and GShard; late tokens get none."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.embedding, self.router, self.last = nn.Embedding(20, 8), nn.Linear(8, 4), nn.Linear(8, 2)
+        self.experts, self.factor = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), factor
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens).flatten(0, 1)
+        p = self.router(x).softmax(-1)
+        chosen = F.one_hot(p.argmax(-1), 4).to(p)
+        has_place = (chosen.cumsum(0) * chosen).sum(-1) <= self.factor * len(x) / 4
+        y = (torch.stack([expert(x) for expert in self.experts], 1) * (chosen * p).unsqueeze(-1)).sum(1)
+        return self.last((x + y * has_place.unsqueeze(-1)).view(*tokens.shape, 8).mean(1))
+
+
+def _made(net: nn.Module) -> Any:
+    torch.manual_seed(0)
+    return bayesify(net.double(), MeanField(initial_std=0.3)).eval()
+
+
+def _check_draws(bnn: Any, x: Tensor) -> None:
+    """Draws are the plain network with their weights."""
+    plain = unbayesify(copy.deepcopy(bnn))
+    with captured_weights(bnn) as weights, torch.no_grad():
+        draws = bnn(x, samples=4, coherent=True).outputs
+        expected = torch.stack([functional_call(plain, weight, (x,)) for weight in weights[-4:]])
+    torch.testing.assert_close(draws, expected)
+
+
+def _train_gate(bnn: Any) -> None:
+    bnn.net.gate.data.fill_(1.0)
+
+
+CHANGES: dict[str, tuple[nn.Module, Callable[[Any], object]]] = {
+    "flag": (Net(lambda net, x: net.flag), lambda bnn: setattr(bnn.net, "flag", True)),
+    "text": (Net(lambda net, x: net.text == "center"), lambda bnn: setattr(bnn.net, "text", "center")),
+    "hook": (Net(), lambda bnn: bnn.net.first.register_forward_hook(lambda layer, inputs, h: h - h.mean(0))),
+    "submodule": (Net(), lambda bnn: setattr(bnn.net, "part", Center())),
+    "gate": (Gated(), _train_gate),
+}
+
+
+@pytest.mark.filterwarnings("ignore:every draw takes a separate pass", "ignore:12% of the parameters")
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_the_network_after_its_first_call(name: str) -> None:
+    net, change = CHANGES[name]
+    bnn = _made(copy.deepcopy(net))
+    _check_draws(bnn, INPUT)
+    change(bnn)
+    _check_draws(bnn, INPUT)
+
+
+def test_changes_without_effect_on_rows_are_not_told() -> None:
+    bnn = _made(Net())
+    _check_draws(bnn, INPUT)
+    bnn.net.flag, bnn.net.text = True, "other"
+    bnn.net.first.register_forward_hook(lambda layer, inputs, h: h * 2)
+    _check_draws(bnn, INPUT)
+
+
+def test_a_network_is_examined_once_in_each_of_two_states() -> None:
+    """Flags that change in every call do not make it slow."""
+    bnn = _made(Net())
+    calls = list[int]()
+    for i in range(6):
+        bnn.net.flag = i % 2 == 0
+        bnn.net.mixes = lambda net, x: calls.append(len(x))  # returns None
+        bnn(INPUT, samples=2)
+        if i == 1:
+            calls.clear()
+    assert calls == [12] * 4
+
+
+@pytest.mark.filterwarnings("ignore:every draw takes a separate pass")
+def test_longer_sequences() -> None:
+    bnn = _made(Net(lambda net, x: x.shape[1] > 7))
+    for length in (4, 5, 9, 4, 20):
+        _check_draws(bnn, torch.randn(6, length, 4, dtype=torch.float64))
+
+
+@pytest.mark.filterwarnings("ignore:every draw takes a separate pass")
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_a_first_call_with_values_that_show_nothing(value: float) -> None:
+    bnn = _made(Net(lambda net, x: True, bias=False))
+    bnn(torch.full_like(INPUT, value), samples=2)
+    _check_draws(bnn, INPUT)
+
+
+def test_values_that_show_nothing_do_not_forbid_to_fold() -> None:
+    bnn = _made(Net(bias=False))
+    bnn(torch.zeros_like(INPUT), samples=2)  # a warning would be an error
+    _check_draws(bnn, INPUT)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 3.0])
+def test_places_at_experts_in_proportion_to_the_batch(factor: float) -> None:
+    """Whatever the first batch takes of them."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        bnn = _made(Experts(factor))
+        with pytest.warns(BayesifyWarning, match="affect each other"):
+            bnn(torch.randint(20, (16, 6)), samples=4)
+        _check_draws(bnn, torch.full((16, 6), 7))
+
+
+@pytest.mark.filterwarnings("ignore:every draw takes a separate pass", "ignore:12% of the parameters")
+def test_a_closed_gate_stays_closed() -> None:
+    """The examination, which opens it, changes neither its value nor the version that autograd has noted."""
+    bnn = _made(Gated())
+    y = bnn(INPUT.clone().requires_grad_()).outputs.sum()
+    bnn(INPUT.expand(2, 6, 4).transpose(0, 1), samples=2)  # of another kind, so it is examined
+    y.backward()
+    assert not bnn.net.gate.any() and bnn.net.gate.grad is not None
