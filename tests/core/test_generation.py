@@ -79,9 +79,10 @@ def test_draws_decoded_together_are_those_decoded_one_by_one(make, method) -> No
 @pytest.mark.parametrize("samples", [1, 4])
 def test_together_every_token_takes_one_call_of_the_network(samples: int) -> None:
     bnn = bayesify(llama(), MeanField(), output="logits")
-    bnn.generate(PROMPT, samples=samples, max_new_tokens=2)  # the first time tests whether draws can be decoded together
     rows: list[tuple[int, ...]] = []
     handle = bnn.net.model.embed_tokens.register_forward_hook(lambda module, args, output: rows.append(tuple(args[0].shape)))
+    bnn.generate(PROMPT, samples=samples, max_new_tokens=2)  # the first time tests whether draws can be decoded together
+    rows.clear()
     bnn.generate(PROMPT, samples=samples, max_new_tokens=3, min_new_tokens=3)
     handle.remove()
     assert rows == [(2 * samples, 4), (2 * samples, 1), (2 * samples, 1)]

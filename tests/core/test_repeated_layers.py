@@ -264,16 +264,17 @@ def test_positions_fold_also_in_a_batch_of_one_row(first: int) -> None:
     torch.manual_seed(0)
     net = Positions().double()
     bnn = bayesify(copy.deepcopy(net), MeanField(initial_std=0.5)).eval()
-    bnn(_inputs(first, 3, 4), samples=3)
     calls: list[None] = []
     bnn.net.register_forward_hook(lambda *_: calls.append(None))
+    bnn(_inputs(first, 3, 4), samples=3)
     for rows in (1, 4):
         x = _inputs(rows, 3, 4)
         bnn(x, samples=3)  # which compares passes of this size
         calls.clear()
+        bnn(x, samples=3)
+        assert len(calls) == 1
         with captured_weights(bnn) as weights:
             draws = bnn(x, samples=3, coherent=True).outputs
-        assert len(calls) == 1
         torch.testing.assert_close(draws, torch.stack([functional_call(net, each, (x,)) for each in weights[-3:]]))
 
 

@@ -112,7 +112,7 @@ class Inputs:
         """The orders of magnitude of all sizes but B: numbers of bits, which ever new lengths of sequences have few of."""
         skipped = [self.batch_dim if has else -1 for has in self.has_rows]
         return tuple(
-            tuple(n.bit_length() for i, n in enumerate(x.shape) if i != dim)
+            tuple(n.bit_length() for i, n in enumerate(x.shape) if i != dim and type(n) is int)  # those of nested tensors are not
             for x, dim in zip(self.leaves, skipped, strict=True)
             if isinstance(x, Tensor)
         )

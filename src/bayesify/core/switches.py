@@ -50,7 +50,7 @@ def _state(net: nn.Module) -> tuple[object, ...]:
             continue
         seen.add(module)
         attributes = module.__dict__
-        found.append(module.__class__)
+        found.append(module.__class__.__qualname__)  # classes made by the conversion cannot be pickled
         if hooks := len(attributes.get("_forward_hooks", ())) + len(attributes.get("_forward_pre_hooks", ())):
             found.append(hooks)
         if not isinstance(module, BayesianLayer):
