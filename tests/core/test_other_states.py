@@ -160,4 +160,5 @@ def test_a_closed_gate_stays_closed() -> None:
     y = bnn(INPUT.clone().requires_grad_()).outputs.sum()
     bnn(INPUT.expand(2, 6, 4).transpose(0, 1), samples=2)  # of another kind, so it is examined
     y.backward()
-    assert not bnn.net.gate.any() and bnn.net.gate.grad is not None
+    assert not bnn.net.gate.any()
+    assert bnn.net.gate.grad is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -13,23 +13,18 @@ from torch.utils._pytree import tree_leaves
 
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
-from bayesify.core.copies import copied_module
-from bayesify.core.drawn_function import DrawnFunction
+from bayesify.core.drawn_networks import DrawnNetworks
 from bayesify.core.first_batch import FirstBatchError
 from bayesify.core.forward_pass import ForwardPass
-from bayesify.core.generators import generator_states, noise_of_rank, own_noise, set_generator_states
+from bayesify.core.generators import generator_states, noise_of_rank, set_generator_states
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import eval_mode
 from bayesify.core.outputs import Draws
 from bayesify.core.pass_values import DrawnBeforeError, NewLayerError, NewReadError, RowsError
-from bayesify.core.planning import Planning
 from bayesify.core.plans import OtherDecisionsError, Plan
 from bayesify.core.replay import Prefix, ReplayPass, has_prefix, is_worth_replay, leaves_stand_ins
-from bayesify.core.restoration import restore
 from bayesify.core.separate_draws import SeparateDraws
-from bayesify.core.shards import check_whole, reshard, shards_of
-from bayesify.core.turns import turn
+from bayesify.core.shards import shards_of
 from bayesify.core.unfolding import copied, stack, unfold
 from bayesify.core.watch import Decisions
 from bayesify.errors import PassError
@@ -39,7 +34,7 @@ __all__ = ["Folded"]
 _MOST_CHANGES = 3  # that are noticed: parts of the network may be compiled, whose uses of layers are not
 
 
-class Folded(Planning):
+class Folded(DrawnNetworks):
     """The default root: S draws are folded into the batch and take one pass over S*B rows.
 
     Every draw takes a separate pass with `fold=False`, if the batch is not the first dimension, if the rows of a batch affect each
@@ -55,11 +50,10 @@ class Folded(Planning):
         self._prefix: Prefix | None = None
         self._is_checkpointed = False  # as far as it matters, and is known
         self._changes = 0  # of the layers that the network uses
-        self._function: ForwardPass | None = None  # the pass of a function drawn from a sharded network
 
     def forward(self, *inputs: Any, samples: int = 1, coherent: bool = False, **kwargs: Any) -> Draws:
-        if self._function is not None:
-            return self.passes.run(self._function, self.net, inputs, kwargs)
+        if self.function_pass is not None:
+            return self.passes.run(self.function_pass, self.net, inputs, kwargs)
         check_integer("samples", samples)
         self.passes.check_free()
         call = self.inputs_of(inputs, kwargs)
@@ -230,7 +224,7 @@ class Folded(Planning):
             self._prefix = None
         return outputs
 
-    # Prediction and functions
+    # Prediction
 
     @contextmanager
     def predicting(
@@ -292,58 +286,6 @@ class Folded(Planning):
             self._prefix = None
         return all(map(close, ordinary, replayed))
 
-    def function(self, seed: int) -> Callable[..., Any]:
-        drawn = self._weights(seed)
-
-        def apply(*inputs: Any, **kwargs: Any) -> Any:
-            forward_pass = ForwardPass(coherent=True, drawn=drawn)
-            if not shards_of(self):
-                return self.passes.run(forward_pass, self.net, inputs, kwargs, alone=True)
-            self._function = forward_pass
-            try:
-                return self(*inputs, **kwargs)  # FSDP gathers parameters when the root is called
-            finally:
-                self._function = None
-                reshard(self)
-
-        return DrawnFunction(self, apply, self.batch_dim)
-
-    def drawn(self, seed: int) -> AbstractContextManager[nn.Module]:
-        return self.drawn_together([seed])
-
-    @contextmanager
-    def drawn_together(self, seeds: Sequence[int]) -> Iterator[nn.Module]:
-        check_whole(self)
-        draws = [self._weights(seed) for seed in seeds]
-        drawn = {layer: tuple(map(_cat, zip(*(draw[layer] for draw in draws), strict=True))) for layer in draws[0]}
-        rows = len(draws) if len(draws) > 1 else None
-        with ExitStack() as stack:
-            with turn():
-                stack.enter_context(self.passes.hold(ForwardPass(len(draws), coherent=True, drawn=drawn, rows=rows)))
-                stack.enter_context(eval_mode(self.net))
-            yield self.net
-
-    def sample_network(self, seed: int) -> nn.Module:
-        check_whole(self)
-        weights = self._weights(seed)
-        net = copied_module(self.net)
-        copies = (module for module in net.modules() if isinstance(module, BayesianLayer))
-        original = dict(zip(copies, weights, strict=True))
-
-        def values(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
-            weight, bias = weights[original[layer]]
-            return weight[0], None if bias is None else bias[0]
-
-        restore(net, values)
-        return net
-
-    def _weights(self, seed: int) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
-        """One draw of weight (1, *) and bias (1, *) of every layer."""
-        check_integer("seed", seed, least=0)
-        with torch.no_grad(), own_noise(self.parameters()) as reseed:
-            reseed(seed)
-            return self.passes.draw(self._layers())
-
 
 def _has_compiled_parts(net: nn.Module) -> bool:
     """Whether a module is compiled: by its method `compile`, or by `torch.compile`, which wraps it."""
@@ -352,9 +294,3 @@ def _has_compiled_parts(net: nn.Module) -> bool:
 
 def _on_devices_in_use(net: nn.Module, call: Inputs) -> list[Tensor]:
     return [next(net.parameters()), *(x for x in call.leaves if isinstance(x, Tensor))]
-
-
-def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate draws of a weight or bias; None for a layer without bias."""
-    present = [x for x in tensors if x is not None]
-    return torch.cat(present) if present else None

@@ -119,7 +119,7 @@ class Inputs:
 
     @property
     def say_little(self) -> bool:
-        """Whether floating-point inputs are constant or not finite, as in a dry run, so that draws may agree whatever is computed."""
+        """Whether floating-point inputs are constant or not finite, as in a dry run: draws may agree whatever is computed."""
         chosen = [x for x, has in zip(self.leaves, self.has_rows, strict=True) if has and x.is_floating_point() and x.numel()]
         constant = all(bool((x == x.reshape(-1)[0]).all()) for x in chosen)
         return bool(chosen) and (constant or not all(bool(x.isfinite().all()) for x in chosen))

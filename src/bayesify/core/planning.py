@@ -223,8 +223,9 @@ class Planning(Bayesian):
         if self.fold:
             return next((verdict for kind, verdict in self._verdicts.texts().items() if kind in kinds), Verdict(True))
         reason = (
-            f"it is called with more than {_MOST_KINDS} different values of arguments that are integers or strings, or of attributes "
-            "that are flags or strings, each of which may choose what it computes (give numbers as tensors, or use fold=True)"
+            f"it is called with more than {_MOST_KINDS} different values of arguments that are integers or strings, or of "
+            "attributes that are flags or strings, each of which may choose what it computes (give numbers as tensors, or use "
+            "fold=True)"
         )
         self._warn_of_separate_passes(reason)
         return Verdict(False, reason)

@@ -74,9 +74,7 @@ class TwoDraws:
         parts = {part for layer in self.layers for part in layer.modules()}
         return [module for module in self.net.modules() if module not in parts]
 
-    def single(
-        self, s: int, inputs: Inputs, candidate: Candidate, then: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> list[Tensor]:
+    def single(self, s: int, inputs: Inputs, candidate: Candidate, then: Callable[[Tensor], Tensor] = lambda x: x) -> list[Tensor]:
         """Outputs of draw s."""
         return self.run(candidate.single(inputs, then), WatchedPass(self.draw_of(s)))
 
