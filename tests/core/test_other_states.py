@@ -1,6 +1,7 @@
 """Networks that mix rows in states, sizes and values other than those of their first call."""
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -132,13 +133,13 @@ def test_longer_sequences() -> None:
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_a_first_call_with_values_that_show_nothing(value: float) -> None:
     bnn = _made(Net(lambda net, x: True, bias=False))
-    bnn(torch.full_like(INPUT, value), samples=2)
+    bnn(torch.full_like(INPUT, value), samples=4)
     _check_draws(bnn, INPUT)
 
 
 def test_values_that_show_nothing_do_not_forbid_to_fold() -> None:
     bnn = _made(Net(bias=False))
-    bnn(torch.zeros_like(INPUT), samples=2)  # a warning would be an error
+    bnn(torch.zeros_like(INPUT), samples=4)  # a warning would be an error
     _check_draws(bnn, INPUT)
 
 
@@ -162,3 +163,25 @@ def test_a_closed_gate_stays_closed() -> None:
     y.backward()
     assert not bnn.net.gate.any()
     assert bnn.net.gate.grad is not None
+
+
+class Choice(nn.Module):
+    """Calls one of its layers, chosen anew in every pass."""
+
+    def __init__(self, choose: Callable[[], int]) -> None:
+        super().__init__()
+        self.layers, self.last, self.choose = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), nn.Linear(4, 2), choose
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers[self.choose()](x).tanh())
+
+
+@pytest.mark.filterwarnings("ignore:the network does not use", "ignore:the network draws random numbers")
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("choose", [lambda: int(torch.randint(3, ())), lambda: random.randrange(3)], ids=["torch", "python"])
+def test_layers_that_are_chosen_at_random(choose: Callable[[], int], samples: int) -> None:
+    random.seed(0)
+    bnn = _made(Choice(choose))
+    with pytest.warns(BayesifyWarning, match="chooses among its random layers"):
+        outputs = [bnn(INPUT, samples=samples).outputs for _ in range(10)]
+    assert len({float(y.sum()) for y in outputs}) == 10

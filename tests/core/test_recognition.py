@@ -578,7 +578,7 @@ def test_linear_layers_that_are_not_recognized_run_their_own_forward(function):
     bnn(x)  # examined
     with captured_weights(bnn) as weights:
         outputs = bnn(x, coherent=True).outputs[0]
-    drawn = {name: value.detach().requires_grad_() for name, value in weights[-1].items()}
+    drawn = {name: value.detach().requires_grad_() for name, value in weights[0].items()}
     means, expected = dict(bnn.net.named_parameters()), torch.func.functional_call(plain, drawn, (x,))
     for y, leaves in ((outputs, means), (expected, drawn)):
         wanted = [leaves[name] for name in drawn]
@@ -621,7 +621,7 @@ def test_linear_layers_with_settings_follow_their_changes(kind, name, value):
         outputs = bnn(x, coherent=True).outputs[0]
     torch.manual_seed(1)
     bnn.passes.draw([bnn.net[0]])  # the numbers of the weights precede those of dropout
-    torch.testing.assert_close(outputs, torch.func.functional_call(plain, weights[-1], (x,)))
+    torch.testing.assert_close(outputs, torch.func.functional_call(plain, weights[0], (x,)))
 
 
 class Flagged(OutputMajor):

@@ -132,6 +132,11 @@ class Folded(DrawnNetworks):
                 return self._passes(call, samples, coherent or not plan.noise_per_row, plan)
             except NewReadError as error:  # each concerns another layer
                 plan = self._plan_after(error, call, samples, coherent, plan)
+            except NewLayerError:
+                if not plan.unused_layers:
+                    raise
+                self.distrust(call, "the network chooses among its random layers anew in every pass")
+                plan = self.checked_plan(call, samples, coherent)
 
     def _passes(self, call: Inputs, samples: int, coherent: bool, plan: Plan) -> tuple[list[ForwardPass], Any]:
         """The passes for all draws and the outputs (S, B, ...)."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -10,8 +12,10 @@ from torch import nn
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.recent import Recent
 
-__all__ = ["Switches"]
+__all__ = ["Switches", "observer"]
 
+H = TypeVar("H", bound=Callable[..., Any])
+_OBSERVES = "bayesify_observes"
 _STANDARD = len(vars(nn.Module()))  # attributes that every module has, which are set first
 
 
@@ -36,6 +40,12 @@ class Switches:
         return self._current
 
 
+def observer(hook: H) -> H:
+    """Mark a hook that changes nothing: with it, a network is in the same state as without."""
+    setattr(hook, _OBSERVES, True)
+    return hook
+
+
 def _state(net: nn.Module) -> tuple[object, ...]:
     """The classes of all modules, their attributes that are flags or texts, and how many hooks they have; no modes.
 
@@ -51,8 +61,9 @@ def _state(net: nn.Module) -> tuple[object, ...]:
         seen.add(module)
         attributes = module.__dict__
         found.append(module.__class__.__qualname__)  # classes made by the conversion cannot be pickled
-        if hooks := len(attributes.get("_forward_hooks", ())) + len(attributes.get("_forward_pre_hooks", ())):
-            found.append(hooks)
+        hooks = (*attributes.get("_forward_hooks", {}).values(), *attributes.get("_forward_pre_hooks", {}).values())
+        if hooks and (count := sum(not hasattr(hook, _OBSERVES) for hook in hooks)):
+            found.append(count)
         if not isinstance(module, BayesianLayer):
             found += [x for x in islice(attributes.values(), _STANDARD, None) if x.__class__ is bool or x.__class__ is str]
             stack += [child for child in module._modules.values() if child is not None]

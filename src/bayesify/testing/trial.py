@@ -21,6 +21,7 @@ from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
 from bayesify.core.packed import Unpacking
+from bayesify.core.switches import observer
 from bayesify.errors import BayesifyWarning, NothingRandomError
 from bayesify.testing.require import NotApplicable, require, require_close, require_equal_means
 
@@ -121,6 +122,7 @@ def captured_weights(bnn: Bayesian) -> Iterator[list[dict[str, Tensor]]]:
     layers = list(bnn.random_layers())
     weights: list[dict[str, Tensor]] = []
 
+    @observer
     def record(module: nn.Module, args: object, output: object) -> None:
         if not all(isinstance(layer, BayesianLayer) for _, layer in layers):
             return  # plain for a comparison

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.generators import own_noise
 from bayesify.core.modes import eval_mode
+from bayesify.core.switches import observer
 from bayesify.functional import at_least_float32
 from bayesify.train.batch import call
 
@@ -84,6 +85,7 @@ def _norms(bnn: Bayesian) -> dict[str, _NormBase]:
 
 
 def _recorder(found: list[Tensor]) -> Callable[[nn.Module, Any], None]:
+    @observer
     def record(norm: nn.Module, args: Any) -> None:
         x = at_least_float32(args[0]).transpose(0, 1).flatten(1)
         found.append(torch.stack([x.mean(1), x.var(1, correction=0)]))
