@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify import DeepEnsemble, MeanField, bayesify
+from bayesify import BayesifyWarning, DeepEnsemble, MeanField, bayesify
 from bayesify.core.copies import copied_module
 
 
@@ -60,3 +60,42 @@ def test_members_of_an_ensemble_made_from_a_network_after_a_pass():
     net(torch.randn(5, 3))
     bnn = bayesify(net, DeepEnsemble(members=3))
     assert bnn(torch.randn(5, 3), samples=3).outputs.shape == (3, 5, 2)
+
+
+class Taps(nn.Module):
+    """Uses what a hook, or a function in an attribute, takes from itself."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last, self.kept = nn.Linear(3, 4), nn.Linear(4, 2), dict[str, Tensor]()
+        kept = self.kept
+        if kind == "module":
+            self.first.register_forward_hook(lambda layer, x, y: self.kept.__setitem__("y", y))
+        elif kind == "dict":
+            self.first.register_forward_hook(lambda layer, x, y: kept.__setitem__("y", y))
+        elif kind == "attribute":
+            self.function = lambda x: self.first(x) + 0
+        elif kind == "method":
+            self.first.register_forward_hook(self.keep)
+
+    def keep(self, layer: nn.Module, x: object, y: Tensor) -> None:
+        self.kept["y"] = y
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.function(x) if hasattr(self, "function") else self.first(x)
+        return self.last(self.kept.get("y", h).tanh())
+
+
+@pytest.mark.parametrize("kind", ["module", "dict", "attribute"])
+def test_functions_that_copies_share_are_told(kind: str) -> None:
+    bnn = bayesify(Taps(kind), MeanField())
+    with pytest.warns(BayesifyWarning, match="shares functions that use the network itself"):
+        bnn.sample_network(seed=0)
+    with pytest.warns(BayesifyWarning, match="shares functions that use the network itself"):
+        bayesify(Taps(kind), DeepEnsemble(members=2))
+
+
+def test_methods_are_copied_with_the_network() -> None:
+    bnn, x = bayesify(Taps("method"), MeanField(initial_std=0.3)).eval(), torch.randn(5, 3)
+    bnn(torch.randn(5, 3))
+    torch.testing.assert_close(bnn.sample_network(seed=0)(x), bnn.function(seed=0)(x))
