@@ -207,3 +207,33 @@ def test_summary_names_parameters_that_belong_to_no_layer() -> None:
     rows = summary(bayesify(nn.Sequential(Tokens()), MeanField())).layers
     reason = next(row.reason for row in rows if row.layer == "Tokens")
     assert re.fullmatch(r"this type is not supported; its own parameters \(cls_token\) stay as they are", reason)
+
+
+class InTraining(nn.Module):
+    """Does something in training mode that forbids to fold."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.first, self.last, self.what = nn.Linear(3, 4), nn.Linear(4, 2), what
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        if self.training and self.what == "reads":
+            return nn.functional.linear(h, self.last.weight)
+        return self.last(h - h.mean(0) if self.training and self.what == "centers" else h)
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [
+        (InTraining("reads"), "because the network reads the weights of its layers there"),
+        (InTraining("centers"), "because the rows of a batch affect each other there;"),
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)), r"there \(batch normalization\);"),
+    ],
+    ids=["reads", "centers", "batch norm"],
+)
+def test_reasons_that_hold_in_training_mode_alone(net: nn.Module, reason: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BayesifyWarning)
+        bayesify(net, MeanField()).train()(torch.randn(5, 3), samples=2)
+    assert re.search(f"in training mode every draw takes a separate pass, .*{reason}", str(caught[0].message))

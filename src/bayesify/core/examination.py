@@ -201,6 +201,7 @@ class Examination(TwoDraws):
                 folded = self._folded(self.drawn, inputs, candidate, watch, then)
         except NETWORK_ERRORS:
             return None
+        self.read |= watch.read
         self.decisions = tuple(decisions.taken)
         self.orders_rows |= watch.orders_rows
         if len(folded) != len(first) or len(first) != len(second) or not all(map(equal_rows, folded, first, second)):

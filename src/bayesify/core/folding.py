@@ -175,7 +175,11 @@ def obstacle_in_training(
             return ""
     if examination.draws_elsewhere:
         return _OTHER_NOISE
-    return "the rows of a batch affect each other there (batch normalization)"
+    if pools_batches(net):
+        return "the rows of a batch affect each other there (batch normalization)"
+    if examination.read:
+        return "the network reads the weights of its layers there"
+    return "the rows of a batch affect each other there"
 
 
 def _reason(net: nn.Module, examination: Examination, inputs: Inputs) -> str:
