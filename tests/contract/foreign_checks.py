@@ -36,6 +36,7 @@ from bayesify import (
 )
 from bayesify.core.method import Method
 from bayesify.core.noise_free import NoiseFree
+from bayesify.core.switches import observer
 from bayesify.errors import BayesifyError, BayesifyWarning
 from bayesify.testing.trial import captured_weights
 
@@ -85,7 +86,7 @@ def check(foreign: Foreign, method: Method) -> Found:
             return found
         bnn(*args, samples=_DRAWS, **kwargs)  # which compares passes of this size
         calls: list[None] = []
-        handle = (bnn.members or (bnn,))[0].net.register_forward_hook(lambda *_: calls.append(None))
+        handle = (bnn.members or (bnn,))[0].net.register_forward_hook(observer(lambda *_: calls.append(None)))
         bnn(*args, samples=_DRAWS, **kwargs)
         handle.remove()
         found.random = sum(layer.posterior.is_random for _, layer in bnn.random_layers())
@@ -235,7 +236,7 @@ def _predictions(bnn: Bayesian, foreign: Foreign) -> Iterator[str]:
         return predict(bnn, inputs, Gaussian(std=1.0), samples=4, chunk=2, seed=0, coherent=True, progress=False, **options).mean
 
     whole = predicted()
-    handle = bnn.net.register_forward_hook(lambda *_: None)  # predictions through hooks are not replayed
+    handle = bnn.net.register_forward_hook(observer(lambda *_: None))  # predictions through hooks are not replayed
     yield from differences("replayed predictions", whole, predicted(), foreign.rounding)
     handle.remove()
     if not _mixes_rows(foreign):

@@ -19,6 +19,7 @@ from bayesify import Bayesian, DeepEnsemble, RepulsiveEnsemble, bayesify, predic
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
 from bayesify.core.outputs import Draws
+from bayesify.core.switches import observer
 from bayesify.errors import BayesifyWarning
 from bayesify.likelihoods import Categorical
 from bayesify.testing.trial import captured_weights
@@ -147,7 +148,7 @@ class Cell:
 def calls_counted(bnn: Bayesian) -> Iterator[list[None]]:
     """Collect an element for every call of the network."""
     calls: list[None] = []
-    handle = bnn.net.register_forward_hook(lambda *_: calls.append(None))
+    handle = bnn.net.register_forward_hook(observer(lambda *_: calls.append(None)))
     try:
         yield calls
     finally:
@@ -157,7 +158,7 @@ def calls_counted(bnn: Bayesian) -> Iterator[list[None]]:
 @contextmanager
 def _ordinary_passes(bnn: Bayesian) -> Iterator[None]:
     """Hooks on the networks, which `predict` does not replay."""
-    handles = [root.net.register_forward_hook(lambda *_: None) for root in (bnn.members or (bnn,))]
+    handles = [root.net.register_forward_hook(observer(lambda *_: None)) for root in (bnn.members or (bnn,))]
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from bayesify import Bayesian, Gaussian, bayesify, predict, summary
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.method import Method
+from bayesify.core.switches import observer
 from bayesify.formatting import listing
 from bayesify.testing.trial import captured_weights, warnings_ignored
 
@@ -127,7 +128,7 @@ def _draws_are_the_plain_net(bnn: Bayesian, plain: nn.Module, x: Tensor) -> Iter
 def _calls(bnn: Bayesian, x: Tensor) -> int:
     """How often the net is called for a pass with several draws."""
     calls: list[None] = []
-    handle = bnn.net.register_forward_hook(lambda *_: calls.append(None))
+    handle = bnn.net.register_forward_hook(observer(lambda *_: calls.append(None)))
     bnn(x, samples=_DRAWS)
     handle.remove()
     return len(calls)
