@@ -3,6 +3,7 @@
 import copy
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.integrate
@@ -48,6 +49,16 @@ def test_incomplete_beta_matches_scipy():
     x = np.clip(rng.beta(a, b) * np.exp(0.3 * rng.normal(size=len(a))), 0, 1)
     value = incomplete_beta(*map(torch.from_numpy, (a, b, x)))
     np.testing.assert_allclose(value, scipy.special.betainc(a, b, x), atol=1e-9)
+
+
+def test_incomplete_beta_of_far_parameters_matches_scipy():
+    rng = np.random.default_rng(0)
+    a, b = np.exp(rng.uniform(-11, 5, 2000)), np.exp(rng.uniform(12, 27, 2000))
+    x = rng.beta(a, b)
+    value = incomplete_beta(*map(torch.from_numpy, (a, b, x)))
+    np.testing.assert_allclose(value, scipy.special.betainc(a, b, x), atol=1e-7)
+    edges = incomplete_beta(torch.tensor(2.0), torch.tensor(1e8), torch.tensor([0.0, 1.0]))
+    assert edges.tolist() == [0.0, 1.0]
 
 
 def test_log_prob_matches_scipy():
@@ -110,6 +121,30 @@ def test_crps_of_large_counts_is_interpolated(mean, dispersion):
     cdf = np.mean([component(m, dispersion).cdf(k) for m in means[:, 0].numpy()], 0)
     expected = ((cdf - (k >= 0.9 * mean)) ** 2).sum()
     np.testing.assert_allclose(p.crps(torch.tensor([0.9 * mean])).item(), expected, rtol=5e-4)
+
+
+@pytest.mark.parametrize("mean", [1e5, 1e7, 1e9])
+def test_geometric_distribution_of_any_mean(mean):
+    y = torch.tensor([0.0, 0.01, 1.0, 3.0], dtype=torch.float64).mul(mean)
+    p = CountPredictive(torch.full((1, 4), mean, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))
+    miss = math.log1p(-1 / (1 + mean))
+    torch.testing.assert_close(p.log_prob(y), y * miss - math.log1p(mean), atol=1e-9, rtol=0)
+    torch.testing.assert_close(p.cdf(y), -torch.expm1((y + 1) * miss), atol=1e-9, rtol=0)
+    exponential = y - 2 * mean * (1 - (-y / mean).exp()) + mean / 2  # its limit
+    torch.testing.assert_close(p.crps(y), exponential, atol=0, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("mean", "dispersion"), [(1e6, 1e4), (1e8, 10.0), (1e9, 100.0), (1e9, 1e5)])
+def test_crps_of_large_dispersions(mean, dispersion):
+    y = int(0.01 * mean)
+    p = CountPredictive(torch.full((1, 1), mean, dtype=torch.float64), torch.tensor(dispersion, dtype=torch.float64))
+    with mpmath.workdps(40):  # scoringRules, the closed form of Wei & Held (2014)
+        r, hit = 1 / mpmath.mpf(dispersion), 1 / (1 + mpmath.mpf(dispersion) * mean)
+        odds = (1 - hit) / hit**2
+        below = mpmath.betainc(r + 1, y, 0, hit, regularized=True)
+        spread = hit * (2 * below - 1) + mpmath.hyp2f1(r + 1, mpmath.mpf(0.5), 2, -4 * odds)
+        expected = y * (2 * mpmath.betainc(r, y + 1, 0, hit, regularized=True) - 1) - r * odds * spread
+    assert p.crps(torch.tensor([float(y)])).item() == pytest.approx(float(expected), rel=1e-3)
 
 
 FAR = [10.0, 20, 30, 40, 50, 60, 70, 1e6]  # draws that disagree, of peaks much narrower than their distances
