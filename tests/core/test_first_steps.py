@@ -158,8 +158,8 @@ def test_layers_that_the_network_does_not_use_need_no_training() -> None:
     assert text.startswith("the network does not use 1 of its random layers")
 
 
-def _train_with(bnn: Bayesian, loss: Callable[[Draws], torch.Tensor], steps: int = 8) -> list[str]:
-    optimizer = torch.optim.SGD(bnn.parameters(), lr=0.01)
+def _train_with(bnn: Bayesian, loss: Callable[[Draws], torch.Tensor], steps: int = 8, *, maximize: bool = False) -> list[str]:
+    optimizer = torch.optim.SGD(bnn.parameters(), lr=0.01, maximize=maximize)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BayesifyWarning)
         for _ in range(steps):
@@ -188,6 +188,16 @@ def test_a_loss_without_the_regularizer_of_outputs_is_noticed_once() -> None:
     assert not _train_with(bayesify(_net(), VIFO(eta=0.0)).train(), _misfit)
     weighted = bayesify(_net(), VIFO()).train()
     assert not _train_with(weighted, lambda draws: _misfit(draws) + draws.local_beta * draws.local_kl.mean())
+
+
+@pytest.mark.parametrize("method", [MeanField(), WHVI(), VIFO()])
+def test_a_loss_without_its_sign_is_noticed_once(method: Method) -> None:
+    def bound(draws: Draws) -> torch.Tensor:
+        return elbo(draws, Categorical().log_prob(draws.outputs, Y), n=6)
+
+    [text] = _train_with(bayesify(_net(), method).train(), bound)
+    assert "the loss falls as the KL grows" in text
+    assert not _train_with(bayesify(_net(), method).train(), bound, maximize=True)
 
 
 @pytest.mark.parametrize("method", [*SPREAD, EMP(), VIFO(), MCDropout(prior_std=1.0), DeepEnsemble(members=2, base=MeanField())])

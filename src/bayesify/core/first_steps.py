@@ -1,4 +1,4 @@
-"""What the first steps of training reveal: optimizers that lack parameters, untrained layers, a loss without the KL."""
+"""What the first steps of training reveal: optimizers that lack parameters, untrained layers, losses without the KL or a minus."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _places(root: nn.Module) -> dict[str, _Place]:
 
 
 class FirstSteps:
-    """Observes which parameters change between the first passes in training mode, and whether the KL gets a gradient.
+    """Observes which parameters change between the first passes in training mode, and the gradient of the KL.
 
     In most networks the second of these passes shows that all is well, and is the last one that is observed. Copies do not observe.
 
@@ -61,6 +61,7 @@ class FirstSteps:
     Attributes:
         begun: whether there was a pass in training mode.
         uses_kl: whether the loss depends on the KL; None before the first pass.
+        is_maximized: whether the optimizer maximizes what it gets.
 
     Example:
         >>> net = nn.Linear(3, 1)
@@ -87,6 +88,8 @@ class FirstSteps:
         self.begun = False
         self.uses_kl: bool | None = None
         self.is_local = False  # the KL is one per example
+        self.is_maximized = False
+        self.kl_gradient: Tensor | None = None  # of the loss
         self.passes = self.steps = 0
         self.trained: set[str] = set()  # names of those added
         self.versions: tuple[list[int], list[int]] | None = None
@@ -107,6 +110,11 @@ class FirstSteps:
         self.trained |= {name for name, old, new in zip(self.added, before[1], versions[1], strict=True) if old != new}
         if not self.trained:
             return self._stale_optimizer()
+        if self._rewards_kl():
+            return (
+                "the loss falls as the KL grows, so that training makes predictions worse: elbo(...) is what to maximize, and the "
+                "loss is -elbo(draws, log_prob, n)"
+            )
         if not (untrained := self._untrained(bnn)) and self.uses_kl is not False:
             return ""
         if self.steps < _STEPS:
@@ -140,6 +148,11 @@ class FirstSteps:
 
     def _notice_kl(self, gradient: Tensor) -> None:
         self.uses_kl = True
+        self.kl_gradient = gradient.detach()
+
+    def _rewards_kl(self) -> bool:
+        gradient = self.kl_gradient
+        return gradient is not None and not self.is_maximized and may_look_at(gradient) and bool(gradient.sum() < 0)
 
     def _stale_optimizer(self) -> str | None:
         if self.steps < _STEPS and (self.passes <= _PASSES or self.steps or all(p() is None for p in self.dropped)):

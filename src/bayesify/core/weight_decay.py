@@ -66,6 +66,8 @@ def _look_at(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
         for parameter in group["params"]:
             root = _observed.pop(id(parameter), None)
             bnn = None if root is None else root()
+            if bnn is not None and bnn.first_steps is not None and group.get("maximize"):
+                bnn.first_steps.is_maximized = True
             if bnn is not None and parameter.requires_grad and group.get("weight_decay"):
                 decaying.setdefault(bnn, (float(group["weight_decay"]), set()))[1].add(parameter)
     for bnn, (rate, parameters) in decaying.items():
