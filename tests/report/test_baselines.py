@@ -35,11 +35,21 @@ def test_regression_is_that_of_sklearn_with_held_out_residuals():
     assert found.note == "Baselines have the same columns."
     inputs = model.preprocessing_.transform(X)
     boosting = HistGradientBoostingRegressor(random_state=0).fit(inputs[:250], y[:250])
-    np.testing.assert_allclose(found.predictives["gradient boosting"].mean, boosting.predict(inputs[250:]))
+    np.testing.assert_allclose(found.predictives["gradient boosting"].mean, boosting.predict(inputs[250:]), rtol=1e-5)
     for p in found.predictives.values():  # the standard deviation is that of new rows, not of training rows
         residual = (p.mean - torch.tensor(y[250:].to_numpy())).square().mean().sqrt().item()
         assert p.std[0].item() == pytest.approx(residual, rel=0.25)
     assert found.predictives["ridge regression"].std[0].item() == pytest.approx(0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e12])
+def test_regression_does_not_depend_on_the_unit_of_the_target(scale):
+    X, y = table(400)
+    model = BayesianRegressor(method="Deterministic", epochs=1, random_state=0).fit(X, y)
+    found, scaled = (fit_baselines(model, X, torch.tensor(unit * y.to_numpy()), X).predictives for unit in (1.0, scale))
+    for name, p in found.items():
+        torch.testing.assert_close(scaled[name].mean / scale, p.mean, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(scaled[name].std / scale, p.std, rtol=1e-6, atol=0)
 
 
 def test_classification_is_that_of_sklearn():

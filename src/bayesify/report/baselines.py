@@ -130,10 +130,13 @@ def _counts(model: Any, inputs: np.ndarray, target: np.ndarray, new: np.ndarray,
 
 
 def _regression(model: Any, inputs: np.ndarray, target: np.ndarray, new: np.ndarray, seed: int) -> Predictive:
+    center, scale = target.mean(), target.std() or 1.0
+    target = (target - center) / scale  # boosting stops early by an absolute tolerance
     y, fitted = _held_out(model, inputs, target, seed)
     std = float(np.sqrt(np.mean(np.square(y - fitted)))) or 1.0
     mean = torch.as_tensor(model.fit(inputs, target).predict(new), dtype=torch.float64)
-    return GaussianPredictive(mean.unsqueeze(0), torch.tensor(std, dtype=torch.float64))
+    normal = GaussianPredictive(mean.unsqueeze(0), torch.tensor(std, dtype=torch.float64))
+    return normal.rescale(torch.tensor(center), torch.tensor(scale))
 
 
 def _classification(model: Any, inputs: np.ndarray, target: np.ndarray, new: np.ndarray, classes: int) -> Predictive:
