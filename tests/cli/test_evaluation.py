@@ -7,7 +7,9 @@ pd = pytest.importorskip("pandas")
 np = pytest.importorskip("numpy")
 
 from bayesify.cli.evaluation import assess_estimator, report_page, train_baselines
+from bayesify.errors import ModelFileError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
+from bayesify.persistence import load_model, save_model
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +26,38 @@ def test_the_constant_has_the_moments_of_the_training_targets():
     found = assess_estimator(regressor, X, y + 100, held_out=False)
     assert found.from_training
     assert found.baselines["constant"]["rmse"] == pytest.approx(np.hypot(100, y.std(ddof=0)), rel=1e-3)
-    labels = pd.Series(np.where(y > 3, "b", "a"), name="y")
-    classifier = BayesianClassifier(method="MCDropout", epochs=2, random_state=0).fit(X, labels)
-    assert not assess_estimator(classifier, X, labels, held_out=False).from_training
+
+
+def _loaded(model, folder):
+    save_model(model, folder, target="y")
+    return load_model(folder)
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], [False, True]])
+def test_the_constant_has_the_frequencies_of_the_training_classes(names, tmp_path):
+    X, index = pd.DataFrame({"a": np.linspace(0, 1, 40)}), np.sort(np.arange(40) % 8 % len(names))
+    labels = pd.Series(np.array(names)[index], name="y")
+    model = _loaded(BayesianClassifier(method="MCDropout", epochs=2, random_state=0).fit(X, labels), tmp_path / "model")
+    k = len(names)
+    shares = (np.bincount(index) + 1 / k) / 41
+    few = labels[-10:]  # all of the last class
+    found = assess_estimator(model, X[-10:], few, held_out=False)
+    assert found.from_training
+    assert found.baselines["constant"]["nll"] == pytest.approx(-np.log(shares[-1]))
+    model.class_counts_ = None  # as in files of older versions
+    assert not assess_estimator(_loaded(model, tmp_path / "model"), X[-10:], few, held_out=False).from_training
+    for counts in ([1], [0] * k):
+        model.class_counts_ = np.array(counts)
+        with pytest.raises(ModelFileError, match="counts must"):
+            _loaded(model, tmp_path / "model")
+
+
+def test_the_constant_of_counts_is_that_of_the_training_targets():
+    X, y = pd.DataFrame({"a": np.linspace(0, 1, 60)}), pd.Series([0, 0, 0, 0, 1, 4] * 10, name="y")
+    model = BayesianRegressor(method="MCDropout", likelihood="negative-binomial", epochs=2, random_state=0).fit(X, y)
+    known, given = (assess_estimator(model, X[:5], y[:5], *targets, held_out=False) for targets in ((), (y,)))
+    assert known.from_training
+    assert known.baselines["constant"] == pytest.approx(given.baselines["constant"], rel=1e-5)
 
 
 @pytest.mark.default("BayesianClassifier")

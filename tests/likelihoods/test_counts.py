@@ -317,6 +317,7 @@ def test_regressor_of_counts(likelihood, outputs, tmp_path):
     np.testing.assert_array_equal(load_model(tmp_path / "model").predict(X), model.predict(X))
     assessment = assess(model.predictive(X), torch.from_numpy(y))
     assert assessment.scores["nll"] < assessment.baselines["constant"]["nll"]
+    assert "targets at the end of an interval count in part" in assessment.verdict[0].finding
 
 
 @pytest.mark.parametrize(

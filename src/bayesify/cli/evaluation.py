@@ -19,7 +19,7 @@ from bayesify.environment import environment
 from bayesify.estimators import BayesianClassifier, BayesianEstimator, BayesianRegressor
 from bayesify.formatting import duration, number, percent, plural
 from bayesify.inspection import explain
-from bayesify.predictive import GaussianPredictive, Predictive
+from bayesify.predictive import CountPredictive, GaussianPredictive, Predictive
 from bayesify.report import Assessment, assess, render
 from bayesify.report.baselines import Baselines, fit_baselines
 
@@ -68,7 +68,7 @@ def assess_estimator(
 ) -> Assessment:
     """Predict the rows and evaluate the predictions; `baselines` are those of `train_baselines` for the same rows.
 
-    Without `training_y`, the constant prediction has the moments of the training targets, where the model has them.
+    Without `training_y`, the constant prediction is that of the training targets as far as the model knows them.
     """
     targets = encode_targets(estimator, y)  # before the prediction, which takes longer
     predictive = estimator.predictive(features)
@@ -84,11 +84,15 @@ def assess_estimator(
 
 
 def _known_targets(estimator: BayesianEstimator, predictive: Predictive) -> Tensor | None:
-    """Two targets with the mean and standard deviation of those of training, (2, D); None if the model does not have these."""
-    if not isinstance(estimator, BayesianRegressor) or not isinstance(predictive, GaussianPredictive):
+    """Targets with the mean and standard deviation of those of training, or with their classes; None if the model lacks these."""
+    if isinstance(estimator, BayesianClassifier):
+        counts = estimator.class_counts_
+        return None if counts is None else torch.arange(len(counts)).repeat_interleave(torch.from_numpy(counts))
+    if not isinstance(estimator, BayesianRegressor) or not isinstance(predictive, GaussianPredictive | CountPredictive):
         return None
     mean, std = torch.from_numpy(estimator.target_mean_), torch.from_numpy(estimator.target_std_)
-    return torch.stack([mean - std, mean + std])
+    pairs = max(1, (estimator.history_.n or 2) // 2)  # the least mean of counts depends on the number of rows
+    return torch.stack([mean - std, mean + std]).repeat(pairs, 1)
 
 
 def train_baselines(
@@ -112,7 +116,8 @@ def print_assessment(assessment: Assessment, conformal: Mapping[str, Mapping[str
         sign, color = signs[sentence.mark]
         print_line(f"{sign} {sentence.finding} {sentence.meaning}", style=color)
     for facts in (conformal or {}).values():
-        print_line(f"{facts['guarantee']} Here: {facts['these rows']}.")
+        other = facts.get("other numbers", "")  # of regression
+        print_line(f"{facts['guarantee']} Here: {facts['these rows']}. {other}".rstrip())
 
 
 def conformal_facts(
@@ -130,7 +135,10 @@ def conformal_facts(
         lower, upper = estimator.predict_interval(features, level).T
         inside, size = (lower <= targets) & (targets <= upper), f"mean width {number((upper - lower).mean())}"
     covered = f"{percent(inside.mean())} of {plural(len(targets), 'row')}, {size}"
-    return {"Conformal prediction": {"guarantee": estimator.conformal_.guarantee(level), "these rows": covered}}
+    facts: dict[str, object] = {"guarantee": estimator.conformal_.guarantee(level), "these rows": covered}
+    if isinstance(estimator, BayesianRegressor):  # label sets leave the probabilities as they are
+        facts["other numbers"] = "Metrics and verdict are about the intervals before this calibration; predict writes calibrated ones."
+    return {"Conformal prediction": facts}
 
 
 def report_page(

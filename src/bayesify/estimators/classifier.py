@@ -65,6 +65,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Attributes:
         classes_: the labels, sorted or as in `ordered`, (K,).
+        class_counts_: rows of each class in the first call of fit, of a sample with `fit_files`, (K,); None in models saved before.
         probability_map_: the fitted `VectorScaling`, `IsotonicCalibration` or `HistogramBinning`, or None.
         conformal_, folds_: the scores of the calibration rows, or None; the models of "cross".
         bnn_, likelihood_, history_, columns_, preprocessing_, n_features_in_, feature_names_in_: as for `BayesianRegressor`.
@@ -80,6 +81,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     default_beta: ClassVar[float] = 1.0
     calibration_type = ConformalSets
     probability_map_: ProbabilityMap | None = None
+    class_counts_: np.ndarray | None = None
     recipes: ClassVar[Mapping[type[Method], Recipe]] = CLASSIFICATION
     portfolio: ClassVar[Mapping[str, Mapping[str, Any]]] = CLASSIFICATION_PORTFOLIO
 
@@ -137,7 +139,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             raise DataError(f"y has one class only, {self.classes_.tolist()[0]!r}; at least two are needed")
         if self.ordered is not False:
             self.classes_ = _in_order(self.classes_, self.ordered, y)
-        return self._indices(labels)
+        indices = self._indices(labels)
+        self.class_counts_ = np.bincount(indices, minlength=len(self.classes_))
+        return indices
 
     def _training_target(self, y: Any) -> Tensor:
         return self._encode_target(y)
@@ -145,10 +149,12 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def describe_target(self) -> dict[str, Any]:
         dtype = "object" if self.classes_.dtype == object else self.classes_.dtype.str
         probability_map = None if self.probability_map_ is None else self.probability_map_.to_dict()
-        return {"classes": self.classes_.tolist(), "dtype": dtype, "probability_map": probability_map}
+        counts = None if self.class_counts_ is None else self.class_counts_.tolist()
+        return {"classes": self.classes_.tolist(), "dtype": dtype, "counts": counts, "probability_map": probability_map}
 
     def restore_target(self, facts: dict[str, Any]) -> None:
         self.classes_ = np.array(facts["classes"], dtype=np.dtype(facts["dtype"]))
+        self.class_counts_ = None if facts.get("counts") is None else np.array(facts["counts"])
         if facts.get("probability_map") is not None:
             self.probability_map_ = ProbabilityMap.from_dict(facts["probability_map"])
 

@@ -99,11 +99,12 @@ _HISTORY = record(
 _REGRESSION = record(
     {"dimensions": choice(1, 2), "mean": listing_of(number(), 1), "std": listing_of(number(5e-324), 1)}, {"name": optional(text)}
 )
+_counts = optional(listing_of(whole(0, _LARGEST), 2))
 _CLASSIFICATION = record(
     {"classes": _LABELS, "dtype": text},
-    {"name": optional(text), "probability_map": optional(mapping_of(anything))},
+    {"name": optional(text), "counts": _counts, "probability_map": optional(mapping_of(anything))},
 )
-_CLASSIFICATION_OF_BOOLEANS = record({"classes": listing_of(truth, 2), "dtype": text})
+_CLASSIFICATION_OF_BOOLEANS = record({"classes": listing_of(truth, 2), "dtype": text}, {"counts": _counts})
 _PART = record(
     {
         "task": choice("regression", "classification"),
@@ -181,6 +182,9 @@ def _check_target(prefix: str, config: dict[str, Any]) -> None:
     classes = target["classes"]
     require(len({type(label) is str for label in classes}) == 1, f"{prefix}target.classes must be all text, or all numbers")
     require(len(set(classes)) == len(classes), f"{prefix}target.classes must be different")
+    counts = target.get("counts")
+    require(counts is None or len(counts) == len(classes), f"{prefix}target.counts must be one per class, {len(classes)}")
+    require(counts is None or sum(counts) > 0, f"{prefix}target.counts must not all be 0")
     if config["params"].get("ordered", False) is False:
         require(classes == sorted(classes), f"{prefix}target.classes must be sorted")
     dtype = _DTYPE.fullmatch(target["dtype"])

@@ -46,6 +46,8 @@ def verdict(
         y = align_targets(torch.as_tensor(y).to(predictive.mean.device), tuple(predictive.mean.shape))
         outputs = y.shape[1] if y.dim() > 1 else 1
         size = plural(len(y), row) + (f" \N{MULTIPLICATION SIGN} {plural(outputs, 'output')}" if outputs > 1 else "")
+        if predictive.integers:  # `pit` is randomized
+            size += "; targets at the end of an interval count in part"
         return [
             _intervals(interval_calibration(predictive.pit(y)), len(y), outputs, size),
             *skill(predictive, y, baselines, row),
