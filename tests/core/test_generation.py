@@ -3,7 +3,17 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from bayesify import EMP, VIFO, WHVI, ConfigurationError, DeepEnsemble, MeanField, PassError, bayesify
 
@@ -93,8 +103,49 @@ def test_rows_that_affect_each_other_are_decoded_draw_by_draw() -> None:
     bnn = bayesify(net, MeanField(initial_std=0.3), output="logits")
     settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     assert torch.equal(bnn.generate(PROMPT, samples=3, **settings), torch.stack(one_by_one(bnn, range(3), PROMPT, **settings)))
-    with pytest.raises(ConfigurationError, match="decodes draws one after the other"):
+    with pytest.raises(ConfigurationError, match="draws are decoded one after the other"):
         bnn.generate(PROMPT, samples=3, **settings, return_dict_in_generate=True)
+
+
+def _only_by_row(row: int, ids: Tensor) -> list[int]:
+    return [[3, 4, 5], [6, 7, 8]][row]
+
+
+class _FirstRow(LogitsProcessor):
+    """Makes the first row of a batch end in token 9."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[0, 9] = 1e9
+        return scores
+
+
+@pytest.mark.parametrize(
+    "functions", [{"prefix_allowed_tokens_fn": _only_by_row}, {"logits_processor": LogitsProcessorList([_FirstRow()])}]
+)
+def test_functions_that_look_at_rows_see_those_of_one_draw(functions) -> None:
+    torch.manual_seed(0)
+    bnn = bayesify(llama(), MeanField(initial_std=0.5), output="logits")
+    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, **functions}
+    expected = torch.stack(one_by_one(bnn, range(3), PROMPT, **settings))
+    assert torch.equal(bnn.generate(PROMPT, samples=3, **settings), expected)
+
+
+@pytest.mark.parametrize("assisted", [True, False])
+def test_decoding_of_a_single_row_decodes_draw_by_draw(assisted: bool) -> None:
+    torch.manual_seed(0)
+    bnn = bayesify(llama(), MeanField(initial_std=0.5), output="logits")
+    settings = {"assistant_model": llama()} if assisted else {"prompt_lookup_num_tokens": 2}
+    settings |= {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    expected = torch.stack(one_by_one(bnn, range(3), PROMPT[:1], **settings))
+    assert torch.equal(bnn.generate(PROMPT[:1], samples=3, **settings), expected)
+
+
+def test_a_cache_for_several_draws_is_refused() -> None:
+    bnn = bayesify(llama(), MeanField(), output="logits")
+    with pytest.raises(ConfigurationError, match="past_key_values would be filled by the first draw"):
+        bnn.generate(PROMPT, samples=2, past_key_values=DynamicCache(), max_new_tokens=2)
+    assert bnn.generate(PROMPT, past_key_values=DynamicCache(), max_new_tokens=2).shape == (1, 2, 6)
 
 
 def test_scores_and_several_sequences_have_a_dimension_of_draws() -> None:

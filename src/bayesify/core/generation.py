@@ -1,7 +1,8 @@
 """`Bayesian.generate`: sequences from several networks drawn from the posterior.
 
 The draws are decoded together, as one batch of S*B rows with one key-value cache, if a test on a few rows finds the same values as
-decoding them one by one; otherwise one after the other.
+decoding them one by one; otherwise one after the other. So are they with arguments that are functions, which may look at the
+positions of rows.
 
 Shapes: S draws, B batch, T tokens, V vocabulary.
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesify.core.checks import check_integer
 from bayesify.core.comparison import close
@@ -44,18 +45,39 @@ def generate(root: Bayesian, call: Inputs, samples: int, seed: int) -> Any:
 
 def _decoded(root: Bayesian, call: Inputs, samples: int, seed: int) -> Any:
     root.passes.check_free()
-    net = (root.members[0] if root.members else root).net
     seeds = range(seed, seed + samples)
-    together = root.drawn_together(seeds) if samples > 1 and _decodes_together(root, call, seed) else None
-    if together is not None:
-        with together as net:
-            outputs = _generate(net, call.folded(samples), seed)
-        return tree_map(lambda y: _unfold(y, samples, call.batch), outputs)
+    if samples > 1:
+        _check_shared(call)
+        try:
+            if (outputs := _together(root, call, seeds)) is not None:
+                return outputs
+        except NETWORK_ERRORS:  # decoding of a single row, as with `prompt_lookup_num_tokens`; other errors come again
+            root.passes.check_free()
     runs = list[Any]()
     for each in seeds:
         with root.drawn(each) as net:
             runs.append(_generate(net, (call.args, call.kwargs), each))
     return tree_map(lambda y: y.unsqueeze(0) if isinstance(y, Tensor) else y, runs[0]) if samples == 1 else _stack(runs, net, call)
+
+
+def _check_shared(call: Inputs) -> None:
+    """Raise a `ConfigurationError` for a cache, which the first draw would fill for the others."""
+    if call.kwargs.get("past_key_values") is not None:
+        raise ConfigurationError(
+            "past_key_values would be filled by the first draw, and read by the others; leave it out, name the kind of cache "
+            "(cache_implementation=...), or decode each draw: with bnn.drawn(seed) as net: net.generate(...)"
+        )
+
+
+def _together(root: Bayesian, call: Inputs, seeds: Sequence[int]) -> Any:
+    """The outputs of all draws, decoded as one batch; None if they must be decoded one by one."""
+    if any(map(callable, tree_leaves((call.args, call.kwargs)))) or not _decodes_together(root, call, seeds[0]):
+        return None
+    if (together := root.drawn_together(seeds)) is None:
+        return None
+    with together as net:
+        outputs = _generate(net, call.folded(len(seeds)), seeds[0])
+    return tree_map(lambda y: _unfold(y, len(seeds), call.batch), outputs)
 
 
 def _generate(net: Any, arguments: Arguments, seed: int, **settings: Any) -> Any:
@@ -111,7 +133,7 @@ def _stack(runs: Sequence[Any], net: Any, call: Inputs) -> Tensor:
     """Tokens (S, B, T) of several runs, the shorter ones padded."""
     if not all(isinstance(run, Tensor) for run in runs):
         raise ConfigurationError(
-            f"generate returned a {type(runs[0]).__name__}, but this network decodes draws one after the other, whose results are "
+            f"generate returned a {type(runs[0]).__name__}, but draws are decoded one after the other here, whose results are "
             "combined for tensors of tokens only; leave out return_dict_in_generate, or use bnn.drawn(seed) for each draw"
         )
     config = getattr(net, "generation_config", None)

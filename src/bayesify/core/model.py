@@ -222,8 +222,9 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         """Generate sequences with S networks drawn from the posterior, by the `generate` of a language model.
 
         All draws are decoded together, S*B rows with one key-value cache, if a test on a few rows finds the values of decoding
-        them one by one; otherwise one after the other. In both cases draw s has the weights of `drawn(seed + s)`, and its tokens
-        are those of `net.generate` with these weights, up to rounding. `score_tokens` gives the uncertainty of the tokens.
+        them one by one; otherwise one after the other, as with arguments that are functions (logits processors, stopping criteria).
+        In both cases draw s has the weights of `drawn(seed + s)`, and its tokens are those of `net.generate` with these weights, up
+        to rounding. `score_tokens` gives the uncertainty of the tokens.
 
         Args:
             inputs, kwargs: arguments of `net.generate`.
@@ -237,7 +238,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         Raises:
             TypeError: the network has no `generate`.
             NotImplementedError: the method does not draw networks.
-            ConfigurationError: several draws of an output that is no tensor, in a network whose draws are decoded one by one.
+            ConfigurationError: several draws with a cache, or of an output that is no tensor where draws are decoded one by one.
         """
         return generate(self, self.inputs_of(inputs, kwargs), samples, seed)
 
