@@ -11,7 +11,7 @@ import peft
 import pytest
 import torch
 import transformers
-from tiny_models import WORDS, adapted, bert, gpt2, llama, masked_bert, t5, tokens
+from tiny_models import SIZES, WORDS, adapted, bert, gpt2, llama, masked_bert, t5, tokens
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -167,6 +167,51 @@ def test_masked_models_predict_the_token_itself_and_the_shift_can_be_chosen(tmp_
     y = _trainer(bnn, tmp_path, data, shift_labels=True).columns.batch(columns).y
     assert torch.equal(y[:, :-1], columns["labels"][:, 1:])
     assert (y[:, -1] == -100).all()
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PromptEncoderConfig", "PrefixTuningConfig"])
+def test_outputs_at_virtual_tokens_have_no_labels(kind, tmp_path):
+    config = getattr(peft, kind)(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    net, data = peft.get_peft_model(llama(), config).eval(), _texts()
+    columns = {"attention_mask": torch.ones(4, 6, dtype=torch.long), **_columns(data[:4])}
+    with torch.no_grad():
+        expected = net(**columns).loss
+    trainer = _trainer(bayesify(net, {"*prompt_encoder*": MeanField(initial_std=1e-9)}, output="logits"), tmp_path, data, beta=0.0)
+    loss = trainer.compute_loss(trainer.model, dict(columns))
+    y = trainer.columns.batch(columns).y
+    torch.testing.assert_close(loss / ((y != -100).sum() / 4), expected)
+
+
+def test_other_causal_models_predict_the_next_token_too(tmp_path):
+    """Named otherwise by their library."""
+    config = transformers.BertGenerationConfig(vocab_size=WORDS, is_decoder=True, bos_token_id=1, eos_token_id=2, **SIZES)
+    net, data = transformers.BertGenerationDecoder(config).eval(), _texts()
+    columns = _columns(data[:4])
+    with torch.no_grad():
+        expected = net(**columns).loss
+    trainer = _trainer(bayesify(net, Deterministic(), output="logits"), tmp_path, data)
+    loss = trainer.compute_loss(trainer.model, dict(columns))
+    torch.testing.assert_close(loss / ((columns["labels"][:, 1:] != -100).sum() / 4), expected)
+
+
+@pytest.mark.parametrize("kind", ["Bart", "T5"])
+def test_labels_of_a_text_are_no_inputs_of_the_decoder(kind, tmp_path):
+    """Several labels per text, in encoder-decoder models."""
+    sizes = {"d_model": 16, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2, "vocab_size": WORDS, "num_labels": 6}
+    if kind == "Bart":
+        layers = {f"{part}_{field}": n for part in ("encoder", "decoder") for field, n in (("layers", 1), ("attention_heads", 2))}
+        sizes |= {**layers, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 16}
+    else:
+        sizes |= {"d_kv": 8, "num_layers": 1, "num_heads": 2, "d_ff": 24}
+    net = getattr(transformers, f"{kind}ForSequenceClassification")(getattr(transformers, f"{kind}Config")(**sizes)).eval()
+    x = tokens(4)
+    x[:, -1] = 2
+    y = (torch.arange(24).view(4, 6) % 3 == 0).long()
+    with torch.no_grad():
+        logits = net(input_ids=x).logits
+    expected = nn.functional.binary_cross_entropy_with_logits(logits, y.float())
+    trainer = _trainer(bayesify(net, Deterministic(), output="logits"), tmp_path, _data(), likelihood=Bernoulli())
+    torch.testing.assert_close(trainer.compute_loss(trainer.model, {"input_ids": x, "labels": y}) / 6, expected)
 
 
 @pytest.mark.extended

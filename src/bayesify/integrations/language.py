@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.errors import DataError
-from bayesify.integrations.plain_networks import plain_model
+from bayesify.integrations.plain_networks import plain_model, virtual_tokens
 from bayesify.train.batch import Batch
 
 __all__ = ["Columns"]
 
 # endings of class names
-_CAUSAL = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"
+_CAUSAL = (
+    *("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "BertGenerationDecoder", "ModelWithLMHead", "DoubleHeadsModel"),
+    *("ForCausalImageModeling", "ForVisionText2Text", "ForProteinText2Text"),
+)
 _LANGUAGE = *_CAUSAL, "ForMaskedLM"
 _NOT_CAUSAL = "XLNetLMHeadModel", "XLMWithLMHeadModel", "FlaubertWithLMHeadModel"
 _DECODER_INPUTS = "decoder_input_ids", "decoder_inputs_embeds"
@@ -82,14 +85,19 @@ class Columns:
         return [kind.__name__ for kind in type(plain_model(self.net)).__mro__]
 
     def _shifted(self, y: Tensor) -> Tensor:
-        """Labels at the position of the output that predicts them; the last output predicts nothing."""
-        return torch.cat([y[:, 1:], torch.full_like(y[:, :1], self.ignore_index)], 1) if self.is_causal else y
+        """Labels at the position of the output that predicts them; outputs at virtual tokens and the last one predict nothing."""
+        if not self.is_causal:
+            return y
+        before, after = (y.new_full((len(y), count), self.ignore_index) for count in (virtual_tokens(self.net), 1))
+        return torch.cat([before, y, after], 1)[:, 1:]
 
     def _with_decoder_inputs(self, inputs: dict[str, Any], y: Tensor) -> dict[str, Any]:
         """Let the decoder of a sequence-to-sequence model read the labels, shifted by one token."""
+        model: Any = plain_model(self.net)
         if not self.is_encoder_decoder or y.dim() != 2 or any(inputs.get(name) is not None for name in _DECODER_INPUTS):
             return inputs
-        model: Any = plain_model(self.net)
+        if not callable(head := getattr(model, "get_output_embeddings", None)) or head() is None:
+            return inputs  # labels of a text, no tokens
         if callable(prepare := getattr(model, "prepare_decoder_input_ids_from_labels", None)):
             return {**inputs, "decoder_input_ids": prepare(labels=y)}
         start, padding = model.config.decoder_start_token_id, model.config.pad_token_id

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError("saving and loading pretrained networks", "transformers", extra="transformers") from error
 
-__all__ = ["at_means", "is_adapter", "load_plain", "plain_model"]
+__all__ = ["at_means", "is_adapter", "load_plain", "plain_model", "virtual_tokens"]
 
 _ADAPTER = "adapter_config.json"
 
@@ -36,6 +36,14 @@ def is_adapter(net: nn.Module) -> bool:
 def plain_model(net: Any) -> Any:
     """Return the network without the wrapper of peft."""
     return net.get_base_model() if is_adapter(net) else net
+
+
+def virtual_tokens(net: Any) -> int:
+    """The number of tokens that an adapter puts before those of a text, and that have outputs (prompt tuning, p-tuning)."""
+    if not is_adapter(net) or not net.active_peft_config.is_prompt_learning:
+        return 0
+    in_cache = net.active_peft_config.peft_type.value in ("PREFIX_TUNING", "CARTRIDGE")
+    return 0 if in_cache else net.active_peft_config.num_virtual_tokens
 
 
 @contextmanager
