@@ -214,6 +214,25 @@ def test_labels_of_a_text_are_no_inputs_of_the_decoder(kind, tmp_path):
     torch.testing.assert_close(trainer.compute_loss(trainer.model, {"input_ids": x, "labels": y}) / 6, expected)
 
 
+@pytest.mark.parametrize("n", [None, 3])
+def test_a_collator_that_joins_texts_needs_n(n, tmp_path):
+    """The loss with n=3 is that of texts in rows of their own, times the texts in a row."""
+    net, data = llama(), [{**row, "attention_mask": [1] * 6} for row in _texts()]
+    bnn = bayesify(net, MeanField(initial_std=1e-6), output="logits")
+    losses = []
+    for collator in (None, transformers.DataCollatorWithFlattening()):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            number = None if collator is None else n
+            changes = {"max_steps": 1, "learning_rate": 0.0, "train_sampling_strategy": "sequential"}
+            trainer = _trainer(bnn, tmp_path, data, data_collator=collator, n=number, changes=changes)
+            trainer.train()
+        losses.append(trainer.state.log_history[0]["loss"])
+        told = [str(w.message) for w in caught if "data collator joins" in str(w.message)]
+        assert len(told) == (collator is not None and n is None)
+    assert (losses[1] == pytest.approx(4 * losses[0], rel=1e-4)) == (n == 3)
+
+
 @pytest.mark.extended
 def test_the_kl_weight_follows_its_schedule(tmp_path):
     data, weights = _data(), []
@@ -587,6 +606,15 @@ def test_batches_without_labels_and_wrong_labels_are_refused(tmp_path):
     _trainer(bnn, tmp_path, data, changes={"label_names": ["answer"], "max_steps": 1}).train()
     with pytest.raises(DataError, match="class labels"):
         _trainer(bnn, tmp_path, [{**row, "labels": -1} for row in _data()]).train()
+    with pytest.raises(DataError, match=r"'labels' are torch.float32, .* Categorical.*: give likelihood=Gaussian"):
+        _trainer(bnn, tmp_path, _numbers()).train()
+
+
+def test_the_loss_of_a_router_is_missing_and_this_is_said(tmp_path):
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 1, "output_router_logits": True}
+    net = transformers.MixtralForCausalLM(transformers.MixtralConfig(vocab_size=WORDS, **experts, **SIZES))
+    with pytest.warns(BayesifyWarning, match="a loss that balances the experts, which is no part of"):
+        _trainer(bayesify(net, {"lm_head": MeanField()}, output="logits"), tmp_path, _texts())
 
 
 @pytest.mark.slow

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.core.model import Bayesian
-from bayesify.errors import ConfigurationError, MissingDependencyError
+from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.integrations.completion import check_completable, complete_posterior, rehearse_completion
 from bayesify.integrations.elbo_settings import ELBOSettings, check_trainable, examples_of
 from bayesify.integrations.language import Columns
 from bayesify.integrations.plain_networks import plain_model
 from bayesify.integrations.pretrained import load_posterior, save_pretrained
 from bayesify.integrations.scores import metrics_of, predictions_of, statistics_of
-from bayesify.integrations.trainer_arguments import check_arguments
+from bayesify.integrations.trained_network import Collection, TrainedNetwork
+from bayesify.integrations.trainer_arguments import check_arguments, joined_rows
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.objectives import KLSchedule
 from bayesify.prediction import predict
-from bayesify.train.objective import Objective
 
 try:
     import transformers
@@ -53,7 +53,8 @@ class BayesianTrainer(transformers.Trainer):
         model: what `bayesify(net, method, output="logits")` returned.
         args: the training arguments. Weight decay applies to weights and their means, except in biases and normalizations.
         likelihood: of the targets; its parameters are trained and saved too. None for `Categorical()`.
-        n: the number of examples in the whole training set, by which the KL is divided; None for the length of `train_dataset`.
+        n: the number of examples in the whole training set, by which the KL is divided; None for the length of `train_dataset`. If
+            a data collator joins several texts in one row, the number of rows in an epoch.
         samples: S, posterior draws per example and step.
         beta: weight of the KL, or its schedule, evaluated at every step.
         local_beta: weight of the per-example KL of methods that have one; None for that of the method.
@@ -79,7 +80,7 @@ class BayesianTrainer(transformers.Trainer):
         ['epoch', 'eval_accuracy', 'eval_ece', 'eval_loss', 'eval_nll']
     """
 
-    model: _TrainedNetwork
+    model: TrainedNetwork
 
     def __init__(
         self,
@@ -101,16 +102,16 @@ class BayesianTrainer(transformers.Trainer):
         likelihood = Categorical() if likelihood is None else likelihood
         check_trainable(model, likelihood)
         self.settings = ELBOSettings(samples=samples, beta=beta, local_beta=local_beta, eval_samples=eval_samples)
-        self.n = examples_of(train_dataset, n)
+        self.n, self._counts_examples = examples_of(train_dataset, n), n is None
         check_arguments(model, args, kwargs)
         labels = (args.label_names if args is not None else None) or ["labels"]
         ignored = likelihood.ignore_index if isinstance(likelihood, Categorical) else -100
         self.columns = Columns(model.net, labels[0], ignored, shift_labels)
         self._metrics, self._preprocess, self._kl = compute_metrics, preprocess_logits_for_metrics, None
         self._batches, self._keeps_predictions = 0, True  # of an evaluation
-        network: Any = _TrainedNetwork(model, likelihood)
+        network: Any = TrainedNetwork(model, likelihood)
         super().__init__(network, args, train_dataset=train_dataset, compute_metrics=self._all_metrics, **kwargs)
-        self.add_callback(_Collection(model))
+        self.add_callback(Collection(model))
         self.label_names = [self.columns.labels]
         inputs = inspect.signature(plain_model(model.net).forward).parameters
         self._signature_columns = [*inputs, *dict.fromkeys(["label", "label_ids", *self.label_names])]
@@ -164,9 +165,13 @@ class BayesianTrainer(transformers.Trainer):
             ConfigurationError: before the first step, a posterior that cannot be made after training with such batches.
         """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        loader = self.callback_handler.train_dataloader
+        if self.state.global_step == 0 and batches and self._counts_examples:
+            rows = len(batches[0].get(self.columns.labels, ()))
+            if finding := joined_rows(loader, rows, self.n or rows, self.args.world_size):
+                self.bnn.tell(finding)
         if self.state.global_step == 0 and self.bnn.completes and batches:
             batch = self.columns.batch(self._prepare_inputs(batches[0]))
-            loader = self.callback_handler.train_dataloader
             rehearse_completion(self.bnn, self.likelihood, loader, batch, self.args.world_size)
         return batches, sum(len(batch.get(self.columns.labels, ())) for batch in batches) or None
 
@@ -187,6 +192,11 @@ class BayesianTrainer(transformers.Trainer):
             raise ConfigurationError("there is no train_dataset, by whose length the KL is divided: give n=")
         batch = self.columns.batch(inputs)
         if self.state.global_step == 0:
+            if isinstance(self.likelihood, Categorical) and batch.y.is_floating_point():
+                raise DataError(
+                    f"{self.columns.labels!r} are {batch.y.dtype}, but the likelihood is {self.likelihood!r}: give "
+                    "likelihood=Gaussian(learn=True) for numbers, Bernoulli() for several labels per example"
+                )
             self.likelihood.check_targets(batch.y)
         beta = self.settings.beta_at(self.state.global_step, max(1, self.state.max_steps))
         loss, nll, self._kl = model(batch, self.settings.samples, self.n, beta, self.settings.local_beta)
@@ -276,27 +286,3 @@ class BayesianTrainer(transformers.Trainer):
     def _load_best_model(self) -> None:
         assert self.state.best_model_checkpoint is not None
         load_posterior(self.bnn, self.state.best_model_checkpoint, self.likelihood)
-
-
-class _TrainedNetwork(Objective):
-    """Network and likelihood; what callbacks and the trainer ask of a model, its network answers."""
-
-    accepts_loss_kwargs = False
-    answered = (
-        *("config", "main_input_name", "get_input_embeddings", "num_parameters"),
-        *("activation_checkpointing_enable", "gradient_checkpointing_enable", "gradient_checkpointing_disable"),
-    )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.bnn.net, name) if name in self.answered else super().__getattr__(name)
-
-
-class _Collection(transformers.TrainerCallback):
-    """Takes the snapshots of a posterior collected along training."""
-
-    def __init__(self, bnn: Bayesian) -> None:
-        self.bnn = bnn
-
-    def on_step_end(self, args: Any, state: transformers.TrainerState, control: Any, **kwargs: Any) -> None:
-        total = max(1, state.max_steps)
-        self.bnn.collect_due((state.global_step - 1) / total, state.global_step / total)
