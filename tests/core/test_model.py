@@ -392,3 +392,13 @@ def test_a_net_that_decides_by_random_values_has_a_pass_per_draw(decide):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bayesify(_mlp(), MeanField())(torch.randn(5, 4), samples=3)
+
+
+def test_a_weight_of_another_shape_than_its_posterior_is_refused():
+    """As `resize_token_embeddings` of transformers leaves it; kernels would read other memory."""
+    bnn = bayesify(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), MeanField())
+    bnn.net[0].weight.data = torch.randn(7, 4)
+    message = r"'0' \(7, 4\) instead of \(5, 4\); change sizes, as by resize_token_embeddings, before bayesify"
+    for compute in (bnn.kl, lambda: bnn(torch.tensor([1, 6]))):
+        with pytest.raises(PassError, match=message):
+            compute()

@@ -27,6 +27,7 @@ from bayesify.core.recent import Recent
 from bayesify.core.shards import shards_of, with_whole_parameters
 from bayesify.core.switches import Switches
 from bayesify.core.turns import turn
+from bayesify.core.weight_shapes import check_shapes
 from bayesify.errors import PassError, warn
 
 __all__ = ["Bayesian"]
@@ -294,7 +295,9 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         if not self.pays_kl:
             return torch.zeros((), device=device)
         with without_autocast(device):
-            found = [reported.get(layer.posterior, layer) for layer in self._layers()]
+            layers = self._layers()
+            check_shapes(self, layers)
+            found = [reported.get(layer.posterior, layer) for layer in layers]
             terms = [_kl(each) if isinstance(each, BayesianLayer) else each for each in found if each is not None]
             terms = [term if term.device == device else term.to(device) for term in terms]
             return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
