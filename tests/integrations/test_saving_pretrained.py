@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import adapted, bert, gpt2, tokens
+from tiny_models import adapted, bert, gpt2, llama, tokens
 from torch import nn
 
 from bayesify import (
@@ -195,6 +195,49 @@ def test_an_adapter_is_restored_exactly_and_loads_and_merges_at_the_means_withou
         logits = expected(input_ids=tokens()).logits
         torch.testing.assert_close(plain(input_ids=tokens()).logits, logits, rtol=0, atol=0)
         torch.testing.assert_close(plain.merge_and_unload()(input_ids=tokens()).logits, logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("PrefixTuningConfig", MeanField()),
+        ("PromptTuningConfig", MeanField()),
+        ("PromptEncoderConfig", MeanField()),
+        ("PromptEncoderConfig", WHVI()),
+    ],
+)
+def test_prompts_are_restored_exactly_and_load_at_the_means_without_us(kind, method, tmp_path):
+    sizes = {"prefix_projection": True, "encoder_hidden_size": 8} if kind == "PrefixTuningConfig" else {}
+    base = llama()
+    bnn = _bnn(
+        peft.get_peft_model(copy.deepcopy(base), getattr(peft, kind)(num_virtual_tokens=3, task_type="CAUSAL_LM", **sizes)), method
+    )
+    save_pretrained(bnn, tmp_path)
+    again, _ = from_pretrained(tmp_path, copy.deepcopy(base))
+    _check_equal(bnn, again, input_ids=tokens())
+    with torch.no_grad():
+        plain = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+        expected = unbayesify(copy.deepcopy(bnn)).eval()
+        torch.testing.assert_close(plain(input_ids=tokens()).logits, expected(input_ids=tokens()).logits)
+
+
+def test_an_adapter_that_transformers_added_is_restored_exactly(tmp_path):
+    base = llama()
+    net = copy.deepcopy(base)
+    net.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    bnn = _bnn(net, MeanField())
+    save_pretrained(bnn, tmp_path)
+    again, _ = from_pretrained(tmp_path, copy.deepcopy(base))
+    _check_equal(bnn, again, input_ids=tokens())
+    plain = copy.deepcopy(base)
+    plain.load_adapter(str(tmp_path))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            plain.eval()(input_ids=tokens()).logits, unbayesify(copy.deepcopy(bnn)).eval()(input_ids=tokens()).logits
+        )
+    net.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]), "other")
+    with pytest.raises(ConfigurationError, match="must have one adapter"):
+        save_pretrained(bnn, tmp_path)
 
 
 def test_tied_weights_and_mixed_precision_are_restored(tmp_path):

@@ -83,8 +83,11 @@ def revert(layer: nn.Module) -> None:
 
 
 @contextmanager
-def as_plain(weights: Mapping[BayesianLayer, tuple[Tensor, Tensor | None]]) -> Iterator[None]:
-    """Make layers plain ones with these weights; random again on exit. Parameters keep their identity, not their values."""
+def as_plain(weights: Mapping[BayesianLayer, tuple[Tensor | None, Tensor | None]]) -> Iterator[None]:
+    """Make layers plain ones with these weights, or their own for None; random again on exit.
+
+    Parameters keep their identity, not their values.
+    """
     undo: list[Callable[[], None]] = []
     with own_casts():
         try:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesify.core.layer import BayesianLayer
+from bayesify.core.restoration import as_plain
 from bayesify.errors import ConfigurationError, MissingDependencyError
 
 try:
@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError("saving and loading pretrained networks", "transformers", extra="transformers") from error
 
-__all__ = ["at_means", "is_adapter", "load_plain", "plain_model", "virtual_tokens"]
+__all__ = ["adapter_names", "at_means", "is_adapter", "load_plain", "plain_model", "virtual_tokens"]
 
 _ADAPTER = "adapter_config.json"
 
@@ -31,6 +31,12 @@ def is_adapter(net: nn.Module) -> bool:
     import peft
 
     return isinstance(net, peft.PeftModel)
+
+
+def adapter_names(net: Any) -> list[str]:
+    """The names of the adapters of a peft model, or of a model of transformers to which `add_adapter` added some."""
+    added = isinstance(net, transformers.PreTrainedModel) and getattr(net, "_hf_peft_config_loaded", False)
+    return list(net.peft_config) if added or is_adapter(net) else []
 
 
 def plain_model(net: Any) -> Any:
@@ -46,24 +52,17 @@ def virtual_tokens(net: Any) -> int:
     return 0 if in_cache else net.active_peft_config.num_virtual_tokens
 
 
-@contextmanager
-def at_means(net: nn.Module) -> Iterator[None]:
-    """Let the network have the parameters of the plain one, at the posterior means, for libraries that read its state."""
+def at_means(net: nn.Module) -> AbstractContextManager[None]:
+    """Let the network be the plain one, at the posterior means, for libraries that read its state or call its layers."""
     layers = [layer for layer in net.modules() if isinstance(layer, BayesianLayer)]
-    kept = [(layer, dict(layer._parameters), dict(layer._modules)) for layer in layers]
     with torch.no_grad():
-        means = [layer.posterior.mean(layer) for layer in layers]
-    try:
-        for layer, values in zip(layers, means, strict=True):
-            del layer._modules["posterior"]
-            for name, value in zip(("weight", "bias"), values, strict=True):
-                if value is not layer._parameters[name]:
-                    layer._parameters[name] = None if value is None else nn.Parameter(value, requires_grad=False)
-        yield
-    finally:
-        for layer, parameters, modules in kept:
-            layer._parameters.update(parameters)
-            layer._modules.update(modules)
+        means = {layer: layer.posterior.mean(layer) for layer in layers}
+    return as_plain({layer: (_unstored(layer, "weight", w), _unstored(layer, "bias", b)) for layer, (w, b) in means.items()})
+
+
+def _unstored(layer: BayesianLayer, name: str, mean: Tensor | None) -> Tensor | None:
+    """A mean that is not the layer's own parameter, which needs no copy."""
+    return None if mean is layer._parameters[name] else mean
 
 
 def load_plain(path: Path, kind: str, net: Any, kwargs: dict[str, Any]) -> nn.Module:
@@ -80,9 +79,7 @@ def load_plain(path: Path, kind: str, net: Any, kwargs: dict[str, Any]) -> nn.Mo
     if (path / _ADAPTER).is_file():
         if not isinstance(net, nn.Module):
             raise ConfigurationError(f"{path} has an adapter: give its base model, from_pretrained(directory, net)")
-        import peft
-
-        return peft.PeftModel.from_pretrained(net, str(path), **{"is_trainable": True, **kwargs})
+        return _with_adapter(path, kind, net, kwargs)
     if isinstance(net, nn.Module):
         if isinstance(net, transformers.PreTrainedModel):
             raise ConfigurationError(f"{path} has all weights of the model: leave net out, or give its class")
@@ -91,3 +88,19 @@ def load_plain(path: Path, kind: str, net: Any, kwargs: dict[str, Any]) -> nn.Mo
     if not (isinstance(known, type) and issubclass(known, transformers.PreTrainedModel)):
         raise ConfigurationError(f"transformers has no model {kind}: give the network, or the class of the model, as net")
     return known.from_pretrained(path, **kwargs)
+
+
+def _with_adapter(path: Path, kind: str, net: Any, kwargs: dict[str, Any]) -> nn.Module:
+    """The base model with the adapter of a folder, ready for training."""
+    import peft
+
+    if type(net).__name__ == kind:  # by `add_adapter` of transformers, without a wrapper
+        net.load_adapter(str(path), **{"is_trainable": True, **kwargs})
+        return net
+    config: Any = peft.PeftConfig.from_pretrained(str(path))
+    if not config.is_prompt_learning:
+        return peft.PeftModel.from_pretrained(net, str(path), **{"is_trainable": True, **kwargs})
+    config.inference_mode = False  # with the layers that compute prompts, whose weights are part of the posterior's file
+    if hasattr(config, "prompt_tuning_init"):
+        config.prompt_tuning_init = peft.PromptTuningInit.RANDOM
+    return peft.get_peft_model(net, config)

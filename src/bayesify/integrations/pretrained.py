@@ -27,7 +27,7 @@ from bayesify.core.restoration import check_plain
 from bayesify.core.shards import check_whole
 from bayesify.errors import BayesifyWarning, ConfigurationError, MissingDependencyError, ModelFileError
 from bayesify.formatting import listing
-from bayesify.integrations.plain_networks import at_means, is_adapter, load_plain
+from bayesify.integrations.plain_networks import adapter_names, at_means, is_adapter, load_plain
 from bayesify.integrations.posterior_files import CONFIG, STATE, read_config, read_state, write_posterior
 from bayesify.likelihoods import Likelihood
 
@@ -84,9 +84,11 @@ def save_pretrained(bnn: Bayesian, directory: str | os.PathLike[str], likelihood
     check_whole(bnn)
     path = Path(directory)
     net: Any = bnn.net
-    adapters = list(net.peft_config) if is_adapter(net) else ["default"]
-    if adapters != ["default"]:
-        raise ConfigurationError(f'the peft model must have one adapter named "default", got {listing(map(repr, adapters))}')
+    adapters = adapter_names(net)
+    if adapters not in ([], ["default"]):
+        raise ConfigurationError(
+            f'the peft model must have one adapter named "default", got {listing(map(repr, adapters))}; else save bnn.state_dict()'
+        )
     plain = isinstance(net, PreTrainedModel) or is_adapter(net)
     if plain:
         check_plain(net)
