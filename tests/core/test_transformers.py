@@ -32,6 +32,21 @@ def test_random_layers_are_used_in_eval_mode(make, batch_first):
     assert len(projections) == 4 * len([m for m in bnn.modules() if isinstance(m, nn.TransformerEncoderLayer)])
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("make", [_layer, _encoder])
+def test_draws_share_a_pass(make, gradients, training):
+    """The kernels' conditions look at packed weights, which are then no weights that the network reads; no warning."""
+    bnn = bayesify(make().eval(), _METHOD).train(training)
+    calls: list[int] = []
+    bnn.net.register_forward_hook(lambda module, inputs, y: calls.append(len(y)))
+    with torch.set_grad_enabled(gradients):
+        bnn(torch.randn(3, 5, 8), samples=2)
+        calls.clear()
+        bnn(torch.randn(3, 5, 8), samples=2)
+    assert calls == [6]
+
+
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("make", [_layer, _encoder])
 def test_masks_act_as_in_the_plain_net(make, fold):

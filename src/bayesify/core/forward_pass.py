@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify.core.pass_values import NewLayerError, PassValues, RowsError
 from bayesify.core.shards import shards_of
-from bayesify.core.unread import as_unread
+from bayesify.core.unread import as_unread, joined
 from bayesify.errors import PassError
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class ForwardPass(PassValues):
 
     def joined(self, layers: Sequence[BayesianLayer], values: Sequence[Tensor]) -> Tensor:
         """A weight or bias that consists of those which were read of several layers."""
-        return torch.cat(list(values))
+        return joined(values)
 
     def _begin_call(self, layer: BayesianLayer, x: Tensor, has_rows: bool) -> None:
         """Check a use of a layer; if the root must plan the pass differently, raise a `PassError`."""

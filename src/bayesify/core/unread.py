@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from bayesify.core.tensor_functions import takes_values, tensors_in, values_take
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
 
-__all__ = ["as_unread"]
+__all__ = ["as_unread", "joined"]
 
 
 class _Unread(Tensor):
@@ -41,3 +41,12 @@ def as_unread(mean: Tensor, layer: BayesianLayer) -> Tensor:
     looked_at = cast(Any, mean.as_subclass(_Unread))
     looked_at.bayesify_layer, looked_at._is_param = layer, isinstance(mean, nn.Parameter)
     return looked_at
+
+
+def joined(values: Sequence[Tensor]) -> Tensor:
+    """Concatenate weights of several layers; to look at, if one of them is."""
+    unread = next((x for x in values if isinstance(x, _Unread)), None)
+    if unread is None:
+        return torch.cat(list(values))
+    with torch._C.DisableTorchFunctionSubclass():
+        return as_unread(torch.cat(list(values)), vars(unread)["bayesify_layer"])
