@@ -46,8 +46,8 @@ class PosteriorUses(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         forward_pass = self._passes.current
-        outside = forward_pass is not None and not forward_pass.inside_layer and not isinstance(func, HigherOrderOperator)
-        if outside and not func.is_view and func.overloadpacket.__name__ not in _COPIES:
+        outside = forward_pass is not None and not forward_pass.inside_layer
+        if not isinstance(func, HigherOrderOperator) and outside and not func.is_view and func.overloadpacket.__name__ not in _COPIES:
             memories = map(_memory, tensors_in((args, kwargs)))
             self._found.update(self._owners[memory] for memory in memories if memory in self._owners)
         return func(*args, **(kwargs or {}))
