@@ -1,11 +1,12 @@
-"""A training loop of one's own with accelerate: the same weights as without."""
+"""A training loop of one's own with accelerate: the same weights as without. Networks with its hooks."""
 
 import pytest
+import tiny_models
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, cpu_offload, dispatch_model
 from torch import Tensor, nn
 
-from bayesify import VIFO, Categorical, MeanField, bayesify, elbo
+from bayesify import VIFO, Categorical, ConfigurationError, MeanField, NothingRandomError, bayesify, elbo
 
 
 def train(method, accelerator: Accelerator | None) -> dict[str, Tensor]:
@@ -26,3 +27,27 @@ def train(method, accelerator: Accelerator | None) -> dict[str, Tensor]:
 @pytest.mark.parametrize("method", [MeanField(), VIFO()])
 def test_training_is_the_same(method) -> None:
     torch.testing.assert_close(train(method, Accelerator(cpu=True)), train(method, None), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_offloaded_parameters_are_refused(adapted: bool) -> None:
+    """With adapters, draws were those of arbitrary memory."""
+    net = cpu_offload(tiny_models.llama(), execution_device="cpu")
+    if adapted:
+        net = tiny_models.adapted(net, "CAUSAL_LM", ["q_proj"])
+    with pytest.raises(ConfigurationError, match=r"accelerate offloads trainable parameters, such as '.*'.* without offloading"):
+        bayesify(net, MeanField(), output="logits")
+
+
+def test_adapters_of_a_network_with_hooks_are_random() -> None:
+    """Layers with hooks are not, and say why."""
+    base = dispatch_model(tiny_models.llama(), device_map={"": "cpu"}, force_hooks=True)
+    with pytest.raises(NothingRandomError, match="a hook of accelerate: convert the network first, then dispatch it"):
+        bayesify(base, MeanField())
+    adapted = tiny_models.adapted(base, "CAUSAL_LM", ["q_proj"]).eval()
+    ids = tiny_models.tokens()
+    with torch.no_grad():
+        expected = adapted(ids).logits
+        bnn = bayesify(adapted, MeanField(initial_std=1e-8), output="logits").eval()
+        torch.testing.assert_close(bnn(input_ids=ids, samples=2).outputs, expected.expand(2, *expected.shape))
+    assert all("lora_" in name for name, _ in bnn.random_layers())

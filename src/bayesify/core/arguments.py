@@ -39,7 +39,19 @@ def networks(net: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
             )
     if any(isinstance(each, torch.jit.ScriptModule) for each in nets):
         raise ConfigurationError("a scripted network has no layers that can be made random; convert the network it was made from")
+    for each in nets:
+        _check_memory(each)
     return nets
+
+
+def _check_memory(net: nn.Module) -> None:
+    """Raise a `ConfigurationError` if accelerate keeps what is to be trained elsewhere, and brings it for a call alone."""
+    offloaded = next((name for name, p in net.named_parameters() if p.is_meta and p.requires_grad), None)
+    if offloaded is not None and any(hasattr(module, "_hf_hook") for module in net.modules()):
+        raise ConfigurationError(
+            f"accelerate offloads trainable parameters, such as {offloaded!r}, whose values the network does not have; load it "
+            "without offloading to the CPU or to disk, as with a smaller or quantized base model"
+        )
 
 
 def patterns(method: Method | Mapping[str, Method]) -> dict[str, Method]:

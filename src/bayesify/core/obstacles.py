@@ -48,7 +48,8 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
     if is_parametrized(layer):
         return "its bias is parametrized"
     if "forward" in vars(layer):
-        return "its forward was replaced by another function"
+        by = ", a hook of accelerate: convert the network first, then dispatch it" if hasattr(layer, "_hf_hook") else ""
+        return f"its forward was replaced by another function{by}"
     if hasattr(weight, "full_tensor"):
         return "its weight is sharded (DTensor): convert the network first, then shard it"
     if is_traceable_wrapper_subclass(weight):
