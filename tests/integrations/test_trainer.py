@@ -585,6 +585,7 @@ def test_what_the_trainer_cannot_do_is_refused(tmp_path):
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
         ({"batch_eval_metrics": True}, "batch_eval_metrics"),
         ({"label_names": ["a", "b"]}, "one column"),
+        ({"eval_do_concat_batches": False}, "eval_do_concat_batches"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             BayesianTrainer(bnn, _args(tmp_path, **changes))
@@ -606,6 +607,8 @@ def test_batches_without_labels_and_wrong_labels_are_refused(tmp_path):
     _trainer(bnn, tmp_path, data, changes={"label_names": ["answer"], "max_steps": 1}).train()
     with pytest.raises(DataError, match="class labels"):
         _trainer(bnn, tmp_path, [{**row, "labels": -1} for row in _data()]).train()
+    with pytest.raises(DataError, match=r"'labels' is a list, not a tensor .* object detectors; write the loop"):
+        _trainer(bnn, tmp_path, _data()).columns.batch({"labels": [{"boxes": torch.zeros(1, 4)}]})
     with pytest.raises(DataError, match=r"'labels' are torch.float32, .* Categorical.*: give likelihood=Gaussian"):
         _trainer(bnn, tmp_path, _numbers()).train()
 

@@ -63,7 +63,7 @@ class Columns:
         """Return the inputs and targets of a batch; the targets of a causal model are shifted by one token.
 
         Raises:
-            DataError: there are no targets.
+            DataError: there are no targets, or they are no tensor.
         """
         inputs = {name: value for name, value in columns.items() if name != self.labels}
         y = columns.get(self.labels)
@@ -71,6 +71,11 @@ class Columns:
             raise DataError(
                 f"the batch has no {self.labels!r}, only {', '.join(map(repr, columns)) or 'nothing'}; rename the column of the "
                 'targets, or give its name: TrainingArguments(label_names=["..."])'
+            )
+        if not isinstance(y, Tensor):
+            raise DataError(
+                f"{self.labels!r} is a {type(y).__name__}, not a tensor with a row per example, so that no likelihood takes it, as "
+                "with the boxes of object detectors; write the loop, with the loss of the model for the log likelihood of each draw"
             )
         return Batch(self._with_decoder_inputs(inputs, y), self._shifted(y))
 

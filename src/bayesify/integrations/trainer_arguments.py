@@ -36,6 +36,7 @@ def check_arguments(bnn: Bayesian, args: transformers.TrainingArguments | None, 
     reasons = {
         "label_smoothing_factor is not supported: it is not a likelihood": args.label_smoothing_factor,
         "batch_eval_metrics is not supported: metrics of evaluation need all batches": args.batch_eval_metrics,
+        "eval_do_concat_batches=False is not supported: metrics of evaluation need all batches": not args.eval_do_concat_batches,
         "label_names must name one column, that of the targets; let the data collator put several into one, such as "
         "torch.stack([start_positions, end_positions], 1) for outputs (B, 2, T)": len(args.label_names or []) > 1,
         "FSDP and DeepSpeed are not supported: start one process per device with torchrun": args.fsdp or args.deepspeed,
