@@ -44,7 +44,7 @@ def _convert(method: Method) -> tuple[Bayesian, Adapted, BayesianLayer]:
 def test_only_the_first_matrix_of_adapters_is_random(method: Method) -> None:
     bnn = bayesify(Adapted(), method)
     assert [name for name, _ in bnn.random_layers()] == ["lora_A.default"]
-    with pytest.raises(NothingRandomError, match=r"matches no layer, so the network has no adapter.*get_peft_model.*'0'"):
+    with pytest.raises(NothingRandomError, match=r"matches no layer, so the network has no LoRA adapter.*get_peft_model.*'0'"):
         bayesify(nn.Sequential(nn.Linear(3, 2)), method)
     named = bayesify(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), {"1": method})
     assert [name for name, _ in named.random_layers()] == ["1"]

@@ -287,7 +287,11 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         return self.kl_of_pass({})
 
     def kl_of_pass(self, reported: Mapping[nn.Module, Tensor | None]) -> Tensor:
-        """`kl()`, using the values that posteriors reported in a pass, None if in another's; zero while predicting."""
+        """`kl()`, using the values that posteriors reported in a pass, None if in another's; zero while predicting.
+
+        Raises:
+            PassError: a weight has another shape than its posterior.
+        """
         device = torch.device("cpu")
         for parameter in self.net.parameters():  # Dynamo of PyTorch 2.8 cannot trace `next` with a default
             device = parameter.device

@@ -23,7 +23,7 @@ def adapters(layers: Iterable[str], method: str, where: str) -> list[str]:
     chosen = [name for name in names if fnmatchcase(name, where)]
     if not chosen:
         raise NothingRandomError(
-            f"{method}(where={where!r}) matches no layer, so the network has no adapter; add one first (peft.get_peft_model), or "
-            f"name layers by a pattern; the layers are {listing(map(repr, names))}"
+            f"{method}(where={where!r}) matches no layer, so the network has no LoRA adapter; add one first (peft.get_peft_model), "
+            f"or name layers by a pattern; the layers are {listing(map(repr, names))}"
         )
     return chosen
