@@ -57,7 +57,9 @@ def _decoded(root: Bayesian, call: Inputs, samples: int, seed: int) -> Any:
     for each in seeds:
         with root.drawn(each) as net:
             runs.append(_generate(net, (call.args, call.kwargs), each))
-    return tree_map(lambda y: y.unsqueeze(0) if isinstance(y, Tensor) else y, runs[0]) if samples == 1 else _stack(runs, net, call)
+    if samples == 1:
+        return tree_map(lambda y: y.unsqueeze(0) if isinstance(y, Tensor) else y, runs[0])
+    return _stack(runs, (root.members[0] if root.members else root).net, call)
 
 
 def _check_shared(call: Inputs) -> None:
