@@ -156,7 +156,7 @@ def test_conformal_intervals(conformal_models, tmp_path):
     folder = conformal_models
     shown = run("evaluate", folder / "conformal-y", folder / "noisy.csv", "--report", tmp_path / "report.html").stdout
     assert "Intervals contain the target of at least 95% of new rows on average (conformal, 48 calibration rows)" in shown
-    assert "Metrics and verdict are about the intervals before this calibration" in " ".join(shown.split())
+    assert "Metrics and verdict are about the intervals before calibration" in " ".join(shown.split())
     assert "This is not guaranteed within each group of rows" in shown
     for page in (tmp_path / "report.html", folder / "conformal-y" / "report.html"):
         assert "at least 95% of new rows" in page.read_text()

@@ -89,6 +89,18 @@ def test_other_text_is_a_category(text):
         (["31/12/2020 18:30", "?", "1/2/2021 6:00"], ["2020-12-31 18:30", None, "2021-02-01 06:00"]),
         (["12/31/2020 18:30:36", "1/2/2021 06:00:00"], ["2020-12-31 18:30:36", "2021-01-02 06:00"]),
         (["05-06-2020", "1-2-2021"], ["2020-05-06", "2021-01-02"]),  # undecided: the month first, and the warning says so
+        (["2020/12/31", "2021/1/2"], ["2020-12-31", "2021-01-02"]),
+        (["2020.12.31 06:30", "2021.01.02 18:00"], ["2020-12-31 06:30", "2021-01-02 18:00"]),
+        (["12/31/2020 6:30 PM", "1/2/2021 12:05 AM"], ["2020-12-31 18:30", "2021-01-02 00:05"]),
+        (["31/12/2020 6:30:15pm", "1/2/2021 11:05:00am"], ["2020-12-31 18:30:15", "2021-02-01 11:05"]),
+        (["12/31/20", "1/2/21"], ["2020-12-31", "2021-01-02"]),
+        (["31.12.20", "01.02.20", "02.02.21"], ["2020-12-31", "2020-02-01", "2021-02-02"]),
+        (["20/12/30", "20/02/01", "21/02/02"], ["2020-12-30", "2020-02-01", "2021-02-02"]),  # more days than years
+        (["31-12-98", "01-02-75"], ["1998-12-31", "1975-02-01"]),
+        (["31 Dec 2020", "1 May 2021"], ["2020-12-31", "2021-05-01"]),
+        (["31-DEC-20", "01-may-21"], ["2020-12-31", "2021-05-01"]),
+        (["December 31, 2020", "May 1, 2021"], ["2020-12-31", "2021-05-01"]),
+        (["Dec 31, 2020 6:30 PM", "May 1, 2021 6:00 AM"], ["2020-12-31 18:30", "2021-05-01 06:00"]),
     ],
 )
 def test_dates_of_several_countries(text, days):
@@ -96,13 +108,26 @@ def test_dates_of_several_countries(text, days):
     assert column.kind == "datetime"
     expected = (pd.to_datetime(days, utc=True, format="mixed") - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
     np.testing.assert_allclose(values, expected)
-    order = "day" if column.format.startswith("%d") else "month"
+    order = {"d": "day", "m": "month", "b": "month", "B": "month"}.get(column.format[1], "year")
     assert any(f"read as dates, {order}" in message for message in messages)
 
 
 @pytest.mark.parametrize(
     "text",
-    [["31.12.2020", "12.31.2020"], ["31/12/2020", "12/31/2020"], ["99/99/2020", "1/1/2020"], ["31/12/2020 18:30", "1/2/2021"]],
+    [
+        ["31.12.2020", "12.31.2020"],
+        ["31/12/2020", "12/31/2020"],
+        ["99/99/2020", "1/1/2020"],
+        ["31/12/2020 18:30", "1/2/2021"],
+        ["2020/31/12", "2020/12/31"],
+        ["2020/12/31", "12/31/2020"],
+        ["1/2/20", "3/4/21"],  # day, month and year in any order
+        ["01.02.03", "03.02.01"],  # as many days as years
+        ["1.2.10", "1.12.3"],  # versions
+        ["12/31/2020 18:30 PM", "1/2/2021 6:00 AM"],
+        ["31 Dez 2020", "1 Mai 2021"],
+        ["31 Dec 2020", "1-May-2021"],
+    ],
 )
 def test_dates_without_one_order_are_no_dates(text):
     assert described(text)[0].kind == "category"
@@ -165,7 +190,7 @@ class TestTextThatMayHaveBeenNumbers:
         [
             ([*(f"{i / 8}" for i in range(20)), *["low", "high"] * 10], "50% of its values are .* dates; others are 'low', 'high'"),
             ([*(f"{i} kg" for i in range(20)), *(f"{i} lb" for i in range(10))], "66.7% .* others are '0 lb', '1 lb', '2 lb'"),
-            ([f"{month}/{day}/2020 8:30 PM" for month in range(1, 13) for day in (1, 31)] * 2, "100% .* in no format"),
+            ([f"{month}/{day}/2020 8:30 h" for month in range(1, 13) for day in (1, 31)] * 2, "100% .* in no format"),
             ([*(f"{i + 1}.5.20" for i in range(20)), "soon"], "is text and not used, although 95.2%"),
         ],
     )

@@ -138,7 +138,7 @@ def conformal_facts(
     facts: dict[str, object] = {"guarantee": estimator.conformal_.guarantee(level), "these rows": covered}
     if isinstance(estimator, BayesianRegressor):  # label sets leave the probabilities as they are
         facts["other numbers"] = (
-            "Metrics and verdict are about the intervals before this calibration; predict writes calibrated ones."
+            "Metrics and verdict are about the intervals before calibration; predict writes calibrated ones."
         )
     return {"Conformal prediction": facts}
 

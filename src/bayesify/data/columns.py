@@ -16,7 +16,8 @@ import pandas as pd
 
 from bayesify.data.column import CATEGORIES, KINDS, QUANTILES, Column, format_value, remedy
 from bayesify.data.conversion import convert
-from bayesify.data.text_values import ISO_DATE, all_text, date_format, describe_format, no_value, number_format, numeric_share
+from bayesify.data.dates import ISO_DATE, date_format
+from bayesify.data.text_values import all_text, describe_format, distinct, no_value, number_format, numeric_share
 from bayesify.errors import DataError
 from bayesify.formatting import listing, percent
 
@@ -184,9 +185,9 @@ def _kind(name: str, present: pd.Series) -> tuple[str, str]:
     dates = text[~no_value(text)].str.fullmatch(ISO_DATE)
     if len(dates) and dates.all():
         return "datetime", ""
-    if written := number_format(text):
-        return "number", written
-    return ("datetime", written) if (written := date_format(text)) else ("category", "")
+    if written := date_format(distinct(text[~no_value(text)])[0]):
+        return "datetime", written
+    return ("number", written) if (written := number_format(text)) else ("category", "")
 
 
 def _kind_of_dtype(name: str, present: pd.Series) -> str:

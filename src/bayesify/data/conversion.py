@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from bayesify.data.column import DAY, EPOCH, Column, format_value, remedy
-from bayesify.data.text_values import ISO_DATE, MISSING_WORDS, all_text, no_value, parse_numbers
+from bayesify.data.dates import ISO_DATE
+from bayesify.data.text_values import MISSING_WORDS, all_text, no_value, parse_numbers
 from bayesify.errors import DataError
 from bayesify.formatting import listing
 

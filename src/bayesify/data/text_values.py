@@ -1,4 +1,4 @@
-"""Numbers and dates that a table has as text: which format a column has, and reading it."""
+"""Numbers that a table has as text: which format a column has, and reading it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 
 import pandas as pd
 
+from bayesify.data.dates import LIKE_A_DATE
+
 __all__ = [
-    "ISO_DATE",
     "MISSING_WORDS",
     "all_text",
-    "date_format",
     "describe_format",
+    "distinct",
     "no_value",
     "number_format",
     "numeric_share",
@@ -25,7 +26,6 @@ MISSING_WORDS = frozenset(  # which pandas reads as missing in text files
 _NO_VALUE = {word.casefold() for word in MISSING_WORDS}.union(
     {"", "?", "??", "-", "--", "---", ".", "..", "...", "n.a.", "unknown", "missing"}
 )
-ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ].*)?")
 _MOST = 0.9  # the share of a column's values that must be numbers; the others are treated as missing
 _CURRENCY = r"^[$€£¥]\s*|\s*(?:[$€£¥%])$"
 _CODE = re.compile(r"[+-]?0\d.*")  # a leading zero, as in postal codes
@@ -35,9 +35,19 @@ _NUMBERS = {
     for decimal, group in _GROUPING.items()
 }
 _WITH_UNIT = r"[+-]?[\d.,][\d., '\u00a0\u202f]*?\s*([^\W\d_][\w°²³^/*. -]{0,14}|°[^\W\d_]?)"  # "57.3 kg", "5 EUR/m2", "21 °C"
-_DATE = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})(?: (\d{1,2}:\d{2})(:\d{2})?)?")
-_LIKE_A_DATE = re.compile(r"(?:\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2(?:\d{4}|\d{2}))(?:[T ].*)?")
-_DIRECTIVES = {"%d": "day", "%m": "month", "%Y": "year", "%H": "hour", "%M": "minute", "%S": "second"}
+_DIRECTIVES = {
+    "%d": "day",
+    "%m": "month",
+    "%b": "month",
+    "%B": "month",
+    "%Y": "year",
+    "%y": "year",
+    "%H": "hour",
+    "%I": "hour",
+    "%M": "minute",
+    "%S": "second",
+    "%p": "AM/PM",
+}
 
 
 def all_text(values: pd.Series) -> bool:
@@ -88,7 +98,7 @@ def number_format(text: pd.Series) -> str:
         >>> [number_format(pd.Series(text)) for text in (["Bonn", "Ulm"], ["1", "2"], ["01067", "53111"])]
         ['', '', '']
     """
-    text, counts = _distinct(text)
+    text, counts = distinct(text)
     if text.str.fullmatch(_CODE).any() or pd.to_numeric(text, errors="coerce").notna().all():
         return ""
     known = ~no_value(text)
@@ -96,7 +106,7 @@ def number_format(text: pd.Series) -> str:
     return written if share >= _MOST else ""
 
 
-def _distinct(text: pd.Series) -> tuple[pd.Series, pd.Series]:
+def distinct(text: pd.Series) -> tuple[pd.Series, pd.Series]:
     """The distinct values of a column, which may be far fewer, and how many rows have them."""
     counts = text.value_counts()
     return pd.Series(counts.index), counts.reset_index(drop=True)
@@ -168,36 +178,10 @@ def numeric_share(text: pd.Series) -> tuple[float, pd.Series]:
         >>> share, others.tolist()
         (0.75, ['about 4'])
     """
-    text, counts = _distinct(text)
+    text, counts = distinct(text)
     if pd.to_numeric(text, errors="coerce").notna().all():
         return 0.0, text
     bare = text.str.strip()
     numbers = parse_numbers(text, _best_format(text, counts)[1]).notna() & ~bare.str.fullmatch(_CODE)
-    found = numbers | bare.str.fullmatch(_LIKE_A_DATE)
+    found = numbers | bare.str.fullmatch(LIKE_A_DATE)
     return _share(found, counts), text[~found]
-
-
-def date_format(text: pd.Series) -> str:
-    """The `strftime` format of a column of dates such as 31.12.2020 or 12/31/2020 18:30; empty if it has none.
-
-    A dot means that the day comes first. With other separators a value above 12 decides; if there is none, the month comes first.
-
-    Args:
-        text: the present values, all strings.
-
-    Example:
-        >>> date_format(pd.Series(["31.12.2020", "01.02.2021"])), date_format(pd.Series(["12/31/2020", "1/2/2021"]))
-        ('%d.%m.%Y', '%m/%d/%Y')
-    """
-    matches = [_DATE.fullmatch(value.strip()) for value in text[~no_value(text)]]
-    found = [match.groups() for match in matches if match]
-    styles = {(separator, bool(time), bool(seconds)) for _, separator, _, _, time, seconds in found}
-    if len(found) < len(matches) or len(styles) != 1:
-        return ""
-    first, second = (max(int(groups[i]) for groups in found) for i in (0, 2))
-    ((separator, has_time, has_seconds),) = styles
-    day_first = separator == "." or first > 12
-    if min(first, second) > 12 or max(first, second) > 31 or (separator == "." and second > 12):
-        return ""
-    day = separator.join(("%d", "%m", "%Y") if day_first else ("%m", "%d", "%Y"))
-    return day + " %H:%M" * has_time + ":%S" * has_seconds
