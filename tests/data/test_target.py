@@ -206,6 +206,22 @@ def test_decimals_are_numbers(arrow: bool) -> None:
     assert infer_task(pd.Series([*y.dropna(), decimal.Decimal(7)])) == "regression"
 
 
+@pytest.mark.parametrize("arrow", [False, True])
+def test_decimals_without_digits_after_the_point_are_integers(arrow: bool) -> None:
+    dtype = pd.ArrowDtype(pyarrow.decimal128(19, 0)) if arrow else object
+    y = pd.Series([decimal.Decimal(n % 3) for n in range(30)], index=[0] * 30, dtype=dtype)
+    read = read_target(y, "")
+    assert read.dtype == np.int64
+    assert read.tolist() == [n % 3 for n in range(30)]
+    assert infer_task(y) == "classification"
+    y.iloc[4] = None
+    with pytest.warns(BayesifyWarning, match="missing in 1 of 30 rows"):
+        _, known = drop_missing_target(pd.DataFrame({"a": range(30)}), read_target(y, ""))
+    assert known.dtype == np.int64
+    large = read_target(pd.Series([decimal.Decimal(2**53 + 1), decimal.Decimal(10**19)]), "")
+    assert large.tolist() == [2**53, 1e19], "beyond the range of integers"
+
+
 def test_a_missing_target_is_named_by_the_index() -> None:
     y = pd.Series([1.5, None, 2.5] * 4, index=range(20, 32), name="price")
     with pytest.raises(DataError, match="first: row 21"):

@@ -1,5 +1,8 @@
 """Estimators on tables as they are: other libraries, sparse matrices, and values unlike those of training."""
 
+import decimal
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,6 +32,17 @@ def test_polars(table):
     classifier = BayesianClassifier(**FAST).fit(frame.drop("city"), frame["city"])
     assert set(classifier.predict(frame)) <= {"Bonn", "Ulm"}
     assert len(cross_validate(BayesianRegressor(**FAST), frame, polars.Series(y.tolist()), cv=2).rows) == 2
+
+
+def test_targets_that_are_read_only_or_decimals(table):
+    X = table[["a"]]
+    counts = np.arange(len(X)) % 3 * 1.0
+    counts.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BayesianRegressor(likelihood="poisson", **FAST).fit(X, counts)
+    labels = pd.Series([decimal.Decimal(int(value)) for value in counts])
+    assert BayesianClassifier(**FAST).fit(X, labels).classes_.tolist() == [0, 1, 2]
 
 
 def test_sparse_matrices():

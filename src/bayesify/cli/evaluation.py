@@ -137,9 +137,7 @@ def conformal_facts(
     covered = f"{percent(inside.mean())} of {plural(len(targets), 'row')}, {size}"
     facts: dict[str, object] = {"guarantee": estimator.conformal_.guarantee(level), "these rows": covered}
     if isinstance(estimator, BayesianRegressor):  # label sets leave the probabilities as they are
-        facts["other numbers"] = (
-            "Metrics and verdict are about the intervals before calibration; predict writes calibrated ones."
-        )
+        facts["other numbers"] = "Metrics and verdict are about the intervals before calibration; predict writes calibrated ones."
     return {"Conformal prediction": facts}
 
 

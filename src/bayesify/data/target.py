@@ -95,7 +95,9 @@ def tell_format(y: pd.Series, written: str) -> None:
 
 
 def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:
-    """Read a target in the format of the training table; text that is no number is missing, and decimals become floats.
+    """Read a target in the format of the training table; text that is no number is missing.
+
+    Decimals become floats, and integers if none of them has digits after the point.
 
     Args:
         y: the target of any table.
@@ -111,7 +113,7 @@ def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:
         [1200.5, 950.0]
     """
     if pd.api.types.infer_dtype(y) == "decimal":
-        return y.astype(float)
+        return _without_decimals(y)
     present = y.dropna()
     if not written or not all_text(present):
         return y
@@ -125,6 +127,13 @@ def read_target(y: pd.Series, written: str, *, tell: bool = True) -> pd.Series:
     if len(strays):
         warn(f"the target {y.name!r} has text that is no number in {len(strays)} of {len(y)} rows ({examples})")
     return result
+
+
+def _without_decimals(y: pd.Series) -> pd.Series:
+    if not all(value.as_tuple().exponent == 0 and abs(value) < 2**63 for value in y.dropna()):
+        return y.astype(float)
+    whole = [pd.NA if missing else int(value) for value, missing in zip(y, y.isna(), strict=True)]
+    return _without_gaps(pd.Series(whole, y.index, "Int64", y.name))
 
 
 def drop_missing_target(X: pd.DataFrame, y: pd.Series, source: str = "the table") -> tuple[pd.DataFrame, pd.Series]:
@@ -165,7 +174,9 @@ def _tell_words(y: pd.Series, source: str) -> None:
 
 
 def _without_gaps(y: pd.Series) -> pd.Series:
-    """Convert types that allow missing values, such as Int64, to those of NumPy."""
+    """Convert types that allow missing values, such as Int64, to those of NumPy, if none is missing."""
+    if y.hasnans:
+        return y
     nullable = getattr(y.dtype, "numpy_dtype", None)
     return y.infer_objects() if nullable is None or isinstance(y.dtype, np.dtype) else y.astype(nullable)
 

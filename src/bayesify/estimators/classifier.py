@@ -15,6 +15,7 @@ from torch import Tensor
 from bayesify.calibration import HistogramBinning, IsotonicCalibration, ProbabilityMap, VectorScaling, fit_temperature
 from bayesify.conformal import ConformalSets
 from bayesify.core.method import Method
+from bayesify.data import read_target
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.class_weights import row_weights
@@ -187,6 +188,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             raise DataError(f"y must have labels of one kind, got {len(kinds)}: text and others; convert them: y.astype(str)")
         if labels.dtype == object and len(kinds := {isinstance(label, bool | np.bool_) for label in labels}) > 1:
             raise DataError("y must have labels of one kind, got 2: booleans and others; convert them: y.astype(int)")
+        labels = read_target(pd.Series(labels), "").to_numpy()  # decimals
         if labels.dtype == object and all(isinstance(label, numbers.Real) for label in labels):
             labels = np.array(labels.tolist())
         check_classification_targets(labels)

@@ -210,7 +210,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         columns = self._check_targets(y).reshape(len(y), -1)
         if self.in_use("likelihood") in _COUNTS:
             _check_counts(self.in_use("likelihood"), columns)
-            return torch.from_numpy(columns).float()
+            return torch.tensor(columns, dtype=torch.float32)  # copies: a column of a table may be read-only
         return torch.from_numpy((columns - self.target_mean_) / self.target_std_).float()
 
     def describe_target(self) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return self.in_use("likelihood") not in _COUNTS
 
     def _encode_target(self, y: Any) -> Tensor:
-        return torch.tensor(self._check_targets(y))  # torch.tensor copies: a column of a table may be read-only
+        return torch.tensor(self._check_targets(y))
 
     def _check_targets(self, y: Any) -> np.ndarray:
         return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
