@@ -68,6 +68,7 @@ class TestTarget:
             ([1.0] * 20, "regression", "1.0 in every row"),
             (["a", None] * 10, "classification", "missing in 10"),
             (["a"] * 20, "classification", "a single class, 'a'"),
+            ([0.5, 1.0] * 10, "classification", "numbers such as 0.5; classes are .*--task regression"),
             (["a", "b"] * 10 + ["c", "d"], "classification", "a single row: 'c', 'd'; merge them with others or drop these rows$"),
             ([1, 2] * 10 + [3], "classification", "a single row: 3; merge .*, or use --task regression to predict numbers"),
             (list("abcdefghijklmnopqrst"), "classification", "20 classes in 20 rows; check that it is not an identifier"),
@@ -154,6 +155,9 @@ class TestMissingTargets:
     ("values", "reason"),
     [
         ([3, 4, 5] * 9, "it has 3 distinct integers"),
+        ([3.0, 4.0, 5.0] * 9, "it has 3 distinct numbers"),
+        ([3.5, 4.0, 5.0] * 9, ""),
+        ([0.5, 1.5] * 9, ""),
         ([20, 21, 22] * 50 + [44], "it has 4 distinct integers, some in a single row"),
         ([1, 2] * 9, "it has 2 distinct numbers"),
         ([0, 1] * 9, ""),

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 
+from bayesify.errors import DataError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor, cross_validate
 
 FAST = {"method": "MCDropout", "epochs": 2, "hidden": (8,), "random_state": 0}
@@ -43,6 +44,8 @@ def test_targets_that_are_read_only_or_decimals(table):
         BayesianRegressor(likelihood="poisson", **FAST).fit(X, counts)
     labels = pd.Series([decimal.Decimal(int(value)) for value in counts])
     assert BayesianClassifier(**FAST).fit(X, labels).classes_.tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match=r"Labels are text, booleans or whole numbers; y.astype\(str\)"):
+        BayesianClassifier(**FAST).fit(X, counts + 0.5)
 
 
 def test_sparse_matrices():

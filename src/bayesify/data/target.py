@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _MAX_CLASSES = 30
+_FEW_NUMBERS = 10  # with a decimal point that may be classes, such as 0.0, 1.0, 2.0
 LARGEST_TARGET = 1e150  # squares of larger values overflow
 
 
@@ -184,8 +185,8 @@ def _without_gaps(y: pd.Series) -> pd.Series:
 def infer_task(y: pd.Series | np.ndarray) -> Literal["regression", "classification"]:
     """Infer the task from a target, ignoring missing values.
 
-    Classification: text, categories, booleans, any target with two distinct values, and integers with at most 30 distinct values,
-    each of which occurs twice or more and five times on average. Regression: everything else.
+    Classification: text, categories, booleans, any target with two distinct whole numbers, and integers with at most 30 distinct
+    values, each of which occurs twice or more and five times on average. Regression: everything else.
 
     Example:
         >>> import pandas as pd
@@ -210,13 +211,15 @@ def _infer(y: pd.Series | np.ndarray) -> tuple[Literal["regression", "classifica
     distinct = values.nunique()
     if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
         return "classification", ""
-    if distinct == 2:
+    are_whole = bool((values % 1 == 0).all())
+    if distinct == 2 and are_whole:
         return "classification", "" if set(values) == {0, 1} else "it has 2 distinct numbers"
     if pd.api.types.is_integer_dtype(values) and distinct <= min(_MAX_CLASSES, len(values) // 5):
         found = f"it has {distinct} distinct integers"
         is_count = values.value_counts().min() == 1  # an integer in a single row is the end of a range rather than a class
         return ("regression", f"{found}, some in a single row") if is_count else ("classification", found)
-    return "regression", ""
+    few = are_whole and distinct <= min(_FEW_NUMBERS, len(values) // 5)
+    return "regression", f"it has {distinct} distinct numbers" if few else ""
 
 
 def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
@@ -264,6 +267,11 @@ def _check_regression(y: pd.Series, name: str) -> None:
 
 
 def _check_classification(y: pd.Series, name: str) -> None:
+    if pd.api.types.is_float_dtype(y) and len(broken := y[y % 1 != 0]):
+        raise DataError(
+            f"{name} has numbers such as {format_value(broken.iloc[0])}; classes are text, booleans or whole numbers. Give them "
+            "names, or use --task regression to predict numbers"
+        )
     counts = y.value_counts()
     counts = counts[counts > 0]  # a categorical dtype also counts unused categories
     if len(counts) == 1:

@@ -191,7 +191,11 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         labels = read_target(pd.Series(labels), "").to_numpy()  # decimals
         if labels.dtype == object and all(isinstance(label, numbers.Real) for label in labels):
             labels = np.array(labels.tolist())
-        check_classification_targets(labels)
+        try:
+            check_classification_targets(labels)
+        except ValueError as error:
+            advice = "Labels are text, booleans or whole numbers; y.astype(str) makes text of numbers"
+            raise DataError(f"{error} {advice}") from None
         return labels
 
 

@@ -222,7 +222,8 @@ class _Caller:
             got = type(draws if outputs is None else outputs).__name__
             raise TypeError(
                 f"predict needs a Bayesian network whose outputs are one tensor, got {got}; select one when converting, "
-                'bayesify(net, method, output="logits")'
+                'bayesify(net, method, output="logits"), or make a distribution of each from the draws of '
+                "bnn(inputs, samples=100).outputs: likelihood.predictive(output)"
             )
         if outputs.dim() < 2 or outputs.shape[0] != samples:
             raise DataError(f"the network must return outputs (S, B, ...) with S = {samples}, got {tuple(outputs.shape)}")
