@@ -13,10 +13,10 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.layers import kind_of, unrecognized, unsupported
+from bayesify.core.layers import NetworkTrials, kind_of, unrecognized, unsupported
 from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.model import Bayesian
-from bayesify.core.values import may_look_at
+from bayesify.core.values import are_finite, may_look_at
 from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing, plural
 
@@ -33,7 +33,7 @@ __all__ = [
 _CONSIDERABLE = 0.1  # of the trainable parameters
 
 
-def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bool) -> str:
+def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: bool, trials: NetworkTrials) -> str:
     """Why a layer cannot be made random; empty if it can."""
     own = dict(layer.named_parameters(recurse=False))
     if kind_of(layer) is BayesianLayer and "weight" not in own:
@@ -41,7 +41,7 @@ def obstacle(layer: nn.Module, tied: Mapping[int, list[str]], may_be_frozen: boo
     weight = own.get("weight")
     if weight is not None and not weight.is_floating_point():
         return "its weight is not of a real floating point type"
-    if reason := unsupported(type(layer)) or unrecognized(layer):
+    if reason := unsupported(type(layer)) or unrecognized(layer, trials):
         return reason
     if weight is None:
         return _reason_of_computed_weight(layer)
@@ -112,7 +112,7 @@ def _check_weights(layer: nn.Module) -> None:
                 f"{name} of a {type(layer).__name__} {tuple(parameter.shape)} was made in torch.inference_mode(), so that PyTorch "
                 "cannot differentiate it; make the network outside, or use torch.no_grad()"
             )
-        if may_look_at(parameter) and not parameter.isfinite().all():
+        if may_look_at(parameter) and not are_finite(parameter):
             count = int((~parameter.isfinite()).sum())
             raise ConfigurationError(
                 f"{name} of a {type(layer).__name__} {tuple(parameter.shape)} has {count} NaN or infinite values; load or train "

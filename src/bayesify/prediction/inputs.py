@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSam
 
 from bayesify.core.model import Bayesian
 from bayesify.core.objects import is_object, tensors_in
+from bayesify.core.values import are_finite
 from bayesify.errors import DataError, warn
 from bayesify.formatting import plural
 
@@ -92,10 +93,10 @@ def _checked(x: Any, dim: int, name: str) -> Any:
             raise DataError(f"{name} must have at least one row in dimension {dim}, got shape {tuple(leaf.shape)}")
         if leaf.is_meta:
             raise DataError(f"{name} must have values, got a tensor {tuple(leaf.shape)} on the meta device")
-        if leaf.is_floating_point() and not (finite := _values(leaf).isfinite()).all():
+        if leaf.is_floating_point() and not are_finite(values := _values(leaf)):
             raise DataError(
-                f"{name} must be finite, got {int((~finite).sum())} NaN or infinite values in shape {tuple(leaf.shape)}; impute "
-                "or drop them first"
+                f"{name} must be finite, got {int((~values.isfinite()).sum())} NaN or infinite values in shape "
+                f"{tuple(leaf.shape)}; impute or drop them first"
             )
     if not leaves:
         raise DataError(f"{name} must have at least one tensor, got {x!r}")

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.modes import eval_mode
 from bayesify.core.objects import is_object, moved
-from bayesify.core.values import in_dtype, network_dtype
+from bayesify.core.values import are_finite, in_dtype, network_dtype
 from bayesify.errors import DataError
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _named_leaves(inputs: Inputs) -> Iterator[tuple[str, Any]]:
 
 
 def _check_finite(name: str, x: Tensor) -> None:
-    if x.is_floating_point() and not bool(x.isfinite().all()):
+    if x.is_floating_point() and not are_finite(x):
         nonfinite = (~x.isfinite()).flatten(1).any(1) if x.dim() > 1 else ~x.isfinite()
         rows = nonfinite.nonzero().flatten()
         raise DataError(
