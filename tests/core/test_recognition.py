@@ -10,6 +10,7 @@ from torch import nn
 
 from bayesify import EMP, MNF, VSD, WHVI, MCDropout, MeanField, bayesify, register_layer, unbayesify
 from bayesify.core import layers
+from bayesify.core.layers import network_trials
 from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.layers.recognition import recognized
 from bayesify.errors import PassError
@@ -526,6 +527,43 @@ def test_every_layer_of_a_class_is_verified():
     assert "does not compute what other layers of its class do" in bnn.report[1].reason
 
 
+def test_layers_that_are_alike_are_tried_once(monkeypatch):
+    """Alike are those that differ in values of parameters, and of the statistics of a normalization."""
+    tried = []
+    monkeypatch.setattr(network_trials, "recognized", lambda layer: tried.append(layer) or recognized(layer))
+    net = Net(*(RMSNorm(8) for _ in range(3)), *(Spelled(8, 8) for _ in range(3)), Spelled(8, 8, bias=False), RMSNorm(8, eps=1e-5))
+    net.layers[1].weight.data.mul_(3)
+    net.layers[4].eval()
+    bnn = bayesify(net, MeanField())
+    assert sorted(map(list(net.layers).index, tried)) == [0, 3, 6, 7]
+    assert len(list(bnn.random_layers())) == 9
+    acts = [NormAct(8), NormAct(8), NormAct(8, act=nn.ReLU(inplace=False)), NormAct(8, p=0.1), NormAct(8)]
+    acts[1].running_mean.fill_(2.0)
+    acts[4].drop.eval()
+    tried.clear()
+    bayesify(nn.Sequential(nn.Conv2d(3, 8, 1), *acts), MeanField())
+    assert sorted(map(acts.index, tried)) == [0, 2, 3, 4]
+
+
+def test_layers_with_buffers_are_each_verified():
+    class Masked(nn.Linear):
+        def __init__(self, mask):
+            super().__init__(8, 8)
+            self.register_buffer("mask", mask)
+
+        def forward(self, input):
+            return F.linear(input, self.weight * self.mask, self.bias * self.mask[0])
+
+    masked = bayesify(Net(Masked(torch.ones(8, 8)), Masked(torch.zeros(8, 8))), MeanField())
+    assert [report.method is not None for report in masked.report] == [True, False, True]
+
+
+def test_settings_of_other_types_make_layers_differ():
+    one, other = Flagged(8, 8), Flagged(8, 8)
+    one.scale, other.scale = 1, True
+    assert network_trials._function_of(one) != network_trials._function_of(other)
+
+
 def test_pickles_are_loaded_where_nothing_has_been_recognized(monkeypatch):
     pickled = pickle.dumps(bayesify(Net(RMSNorm(8)), MeanField()))
     for table in (layers._TYPES, layers._RECOGNIZED):
@@ -540,6 +578,42 @@ def test_pickles_are_loaded_where_nothing_has_been_recognized(monkeypatch):
 def test_functions_that_differ_at_other_scales_or_in_gradients_are_not_recognized(function, only_in):
     assert recognized(Nearly(F.linear, only_in)).kind is not None
     assert recognized(Nearly(function, only_in)) is None
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [lambda layer: layer.is_trained, lambda layer: vars(layer)["training"], lambda layer: copy.copy(layer).training],
+    ids=["property", "dict", "copy"],
+)
+@pytest.mark.parametrize("base", [OutputMajor, nn.Linear])
+def test_layers_that_compute_something_else_in_training_mode_are_not_recognized(base, mode):
+    """Whichever way they ask for the mode: a trial in the second one is left out if they do not."""
+
+    class Moody(base):
+        is_trained = property(lambda layer: layer.training)
+
+        def forward(self, x):
+            if mode(self):
+                self.weight.data.clamp_(-0.1, 0.1)
+            return F.linear(x, self.weight, self.bias)
+
+    assert recognized(Moody(8, 8)) is None
+
+
+def test_layers_with_attributes_read_past_the_trial_are_tried_in_both_modes():
+    class Moody(OutputMajor):
+        def __getattribute__(self, name):
+            value = super().__getattribute__(name)
+            return -1.0 if name == "factor" and super().__getattribute__("training") else value
+
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.factor = 1.0
+
+        def forward(self, x):
+            return self.factor * F.linear(x, self.weight, self.bias)
+
+    assert recognized(Moody(8, 8)) is None
 
 
 @pytest.mark.parametrize(

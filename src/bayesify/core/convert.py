@@ -18,7 +18,7 @@ from bayesify.core.folded import Folded
 from bayesify.core.initialization import looks_initialized
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layer_report import LayerReport
-from bayesify.core.layers import OfAnotherLibrary, recognize, type_of
+from bayesify.core.layers import NetworkTrials, OfAnotherLibrary, recognize, type_of
 from bayesify.core.layers.own_forward import OwnForward
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
@@ -124,11 +124,12 @@ def _converted(
         layers = _layers_of(net)
         before += [(layer, dict(layer._parameters)) for layer in layers.values()]
         matches = _first_matches(layers, methods, unpacking.owners)
+        trials = NetworkTrials()
         for layer in layers.values():
-            recognize(layer)
+            recognize(layer, trials)
         passes, sizes = Passes(), trainable_sizes(layers)
         assigned = methods["*"].assign(layers) if "*" in methods else {}
-        reports, hindered = _convert_layers(layers, matches, methods, assigned, passes, unpacking)
+        reports, hindered = _convert_layers(layers, matches, methods, assigned, passes, unpacking, trials)
         output = methods["*"].output_layer(layers) if "*" in methods else None
         if output is not None and matches[output] == "*" and isinstance(layer := layers[output], BayesianLayer):
             layer.is_taken_for_output = True
@@ -181,6 +182,7 @@ def _convert_layers(
     assigned: Mapping[str, Method],
     passes: Passes,
     unpacking: Unpacking,
+    trials: NetworkTrials,
 ) -> tuple[list[LayerReport], dict[str, str]]:
     """Convert the layers that patterns and methods choose.
 
@@ -204,10 +206,10 @@ def _convert_layers(
             reason = f"{type(methods[pattern]).__name__} leaves it as it is"
         else:
             free = pattern != "*" or chosen.keeps_weight
-            reason = obstacle(layer, {} if chosen.keeps_weight else tied, may_be_frozen=free)
+            reason = obstacle(layer, {} if chosen.keeps_weight else tied, may_be_frozen=free, trials=trials)
             if reason and pattern == "*" and chosen.is_random:
                 hindered[name] = kind
-        if chosen is not None and not reason and not _convert(layer, chosen, passes):
+        if chosen is not None and not reason and not _convert(layer, chosen, passes, trials):
             reason = f"{type(chosen).__name__} leaves {kind} as it is"
         if isinstance(layer, BayesianLayer) and (need := unmet_need(layer, unpacking.is_called(name))):
             revert(layer)
@@ -270,10 +272,10 @@ def unbayesify(bnn: Bayesian) -> nn.Module:
     return bnn.net
 
 
-def _convert(layer: nn.Module, method: Method, passes: Passes) -> bool:
+def _convert(layer: nn.Module, method: Method, passes: Passes, trials: NetworkTrials) -> bool:
     """Make the layer random; False, with the layer unchanged, if the method returns no posterior."""
     reference = cast(torch.Tensor, layer.weight)
-    layer.__class__ = cast(type[BayesianLayer], type_of(layer))
+    layer.__class__ = cast(type[BayesianLayer], type_of(layer, trials))
     assert isinstance(layer, BayesianLayer)
     layer.passes, layer.is_read, layer.is_repeated, layer.is_used = passes, False, False, None
     if isinstance(layer, OwnForward):

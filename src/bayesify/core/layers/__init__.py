@@ -10,11 +10,22 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import convolution, embedding, linear, normalization
+from bayesify.core.layers.network_trials import NetworkTrials
 from bayesify.core.layers.own_forward import OwnForward
-from bayesify.core.layers.recognition import MAY_OVERRIDE, Recognized, recognized
+from bayesify.core.layers.recognition import MAY_OVERRIDE, Recognized
 from bayesify.errors import PassError
 
-__all__ = ["OfAnotherLibrary", "kind_of", "layer_type", "recognize", "register_layer", "type_of", "unrecognized", "unsupported"]
+__all__ = [
+    "NetworkTrials",
+    "OfAnotherLibrary",
+    "kind_of",
+    "layer_type",
+    "recognize",
+    "register_layer",
+    "type_of",
+    "unrecognized",
+    "unsupported",
+]
 
 _TYPES: dict[type[nn.Module], type[BayesianLayer]] = {
     layer.original: layer for module in (linear, convolution, normalization, embedding) for layer in module.LAYERS
@@ -67,10 +78,10 @@ def register_layer(
     return _TYPES[cls]
 
 
-def type_of(layer: nn.Module) -> type[BayesianLayer] | None:
+def type_of(layer: nn.Module, trials: NetworkTrials) -> type[BayesianLayer] | None:
     """The type of a layer after conversion; None if it cannot be made random."""
     variants = _RECOGNIZED.get(type(layer), {})
-    if len(variants) > 1 and (found := recognized(layer)) is not None:
+    if len(variants) > 1 and (found := trials.recognized(layer)) is not None:
         return variants[found]
     return layer_type(type(layer))
 
@@ -98,11 +109,11 @@ def unsupported(kind: type[nn.Module]) -> str:
     return ""
 
 
-def recognize(layer: nn.Module) -> None:
+def recognize(layer: nn.Module, trials: NetworkTrials) -> None:
     """Support the class of a layer that computes what a supported one does, or whose own `forward` can run with drawn weights."""
     base = _supported_base(type(layer))
     may_be = base is None or base in _RECOGNIZED or (base in MAY_OVERRIDE and _overrides(type(layer), base))
-    if type(layer) not in _TYPES and may_be and (found := recognized(layer)) is not None:
+    if type(layer) not in _TYPES and may_be and (found := trials.recognized(layer)) is not None:
         _support(type(layer), found)
 
 
@@ -151,11 +162,11 @@ def _support(original: type[nn.Module], found: Recognized) -> type[BayesianLayer
     return variants[found]
 
 
-def unrecognized(layer: nn.Module) -> str:
+def unrecognized(layer: nn.Module, trials: NetworkTrials) -> str:
     """Why a layer of a recognized class cannot be made random: its own settings may differ; empty if it can."""
     if type(layer) not in _RECOGNIZED:
         return ""
-    if (found := recognized(layer)) is None:
+    if (found := trials.recognized(layer)) is None:
         return "it does not compute what other layers of its class do; see register_layer"
     _support(type(layer), found)
     return ""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.layers import convolution, linear
-from bayesify.core.layers.trials import LARGE, LARGEST, are_close, have_values, with_parameters
+from bayesify.core.layers.trials import LARGE, LARGEST, are_close, depends_on_mode, have_values, watched, with_parameters
 
 __all__ = ["CONTRACTING", "OwnForward", "kind_with_own_forward"]
 
@@ -78,7 +78,10 @@ def kind_with_own_forward(layer: nn.Module) -> type[BayesianLayer] | None:
         value.mul_(100)  # a bound on weights is of consequence
     for shape in _shapes_of_inputs(layer):
         x = torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
-        if _takes_weights(layer, kind, stored, draws, x, False) and _takes_weights(layer, kind, stored, draws[:1], x, True):
+        read = set[str]()
+        if _takes_weights(layer, kind, stored, draws, x, False, read) and (
+            not depends_on_mode(layer, read) or _takes_weights(layer, kind, stored, draws[:1], x, True, read)
+        ):
             return kind
     return None
 
@@ -91,14 +94,17 @@ def _takes_weights(
     draws: Sequence[Mapping[str, Tensor]],
     x: Tensor,
     training: bool,
+    read: set[str],
 ) -> bool:
     """Whether a layer that is given weights one after another computes what plain layers with these do, and remembers nothing.
 
-    Several weights show one that it remembers, or does not use.
+    Several weights show one that it remembers, or does not use. The attributes that it reads are added to `read`.
     """
     probe: Any = with_parameters(layer, stored, training)
-    probe.__class__, probe.given = type("Trial", (OwnForward, kind, type(layer)), {"original": type(layer)}), None
+    trial = type("Trial", (OwnForward, kind, type(layer)), {"original": type(layer)})
+    probe.given = None
     before, buffers = dict(vars(probe)), {name: b.clone() for name, b in probe._buffers.items() if b is not None}
+    probe.__class__ = watched(trial, read)
     state, results = torch.get_rng_state(), list[Tensor]()
     try:
         for draw in draws:
@@ -113,6 +119,7 @@ def _takes_weights(
         return False
     finally:
         torch.set_rng_state(state)
+    probe.__class__ = trial
     after = vars(probe)
     remembers = after.keys() != before.keys() or any(after[name] is not value for name, value in before.items())
     constant = len(results) > 1 and are_close(results[0], results[1])

@@ -32,15 +32,16 @@ from bayesify.core.layers.normalization import (
     epsilon,
 )
 from bayesify.core.layers.own_forward import CONTRACTING, kind_with_own_forward
-from bayesify.core.layers.trials import LARGE, LARGEST, are_close, have_values, with_parameters
+from bayesify.core.layers.trials import LARGE, LARGEST, are_close, depends_on_mode, have_values, watched, with_parameters
 from bayesify.core.turns import turn
 
-__all__ = ["MAY_OVERRIDE", "Recognized", "recognized"]
+__all__ = ["MAY_OVERRIDE", "STATISTICS", "UNCHANGEABLE", "Recognized", "is_normalization", "recognized"]
 
 _NORMALIZATIONS = {kind.original: kind for kind in normalization.LAYERS}
 MAY_OVERRIDE = frozenset((*CONTRACTING, *_NORMALIZATIONS))  # classes whose `forward` libraries write again
+STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))  # buffers that trials fill with values of their own
 
-_UNCHANGEABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, FunctionType, BuiltinFunctionType)
+UNCHANGEABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, FunctionType, BuiltinFunctionType)
 
 
 class _Trial(NamedTuple):
@@ -87,7 +88,7 @@ def recognized(layer: nn.Module) -> Recognized | None:
 
 def _as_supported(layer: nn.Module) -> Recognized | None:
     """What supported layer a layer is."""
-    base = next((cls for cls in type(layer).__mro__ if cls in _NORMALIZATIONS), None)
+    base = _normalization(layer)
     children = [child for name, child in layer.named_children() if name != "posterior"]
     if base is None and (children or any(True for _ in layer.buffers())):
         return None
@@ -103,11 +104,20 @@ def _as_supported(layer: nn.Module) -> Recognized | None:
     for kind, shape, function in candidates:
         x = torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
         x[1] *= 1e-3  # where the eps of a normalization is of consequence
-        read, trials = set[str](), itertools.product(_TRIALS, (False, True))
-        if all(_agrees(layer, values, x, function, trial, training, read) for trial, training in trials):
+        read = set[str]()
+        if all(_agrees_in_both_modes(layer, values, x, function, trial, read) for trial in _TRIALS):
             settings = _settings(layer, kind, base, read)
             return None if settings is None else Recognized(kind, then, settings=settings)
     return None
+
+
+def is_normalization(layer: nn.Module) -> bool:
+    """Whether the class of a layer is that of a supported normalization, or derived from one."""
+    return _normalization(layer) is not None
+
+
+def _normalization(layer: nn.Module) -> type[nn.Module] | None:
+    return next((cls for cls in type(layer).__mro__ if cls in _NORMALIZATIONS), None)
 
 
 def through_children(layer: nn.Module, y: Tensor) -> Tensor:
@@ -158,7 +168,7 @@ def _has_settings(layer: nn.Module, base: type[nn.Module]) -> bool:
     own = [value for name, value in vars(layer).items() if name not in plain]
     harmless = (bool, str, type(None), torch.dtype)
     return any(not isinstance(value, harmless) and not callable(value) for value in own) or not (
-        layer._buffers.keys() <= {"running_mean", "running_var", "num_batches_tracked"}
+        layer._buffers.keys() <= STATISTICS
     )
 
 
@@ -173,6 +183,21 @@ def _has_one_input(layer: nn.Module) -> bool:
     except (TypeError, ValueError):  # geoopt's manifolds are modules whose `forward` is NotImplemented
         return False
     return len(parameters) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+
+
+def _agrees_in_both_modes(
+    layer: nn.Module,
+    values: Mapping[str, Tensor],
+    x: Tensor,
+    function: Callable[[Any, Tensor], Tensor],
+    trial: _Trial,
+    read: set[str],
+) -> bool:
+    """`_agrees` in eval mode, and in training mode unless the layer would compute the same again: where it did not ask for it."""
+    seen = set[str]()
+    agrees = _agrees(layer, values, x, function, trial, False, seen)
+    read |= seen
+    return agrees and (not depends_on_mode(layer, seen) or _agrees(layer, values, x, function, trial, True, read))
 
 
 def _agrees(
@@ -195,7 +220,7 @@ def _agrees(
     for leaf in itertools.chain(*leaves):
         leaf.requires_grad_(trial.has_gradients)
     before = dict(vars(probe))
-    probe.__class__ = _watched(type(layer), read)
+    probe.__class__ = watched(type(layer), read)
     state = torch.get_rng_state()
     try:
         with torch.set_grad_enabled(trial.has_gradients):
@@ -223,16 +248,6 @@ def _gradients(y: Tensor, leaves: list[Tensor], towards: Tensor) -> tuple[Tensor
     return torch.autograd.grad(y, leaves, towards.to(y.dtype), allow_unused=True)
 
 
-def _watched(kind: type[nn.Module], read: set[str]) -> type[nn.Module]:
-    """A subclass whose instances note the names of the attributes that are read."""
-
-    def get(layer: nn.Module, name: str) -> Any:
-        read.add(name)
-        return kind.__getattribute__(layer, name)
-
-    return type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
-
-
 def _settings(layer: nn.Module, kind: type[BayesianLayer], base: type[nn.Module] | None, read: set[str]) -> tuple[str, ...] | None:
     """Those attributes that `forward` read and that a layer of this kind does not read itself.
 
@@ -246,7 +261,7 @@ def _settings(layer: nn.Module, kind: type[BayesianLayer], base: type[nn.Module]
         if name.startswith("__") or (name not in vars(layer) and hasattr(of_class, "__get__")):  # a method, or a property
             continue
         value = getattr(layer, name, None)
-        if any(not isinstance(part, _UNCHANGEABLE) for part in (value if isinstance(value, tuple) else (value,))):
+        if any(not isinstance(part, UNCHANGEABLE) for part in (value if isinstance(value, tuple) else (value,))):
             return None
         names.append(name)
     return None if names and isinstance(layer, nn.Linear) else tuple(names)
