@@ -393,3 +393,22 @@ def test_nothing_random_is_an_error_that_names_the_remedy() -> None:
     with pytest.raises(NothingRandomError, match=r"EMP\(where=.*\) matches no layer"):
         bayesify(nn.Sequential(nn.Linear(3, 3)), EMP(where="bn"))
     assert "0 of 1 layers are random" in str(summary(bayesify(nn.Sequential(nn.Linear(3, 3)), Deterministic())))
+
+
+def test_random_layers_inside_random_layers_and_shared_ones_are_found_once_in_order():
+    """By the fast search of passes as by the public one."""
+
+    class Adapted(nn.Linear):
+        def __init__(self, inputs, outputs):
+            super().__init__(inputs, outputs)
+            self.low = nn.Linear(outputs, outputs)
+
+        def forward(self, input):
+            return self.low(super().forward(input))
+
+    register_layer(Adapted, like=nn.Linear, then=lambda layer, y: layer.low(y))
+    shared = nn.Linear(4, 4)
+    net = nn.Sequential(Adapted(3, 4), shared, nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), shared), nn.Linear(4, 2))
+    bnn = bayesify(net, MeanField())
+    assert [name for name, _ in bnn.random_layers()] == ["0", "0.low", "1", "2.0", "3"]
+    assert bnn._layers() == [layer for _, layer in bnn.random_layers()]

@@ -3,7 +3,7 @@
 import copy
 import random
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesify import EMP, VSD, Categorical, DeepEnsemble, MCDropout, MeanField, Method, VariationalDropout, bayesify, predict
 from bayesify.core.folded import Folded
+from bayesify.core.replay import leaves_stand_ins, mark
 from bayesify.methods.mean_field import GaussianPosterior
 
 F64 = torch.float64
@@ -452,3 +453,16 @@ def test_nothing_to_share_is_noticed_in_one_pass(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Folded, "_run", counted)
     predict(bnn, x, Categorical(), samples=2, seed=0)
     assert few == [True, False]
+
+
+@pytest.mark.parametrize(
+    "container",
+    [lambda x: x, lambda x: [1, (x,)], lambda x: {"a": {"b": x}}, lambda x: OrderedDict(a=x), lambda x: deque([x])],
+    ids=["tensor", "list", "dict", "OrderedDict", "deque"],
+)
+def test_stand_ins_are_found_wherever_a_network_keeps_them(container: Any) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    net.kept, net.empty, net.number = container(torch.ones(2)), {}, 1.0
+    assert not leaves_stand_ins(net)
+    net.kept = container(mark(torch.ones(2), False))
+    assert leaves_stand_ins(net)

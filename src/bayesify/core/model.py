@@ -273,11 +273,16 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         stack = [self.net]
         while stack:
             module = stack.pop()
-            if module not in seen:
-                seen.add(module)
-                if isinstance(module, BayesianLayer):
-                    found.append(module)
-                stack += [child for child in reversed(module._modules.values()) if child is not None]
+            if module in seen:
+                continue
+            seen.add(module)
+            children = module._modules
+            if isinstance(module, BayesianLayer):
+                found.append(module)
+                if len(children) == 1 and "posterior" in children:  # which has no random layers
+                    continue
+            if children:
+                stack += [child for child in reversed(children.values()) if child is not None]
         return found
 
     def kl(self) -> Tensor:

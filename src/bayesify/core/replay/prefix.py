@@ -6,6 +6,7 @@ Shapes: S draws, B batch.
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -226,6 +227,10 @@ def _has_foreign_hooks(part: nn.Module) -> bool:
     return any(not getattr(hook, "of_bayesify", False) for hook in part._forward_pre_hooks.values())
 
 
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple, set))
+_WITHOUT_TENSORS = frozenset((bool, int, float, str, type(None)))  # of which most attributes are, and pytrees are slow
+
+
 def leaves_stand_ins(net: nn.Module) -> bool:
     """Whether an attribute of the network is a tensor of a replayed pass."""
     reserved = ("_parameters", "_buffers", "_modules", "passes")
@@ -233,6 +238,6 @@ def leaves_stand_ins(net: nn.Module) -> bool:
         isinstance(leaf, Tensor) and mark_of(leaf) is not None
         for module in net.modules()
         for name, value in vars(module).items()
-        if name not in reserved
+        if name not in reserved and not (value.__class__ in _WITHOUT_TENSORS or (value.__class__ in _CONTAINERS and not value))
         for leaf in tree_leaves(value)
     )
