@@ -47,7 +47,8 @@ class PosteriorUses(TorchDispatchMode):
     ) -> Any:
         forward_pass = self._passes.current
         outside = forward_pass is not None and not forward_pass.inside_layer
-        if not isinstance(func, HigherOrderOperator) and outside and not func.is_view and func.overloadpacket.__name__ not in _COPIES:
+        computes = not (isinstance(func, HigherOrderOperator) or func.is_view or func.overloadpacket.__name__ in _COPIES)
+        if outside and computes:
             memories = map(_memory, tensors_in((args, kwargs)))
             self._found.update(self._owners[memory] for memory in memories if memory in self._owners)
         return func(*args, **(kwargs or {}))
