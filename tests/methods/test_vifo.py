@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from bayesify import VIFO, MeanField, bayesify, elbo, fit, predict, summary, unbayesify
+from bayesify.core.switches import observer
 from bayesify.errors import ConfigurationError
 from bayesify.functional import vifo_mean_all, vifo_mean_variance
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
@@ -311,7 +312,7 @@ def test_the_test_changes_no_state() -> None:
 def test_known_kinds_are_not_tested_again() -> None:
     bnn, x, passes = bayesify(Choosing(), VIFO()), torch.randn(5, 4), []
     bnn.train()(x), bnn.eval()(x), bnn(x, like="logits")
-    bnn.net.register_forward_hook(lambda *_: passes.append(1))
+    bnn.net.register_forward_hook(observer(lambda *_: passes.append(1)))
     bnn.train()(x), bnn.eval()(x[:3]), bnn(x, like="logits"), bnn.train()(x[:2])
     assert len(passes) == 4
     for i in range(100):  # ever new kinds
@@ -469,7 +470,7 @@ def test_the_predictive_variance_of_regression() -> None:
 def test_prediction_takes_one_pass() -> None:
     bnn, passes, x = noisy(VIFO()), [], torch.randn(1000, 4, dtype=F64)
     bnn(x[:1])  # the first pass looks at the net
-    bnn.net.register_forward_hook(lambda *_: passes.append(1))
+    bnn.net.register_forward_hook(observer(lambda *_: passes.append(1)))
     predict(bnn, x, Categorical(), samples=50, seed=0)
     assert len(passes) == 1
 
