@@ -1,7 +1,7 @@
 """Whether code may look at the values of tensors, whether these are finite, their dtypes, and what values variances may have."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bayesify.core.shards import local_part
 from bayesify.errors import DataError
 
-__all__ = ["are_finite", "in_dtype", "may_look_at", "network_dtype", "not_finite", "spread_errors"]
+__all__ = ["are_finite", "finite_models", "in_dtype", "may_look_at", "network_dtype", "not_finite", "spread_errors"]
 
 _LARGEST_LOG_STD = math.log(1e15)  # as for hyperparameters; single precision holds its square
 
@@ -63,6 +63,13 @@ def are_finite(x: Tensor) -> bool:
     x = x.detach()
     # A finite sum shows it in a fraction of the time that `isfinite` takes, but may overflow; there is none of float8.
     return (x.element_size() > 1 and bool(x.sum().isfinite())) or bool(x.isfinite().all())
+
+
+def finite_models(parameters: Sequence[Tensor]) -> Tensor:
+    """Which of M models have no NaN or infinity in any of their stacked parameters (M, ...): booleans (M,)."""
+    rows = [x.detach().flatten(1) if x.dim() > 1 else x.detach().unsqueeze(1) for x in parameters]
+    finite = torch.stack([x.sum(1).abs().float().isfinite() for x in rows]).all(0)  # as in `are_finite`, on the device
+    return finite if bool(finite.all()) else torch.stack([x.isfinite().all(1) for x in rows]).all(0)
 
 
 def spread_errors(state: Mapping[str, Any], prefix: str) -> Iterator[str]:

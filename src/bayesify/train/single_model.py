@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.core.shards import local_part
+from bayesify.core.values import finite_models
 from bayesify.core.weight_decay import exempt_from_decay
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
 from bayesify.jobs.worker import versions
@@ -236,7 +237,7 @@ class _Loop:
         # Batches of row groups differ by one row between processes, whose records must be equal.
         weights = reduce(self.fabric, torch.tensor(sizes, device=self.fabric.device).float(), "mean").tolist()
         learning_rate = float(self.state.optimizer.param_groups[0]["lr"])
-        finite = torch.stack([local_part(p.detach()).isfinite().all() for p in self.parameters]).all()
+        finite = finite_models([local_part(p).unsqueeze(0) for p in self.parameters])
         finite = bool(reduce(self.fabric, finite.float(), "mean") == 1)
         if failure := divergence(table[:, 0], finite, epoch, learning_rate):
             raise self._divergence_error(failure + culprits(self.training.bnn))

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bayesify.core.values import finite_models
 from bayesify.errors import DivergenceError
 from bayesify.train.arguments import Settings, SingleModelOptions, Training
 from bayesify.train.history import NAN_VALIDATION, History, divergence, epoch_record
@@ -135,7 +136,7 @@ class Loop:
         """Train all models for an epoch, validate, and write back those that are done."""
         start = time.perf_counter()
         betas, table = self._train(epoch)
-        finite = torch.stack([p.isfinite().reshape(len(p), -1).all(1) for p in self.stack.parameters.values()]).all(0).tolist()
+        finite = finite_models(list(self.stack.parameters.values())).tolist()
         validation_nll = None if self.validation is None else self._validate(self.validation)
         seconds = (time.perf_counter() - start) / len(self.running)
         for model in sorted(self.running):
