@@ -30,6 +30,7 @@ from bayesify import (
     summary,
 )
 from bayesify.core.model import Bayesian
+from bayesify.core.switches import observer
 from bayesify.errors import BayesifyWarning, ConfigurationError, DataError, PassError
 from bayesify.testing.trial import captured_weights, require_equal_moments
 
@@ -150,7 +151,7 @@ def test_branches_whose_rows_are_independent_fold() -> None:
     for x in (_inputs(6).abs(), _inputs(6), _inputs(6, 1).abs(), _inputs(5)):
         _require_right(net, bnn, x)
     calls: list[None] = []
-    bnn.net.register_forward_hook(lambda *_: calls.append(None))
+    bnn.net.register_forward_hook(observer(lambda *_: calls.append(None)))
     bnn(_inputs(6), samples=4)
     assert len(calls) == 1
 

@@ -17,6 +17,7 @@ __all__ = [
     "can_compare",
     "current_saved_tensors_hooks",
     "eval_mode",
+    "hooks_kept",
     "in_custom_function",
     "is_compiler_loaded",
     "keeping_saved_tensors",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _OF_MODULE = frozenset(vars(nn.Module()))  # the attributes of every module
+_HOOKS = tuple(name for name, value in vars(nn.Module()).items() if name.endswith("hooks") and value is not None)
 
 
 @contextmanager
@@ -82,6 +84,23 @@ def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
                 container.extend(items) if isinstance(container, list) else container.update(items)
         for x, value in numbers:
             _write_back(x, value)
+
+
+@contextmanager
+def hooks_kept(net: nn.Module) -> Iterator[None]:
+    """Remove hooks on exit that a network registered on its modules: what remembers them is an attribute, which is restored.
+
+    Hidden states of transformers are collected by such hooks, that the first pass registers.
+    """
+    found = (vars(module).get(name) for module in net.modules() for name in _HOOKS)
+    before = [(hooks, hooks.copy()) for hooks in found if hooks is not None]  # scripted modules have none
+    try:
+        yield
+    finally:
+        for hooks, kept in before:
+            if hooks.keys() != kept.keys():
+                hooks.clear()
+                hooks.update(kept)
 
 
 def _parts(container: Any) -> list[Any]:

@@ -61,9 +61,9 @@ def _state(net: nn.Module) -> tuple[object, ...]:
         seen.add(module)
         attributes = module.__dict__
         found.append(module.__class__.__qualname__)  # classes made by the conversion cannot be pickled
-        for hooks in (attributes.get("_forward_hooks"), attributes.get("_forward_pre_hooks")):
-            if hooks and (count := sum(not hasattr(hook, _OBSERVES) for hook in hooks.values())):
-                found.append(count)
+        hooks = attributes.get("_forward_hooks"), attributes.get("_forward_pre_hooks")
+        if any(hooks) and (count := sum(not hasattr(hook, _OBSERVES) for kind in hooks if kind for hook in kind.values())):
+            found.append(count)
         if not isinstance(module, BayesianLayer):
             found += [x for x in islice(attributes.values(), _STANDARD, None) if x.__class__ is bool or x.__class__ is str]
             stack += [child for child in module._modules.values() if child is not None]

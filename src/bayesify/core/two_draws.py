@@ -21,7 +21,7 @@ from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import OtherGenerators, own_noise
 from bayesify.core.inputs import Arguments, Inputs
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import attributes_kept, buffers_kept, own_casts
+from bayesify.core.modes import attributes_kept, buffers_kept, hooks_kept, own_casts
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.passes import Passes
 from bayesify.core.shards import with_whole_parameters
@@ -59,6 +59,7 @@ class TwoDraws:
             own_noise(self.net.parameters()) as reseed,
             buffers_kept(self.net),
             attributes_kept(self._plain_modules()),
+            hooks_kept(self.net),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # of a checkpoint without gradients

@@ -25,7 +25,7 @@ from bayesify.core.generators import OtherGenerators, check_not_seeded, noise_of
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
-from bayesify.core.modes import attributes_kept, buffers_kept, can_compare, eval_mode, modes_kept, own_casts
+from bayesify.core.modes import attributes_kept, buffers_kept, can_compare, eval_mode, hooks_kept, modes_kept, own_casts
 from bayesify.core.noise_free import NOISE_IN_EVAL_MODE, depends_on_noise
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.errors import BayesifyError, ConfigurationError
@@ -239,8 +239,15 @@ class RandomOutputs(Bayesian):
         gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
         layers = {part for layer in self._layers() for part in layer.modules()}
         others = [module for module in self.net.modules() if module not in layers]
-        kept = buffers_kept(self.net), attributes_kept(others)
-        with gradients, own_casts(), own_noise(self.net.parameters()) as reseed, kept[0], kept[1], warnings.catch_warnings():
+        with (
+            gradients,
+            own_casts(),
+            own_noise(self.net.parameters()) as reseed,
+            buffers_kept(self.net),
+            attributes_kept(others),
+            hooks_kept(self.net),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # of a checkpoint without gradients
             yield reseed
 
