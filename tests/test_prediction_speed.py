@@ -7,6 +7,7 @@ from torch import nn
 
 from bayesify import Categorical, Gaussian, MeanField, bayesify, predict
 from bayesify.core.folded import Folded
+from bayesify.core.replay import is_worth_replay
 from bayesify.prediction.inputs import draws_per_call
 from bayesify.prediction.pooling import fast_pooling
 
@@ -91,7 +92,7 @@ def test_draws_per_call_of_a_gpu():
     assert draws_per_call(bnn, torch.zeros(16, 3, 224, 224), 0, gpu, 1000) == 2_048 // 16
 
 
-@pytest.mark.parametrize("least", [0, 1_000_000])
+@pytest.mark.parametrize("least", [0, 200_000_000])
 def test_small_networks_make_no_comparison_of_passes(monkeypatch, least):
     """The prediction is the same up to rounding."""
     bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double(), {"2": MeanField()})
@@ -103,3 +104,13 @@ def test_small_networks_make_no_comparison_of_passes(monkeypatch, least):
     compared.clear()
     torch.testing.assert_close(predict(bnn, x, Gaussian(std=0.1), samples=20, seed=3).mean, expected)
     assert bool(compared) == (least == 0)
+
+
+def test_replay_is_for_many_rows_and_many_draws(monkeypatch):
+    """Rows times parameters times draws decide, where tokens and positions of sequences count as rows."""
+    bnn = bayesify(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), {"2": MeanField()})
+    size = sum(p.numel() for p in bnn.parameters())
+    monkeypatch.setattr("bayesify.core.replay.prefix.WORTH_REPLAY", 100 * size)
+    worth = [(torch.zeros(99, 3), 1), (torch.zeros(11, 3), 10), (torch.zeros(5, 3, 3), 10), (torch.zeros(2, 6).long(), 10)]
+    assert [is_worth_replay(bnn.net, [x], samples) for x, samples in worth] == [False, True, True, True]
+    assert not is_worth_replay(bnn.net, [torch.zeros(11, 3)], 5)

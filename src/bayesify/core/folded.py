@@ -239,12 +239,13 @@ class Folded(DrawnNetworks):
         coherent: bool,
         reseed: Callable[[int], object],
         believed: dict[object, bool] | None = None,
+        samples: int = 100,
     ) -> Iterator[None]:
         with super().predicting(inputs, kwargs, coherent, reseed):
             call, believed = self.inputs_of(inputs, kwargs), {} if believed is None else believed
             key = id(self), call.kind
             if key not in believed:
-                possible = not self.training and is_worth_replay(self.net, call.leaves) and has_prefix(self.net)
+                possible = not self.training and is_worth_replay(self.net, call.leaves, samples) and has_prefix(self.net)
                 believed[key] = possible and self._replays(call, coherent, reseed)
             if believed[key]:
                 self._prefix = Prefix(call.batch, self.plan(call, 2).folds)

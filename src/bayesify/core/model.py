@@ -138,6 +138,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
         coherent: bool,
         reseed: Callable[[int], object],
         believed: dict[object, bool] | None = None,
+        samples: int = 100,
     ) -> Iterator[None]:
         """A context for passes over this batch only, without KL; computations that are equal in all passes may be done once.
 
@@ -145,6 +146,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
             inputs, kwargs, coherent: as in `forward`.
             reseed: a function that seeds all random generators; call it before the first pass inside.
             believed: whether replayed and ordinary passes agreed; one dict for all batches of a call of `predict`.
+            samples: about how many draws the passes make.
         """
         self.pays_kl = False
         try:

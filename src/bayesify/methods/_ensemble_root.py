@@ -166,10 +166,12 @@ class Ensemble(Bayesian):
         coherent: bool,
         reseed: Callable[[int], object],
         believed: dict[object, bool] | None = None,
+        samples: int = 100,
     ) -> Iterator[None]:
         with ExitStack() as stack:
+            each = samples // len(self.members)
             for member in self.members:
-                stack.enter_context(member.predicting(inputs, kwargs, coherent, reseed, believed))
+                stack.enter_context(member.predicting(inputs, kwargs, coherent, reseed, believed, each))
             yield
 
     def stop_replay(self) -> bool:

@@ -102,9 +102,10 @@ class Linearized(Folded):
         coherent: bool,
         reseed: Callable[[int], object],
         believed: dict[object, bool] | None = None,
+        samples: int = 100,
     ) -> Iterator[None]:
         inner = Bayesian.predicting if self.is_linear else Folded.predicting  # a linearized pass is not replayed
-        with inner(self, inputs, kwargs, coherent, reseed, believed):
+        with inner(self, inputs, kwargs, coherent, reseed, believed, samples):
             yield
 
     def function(self, seed: int) -> Callable[..., Any]:

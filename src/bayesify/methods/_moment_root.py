@@ -76,8 +76,9 @@ class MomentRoot(Folded):
         coherent: bool,
         reseed: Callable[[int], object],
         believed: dict[object, bool] | None = None,
+        samples: int = 100,
     ) -> Iterator[None]:
-        with Bayesian.predicting(self, inputs, kwargs, coherent, reseed, believed):
+        with Bayesian.predicting(self, inputs, kwargs, coherent, reseed, believed, samples):
             yield
 
     def _moments(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:

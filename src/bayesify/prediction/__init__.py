@@ -254,9 +254,9 @@ class _BatchPrediction:
         if self.samples >= samples:
             return
         args, kwargs = arguments_of(self.inputs)
-        caller, root = self.caller, self.caller.root
+        caller, root, new = self.caller, self.caller.root, samples - self.samples
         ordinary, mixture = contextlib.nullcontext(), None  # of new draws: on the device of the network
-        with ordinary if root is None else root.predicting(args, kwargs, caller.coherent, caller.reseed, caller.believed):
+        with ordinary if root is None else root.predicting(args, kwargs, caller.coherent, caller.reseed, caller.believed, new):
             while self.samples < samples:
                 # coherent draws depend only on the seed and their index, so that all batches use the same functions
                 state = f"{caller.seed} {self.samples} {0 if caller.coherent else self.index}"

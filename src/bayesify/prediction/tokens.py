@@ -131,7 +131,7 @@ def score_tokens(
         for index, batch in enumerate(batches):
             args, kwargs = arguments_of(tree_map(lambda leaf: leaf.to(device), batch))
             rows = labels[index * batch_size : (index + 1) * batch_size].to(device)
-            with bnn.predicting(args, kwargs, True, reseed):
+            with bnn.predicting(args, kwargs, True, reseed, samples=samples):
                 reseed(seed)
                 outputs = _outputs(bnn, args, kwargs, samples, members, shift)
                 scores.append(tuple(x.to(targets.device) for x in _reduced(outputs, rows, ignore_index)))

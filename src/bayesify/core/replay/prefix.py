@@ -31,8 +31,8 @@ class PrefixError(PassError):
     """The network called other functions than in its first pass, so the pass cannot be replayed."""
 
 
-WORTH_REPLAY = 1_000_000
-"""Elements of a batch times parameters below which a hundred draws take less time than the comparison before replay."""
+WORTH_REPLAY = 200_000_000
+"""Positions of a batch times parameters times draws, below which passes take less time than the comparison before replay."""
 
 
 @dataclasses.dataclass
@@ -200,10 +200,15 @@ class ReplayPass(ForwardPass):
         return self.prefix.apply(inputs, lambda repeated: super(ReplayPass, self).apply(layers, repeated, function))
 
 
-def is_worth_replay(net: nn.Module, inputs: Iterable[Any]) -> bool:
-    """Whether passes of this batch may take longer than the comparison before replay."""
-    elements = sum(x.numel() for x in inputs if isinstance(x, Tensor))
-    return elements * sum(parameter.numel() for parameter in net.parameters()) > WORTH_REPLAY
+def is_worth_replay(net: nn.Module, inputs: Iterable[Any], samples: int) -> bool:
+    """Whether S draws for this batch may take longer than the comparison before replay."""
+    positions = max((_positions(x) for x in inputs if isinstance(x, Tensor)), default=0)
+    return positions * samples * sum(parameter.numel() for parameter in net.parameters()) > WORTH_REPLAY
+
+
+def _positions(x: Tensor) -> int:
+    """About how often the weights are used: the number of rows (B, I), tokens (B, T) or (B, T, I), or lines of images."""
+    return x.numel() // max(1, x.shape[-1]) if x.is_floating_point() and x.dim() > 1 else x.numel()
 
 
 def has_prefix(net: nn.Module) -> bool:
