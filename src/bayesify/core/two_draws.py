@@ -82,7 +82,7 @@ class TwoDraws:
     def alternating(self, samples: int) -> dict[BayesianLayer, Any]:
         """The two draws of all layers, in turn, as S draws."""
         return {
-            layer: tuple(None if x is None else x[torch.arange(samples, device=x.device) % len(x)] for x in pair)
+            layer: tuple(x if x is None or len(x) == samples else x[torch.arange(samples, device=x.device) % len(x)] for x in pair)
             for layer, pair in self.drawn.items()
         }
 
@@ -141,7 +141,8 @@ def _two_draws(layer: BayesianLayer) -> tuple[Tensor, Tensor | None]:
     weight, bias = layer.posterior.mean(layer)
 
     def around(mean: Tensor) -> Tensor:
-        scale = float(mean.float().square().mean().sqrt()) or 1 / math.sqrt(layer.fan_in)
+        norm = float(torch.linalg.vector_norm(mean if mean.element_size() > 2 else mean.float()))
+        scale = norm / math.sqrt(max(1, mean.numel())) or 1 / math.sqrt(layer.fan_in)
         return torch.randn(2, *mean.shape, dtype=mean.dtype, device=mean.device).mul_(_SPREAD * scale).add_(mean)
 
     return layer.constrained(around(weight)), None if bias is None else around(bias)
