@@ -25,6 +25,7 @@ __all__ = [
     "target_format",
     "task_reason",
     "tell_format",
+    "warn_of_other_order",
 ]
 
 _MAX_CLASSES = 30
@@ -251,6 +252,18 @@ def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
         _check_regression(y, name)
     else:
         _check_classification(y, name)
+
+
+def warn_of_other_order(X: object, y: object) -> None:
+    """Warn if rows have the same labels as targets in another order: they are paired by position, not by label."""
+    rows, targets = (getattr(each, "index", None) for each in (X, y))
+    if not (isinstance(rows, pd.Index) and isinstance(targets, pd.Index)) or len(rows) != len(targets) or rows.equals(targets):
+        return
+    if rows.is_unique and targets.is_unique and rows.isin(targets).all():
+        warn(
+            "X and y have the same index in another order, and are paired by position; if labels should decide, give "
+            "y.loc[X.index], otherwise reset both indices"
+        )
 
 
 def _check_regression(y: pd.Series, name: str) -> None:

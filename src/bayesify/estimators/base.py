@@ -19,6 +19,7 @@ from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
 from bayesify.core.values import network_dtype
 from bayesify.data import as_table, conform, describe_columns, imputations, preprocessing, unknown_values, unusual_values
+from bayesify.data.target import warn_of_other_order
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.from_files import FileTraining
@@ -172,6 +173,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             raise DataError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         table = self._table(X, reset=True)
         check_consistent_length(X, y, sample_weight)
+        warn_of_other_order(X, y)
         sample_weight = self._row_weights(y, sample_weight)
         weights = None
         if sample_weight is not None:
