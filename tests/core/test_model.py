@@ -27,6 +27,7 @@ from bayesify import (
     BatchEnsemble,
     Bayesian,
     BayesifyWarning,
+    Categorical,
     ConcreteDropout,
     DeepEnsemble,
     Deterministic,
@@ -44,6 +45,7 @@ from bayesify import (
     TensorFactorized,
     VariationalDropout,
     bayesify,
+    predict,
 )
 
 
@@ -399,6 +401,7 @@ def test_a_weight_of_another_shape_than_its_posterior_is_refused():
     bnn = bayesify(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), MeanField())
     bnn.net[0].weight.data = torch.randn(7, 4)
     message = r"'0' \(7, 4\) instead of \(5, 4\); change sizes, as by resize_token_embeddings, before bayesify"
-    for compute in (bnn.kl, lambda: bnn(torch.tensor([1, 6]))):
+    x = torch.tensor([1, 6])
+    for compute in (bnn.kl, lambda: bnn(x), lambda: predict(bnn, x, Categorical(), samples=3)):
         with pytest.raises(PassError, match=message):
             compute()

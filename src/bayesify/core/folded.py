@@ -27,6 +27,7 @@ from bayesify.core.separate_draws import SeparateDraws
 from bayesify.core.shards import shards_of
 from bayesify.core.unfolding import copied, stack, unfold
 from bayesify.core.watch import Decisions
+from bayesify.core.weight_shapes import check_shapes
 from bayesify.errors import PassError
 
 __all__ = ["Folded"]
@@ -62,6 +63,9 @@ class Folded(DrawnNetworks):
             return self._draws(call, samples, coherent)
         except (AttributeError, KeyError, TypeError) as error:
             self.explain(error, call)
+            raise
+        except (IndexError, RuntimeError):
+            check_shapes(self, self._layers())
             raise
 
     # How passes are made
