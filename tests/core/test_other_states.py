@@ -36,15 +36,16 @@ class Center(nn.Module):
 
 
 class Gated(nn.Module):
-    """A path from other rows behind a gate that is zero before training."""
+    """A path from other rows behind a gate that is closed before training."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: float = 0.0) -> None:
         super().__init__()
-        self.first, self.last, self.gate = nn.Linear(4, 8), nn.Linear(8, 2), nn.Parameter(torch.zeros(8))
+        self.first, self.last, self.gate = nn.Linear(4, 8), nn.Linear(8, 2), nn.Parameter(torch.full((8,), closed))
+        self.closed = closed
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).tanh()
-        return self.last(h + self.gate * h.mean(0))
+        return self.last(h + (self.gate - self.closed) * h.mean(0))
 
 
 class Experts(nn.Module):
@@ -79,7 +80,7 @@ def _check_draws(bnn: Any, x: Tensor) -> None:
 
 
 def _train_gate(bnn: Any) -> None:
-    bnn.net.gate.data.fill_(1.0)
+    bnn.net.gate.data.add_(1.0)
 
 
 CHANGES: dict[str, tuple[nn.Module, Callable[[Any], object]]] = {
@@ -88,6 +89,7 @@ CHANGES: dict[str, tuple[nn.Module, Callable[[Any], object]]] = {
     "hook": (Net(), lambda bnn: bnn.net.first.register_forward_hook(lambda layer, inputs, h: h - h.mean(0))),
     "submodule": (Net(), lambda bnn: setattr(bnn.net, "part", Center())),
     "gate": (Gated(), _train_gate),
+    "gate of one": (Gated(1.0), _train_gate),
 }
 
 

@@ -588,3 +588,22 @@ def test_the_linear_case_recovers_inference_over_weights(monkeypatch: pytest.Mon
     for n, d in ((12, 3), (30, 7)):
         case = example.problem(n, d)
         torch.testing.assert_close(example.output_space(*case), example.weight_space(*case), rtol=1e-6, atol=1e-5)
+
+
+class Factor(nn.Module):
+    """Logits with a learned factor."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.last, self.factor = nn.Linear(4, 3), nn.Parameter(torch.full((3,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) * self.factor
+
+
+@pytest.mark.parametrize("value", [1.0, 1.3])
+def test_a_learned_factor_is_refused_whatever_its_value_before_training(value: float) -> None:
+    net = Factor(value)
+    with pytest.raises(ConfigurationError, match="a factor"):
+        bayesify(net, VIFO())(torch.randn(5, 4))
+    assert net.factor.tolist() == pytest.approx([value] * 3)

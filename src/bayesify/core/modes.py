@@ -15,6 +15,7 @@ __all__ = [
     "attributes_kept",
     "buffers_kept",
     "can_compare",
+    "constants_moved",
     "current_saved_tensors_hooks",
     "eval_mode",
     "hooks_kept",
@@ -93,14 +94,39 @@ def hooks_kept(net: nn.Module) -> Iterator[None]:
     Hidden states of transformers are collected by such hooks, that the first pass registers.
     """
     found = (vars(module).get(name) for module in net.modules() for name in _HOOKS)
-    before = [(hooks, hooks.copy()) for hooks in found if hooks is not None]  # scripted modules have none
+    before = [(hooks, set(hooks)) for hooks in found if hooks is not None]  # scripted modules have none
     try:
         yield
     finally:
         for hooks, kept in before:
-            if hooks.keys() != kept.keys():
-                hooks.clear()
-                hooks.update(kept)
+            for key in hooks.keys() - kept:  # those that are gone, as of lazy layers, have done their work
+                del hooks[key]
+
+
+@contextmanager
+def constants_moved(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Add 0.5 to trainable parameters whose values are all equal: gates of 0 and factors of 1 hide what they act on.
+
+    Their data is replaced, not written to, because autograd may have saved them; restored on exit.
+    """
+    parameters = {p for module in modules for p in module._parameters.values() if p is not None and _is_constant(p)}
+    before = [(parameter, parameter.data) for parameter in parameters]
+    for parameter, values in before:
+        parameter.data = values + 0.5
+    try:
+        yield
+    finally:
+        for parameter, values in before:
+            parameter.data = values
+
+
+@torch.no_grad()
+def _is_constant(p: nn.Parameter) -> bool:
+    plain = type(p) is nn.Parameter and not p.is_meta and p.is_floating_point()  # sharded and uninitialized ones differ in class
+    if not (plain and p.requires_grad and p.numel()):
+        return False
+    least, largest = p.aminmax()
+    return bool(least == largest)
 
 
 def _parts(container: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from bayesify.core.first_batch import SetParameters
 from bayesify.core.generators import OtherGenerators, own_noise
 from bayesify.core.inputs import Arguments, Inputs
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.modes import attributes_kept, buffers_kept, hooks_kept, own_casts
+from bayesify.core.modes import attributes_kept, buffers_kept, constants_moved, hooks_kept, own_casts
 from bayesify.core.noise_free import NoiseFree
 from bayesify.core.passes import Passes
 from bayesify.core.shards import with_whole_parameters
@@ -66,7 +66,7 @@ class TwoDraws:
             reseed(0)
             for layer in self.layers:
                 self.drawn[layer] = with_whole_parameters(layer, lambda layer=layer: _two_draws(layer))
-            with _opened_gates(self._plain_modules()):
+            with constants_moved(self._plain_modules()):
                 yield
             self._set.restore()
 
@@ -107,28 +107,6 @@ class TwoDraws:
         self.draws_noise |= noise_free.replaced
         self.draws_elsewhere |= others.used
         return tensors_of(outputs)
-
-
-@contextmanager
-def _opened_gates(modules: Collection[nn.Module]) -> Iterator[None]:
-    """Set parameters that are zero, as gates before training, to 0.5: what they multiply would not be seen.
-
-    Their data is replaced, not written to: autograd may have saved them.
-    """
-    parameters = {p for module in modules for p in module._parameters.values() if p is not None and _is_zero(p)}
-    before = [(parameter, parameter.data) for parameter in parameters]
-    for parameter, zeros in before:
-        parameter.data = torch.full_like(zeros, 0.5)
-    try:
-        yield
-    finally:
-        for parameter, zeros in before:
-            parameter.data = zeros
-
-
-def _is_zero(p: nn.Parameter) -> bool:
-    plain = type(p) is nn.Parameter and p.requires_grad and not p.is_meta  # sharded and uninitialized ones have other classes
-    return plain and p.numel() > 0 and not p.any()
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:

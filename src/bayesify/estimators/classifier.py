@@ -188,7 +188,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             raise DataError(f"y must have labels of one kind, got {len(kinds)}: text and others; convert them: y.astype(str)")
         if labels.dtype == object and len(kinds := {isinstance(label, bool | np.bool_) for label in labels}) > 1:
             raise DataError("y must have labels of one kind, got 2: booleans and others; convert them: y.astype(int)")
-        labels = read_target(pd.Series(labels), "").to_numpy()  # decimals
+        if labels.dtype == object:
+            labels = read_target(pd.Series(labels), "").to_numpy()  # decimals
         if labels.dtype == object and all(isinstance(label, numbers.Real) for label in labels):
             labels = np.array(labels.tolist())
         try:

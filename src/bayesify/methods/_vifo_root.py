@@ -25,7 +25,16 @@ from bayesify.core.generators import OtherGenerators, check_not_seeded, noise_of
 from bayesify.core.inputs import NETWORK_ERRORS, Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
-from bayesify.core.modes import attributes_kept, buffers_kept, can_compare, eval_mode, hooks_kept, modes_kept, own_casts
+from bayesify.core.modes import (
+    attributes_kept,
+    buffers_kept,
+    can_compare,
+    constants_moved,
+    eval_mode,
+    hooks_kept,
+    modes_kept,
+    own_casts,
+)
 from bayesify.core.noise_free import NOISE_IN_EVAL_MODE, depends_on_noise
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.errors import BayesifyError, ConfigurationError
@@ -246,6 +255,7 @@ class RandomOutputs(Bayesian):
             buffers_kept(self.net),
             attributes_kept(others),
             hooks_kept(self.net),
+            constants_moved(others),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # of a checkpoint without gradients
