@@ -256,9 +256,12 @@ def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
 
 def warn_of_other_order(X: object, y: object) -> None:
     """Warn if rows have the same labels as targets in another order: they are paired by position, not by label."""
-    if not (isinstance(X, pd.DataFrame) and isinstance(y, pd.DataFrame | pd.Series)) or X.index.equals(y.index):
+    if not isinstance(X, pd.DataFrame) or not isinstance(y, pd.DataFrame | pd.Series):
         return
-    if len(X) == len(y) and X.index.is_unique and y.index.is_unique and X.index.isin(y.index).all():
+    rows, targets = X.index, y.index
+    if len(rows) != len(targets) or rows.equals(targets):
+        return
+    if rows.is_unique and targets.is_unique and rows.isin(targets).all():
         warn(
             "X and y have the same index in another order, and are paired by position; if labels should decide, give "
             "y.loc[X.index], otherwise reset both indices"
