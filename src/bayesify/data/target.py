@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -254,7 +254,7 @@ def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
         _check_classification(y, name)
 
 
-def warn_of_other_order(X: object, y: object) -> None:
+def warn_of_other_order(X: Any, y: Any) -> None:
     """Warn if rows have the same labels as targets in another order: they are paired by position, not by label."""
     if not isinstance(X, pd.DataFrame) or not isinstance(y, pd.DataFrame | pd.Series):
         return
