@@ -22,9 +22,9 @@ from bayesify.core.shards import shards_of
 from bayesify.core.turns import TurnError, turn
 from bayesify.errors import PassError
 
-_MOST_DECISIONS = 16  # sets of decisions by values of inputs that are examined
-
 __all__ = ["Planning"]
+
+_MOST_DECISIONS = 16  # sets of decisions by values of inputs that are examined
 
 
 class Planning(Examined):
