@@ -12,7 +12,7 @@ from torch import Tensor, nn
 __all__ = ["same_function"]
 
 _TENSORS = ("_parameters", "_buffers")  # their values are arguments of the function
-_IRRELEVANT = ("training", "first_steps", "is_examined", "differentiation", "_changes", "_is_full_backward_hook")
+_IRRELEVANT = ("training", "first_steps", "is_examined", "differentiation", "_switches", "_changes", "_is_full_backward_hook")
 
 
 def same_function(a: object, b: object, compare_floats: bool = True) -> bool:
