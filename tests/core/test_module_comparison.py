@@ -12,9 +12,10 @@ def _net(width: int = 4) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1))
 
 
-@pytest.mark.parametrize(
-    "method", [MeanField(), VariationalDropout(), VSD(), MCDropout(), EMP(), VIFO(), BatchEnsemble()], ids=lambda m: type(m).__name__
-)
+METHODS = [MeanField(), VariationalDropout(), VSD(), MCDropout(), EMP(), VIFO(), BatchEnsemble()]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_new_networks_with_one_method_are_alike(method: Method) -> None:
     assert same_function(bayesify(_net(), method), bayesify(_net(), method))
     assert not same_function(bayesify(_net(), method), bayesify(_net(5), method))
