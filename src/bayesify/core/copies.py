@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -55,8 +55,7 @@ def _shared_functions(module: nn.Module) -> list[str]:
     found = list[str]()
     for name, part in module.named_modules():
         functions = [*part._forward_hooks.values(), *part._forward_pre_hooks.values(), *vars(part).values()]
-        cells = [cell for function in functions for cell in getattr(function, "__closure__", None) or ()]
-        if any(id(cell.cell_contents) in held for cell in cells if _is_filled(cell)):
+        if any(id(x) in held for function in functions for x in _enclosed(function)):
             found.append(repr(name) if name else "the network itself")
     return found
 
@@ -65,9 +64,8 @@ def _is_state(x: object) -> bool:
     return isinstance(x, nn.Module | Tensor | list | dict | set)
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def _enclosed(function: object) -> Iterator[object]:
+    """The values in the closure of a function; none of other objects."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # of a variable that has no value yet
+            yield cell.cell_contents

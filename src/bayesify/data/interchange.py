@@ -1,4 +1,4 @@
-"""Tables of other libraries: polars, pyarrow, narwhals, and SciPy's sparse matrices."""
+"""What callers give as a table: those of polars, pyarrow, narwhals, SciPy's sparse matrices; and labels of its rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import scipy.sparse
 
-from bayesify.errors import DataError
+from bayesify.errors import DataError, warn
 
-__all__ = ["as_table"]
+__all__ = ["as_table", "warn_of_other_order"]
 
 _DENSE_BYTES = 2**30  # of the largest sparse matrix that is converted
 
@@ -67,3 +67,17 @@ def _check_text(array: np.ndarray) -> None:
         ) from None
     except TypeError:  # other objects, which scikit-learn refuses
         return
+
+
+def warn_of_other_order(X: Any, y: Any) -> None:
+    """Warn if rows have the same labels as targets in another order: they are paired by position, not by label."""
+    if not isinstance(X, pd.DataFrame) or not isinstance(y, pd.DataFrame | pd.Series):
+        return
+    rows, targets = X.index, y.index
+    if len(rows) != len(targets) or rows.equals(targets):
+        return
+    if rows.is_unique and targets.is_unique and rows.isin(targets).all():
+        warn(
+            "X and y have the same index in another order, and are paired by position; if labels should decide, give "
+            "y.loc[X.index], otherwise reset both indices"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,6 @@ __all__ = [
     "target_format",
     "task_reason",
     "tell_format",
-    "warn_of_other_order",
 ]
 
 _MAX_CLASSES = 30
@@ -252,20 +251,6 @@ def check_target(y: pd.Series, task: str, *, least_rows: int = 10) -> None:
         _check_regression(y, name)
     else:
         _check_classification(y, name)
-
-
-def warn_of_other_order(X: Any, y: Any) -> None:
-    """Warn if rows have the same labels as targets in another order: they are paired by position, not by label."""
-    if not isinstance(X, pd.DataFrame) or not isinstance(y, pd.DataFrame | pd.Series):
-        return
-    rows, targets = X.index, y.index
-    if len(rows) != len(targets) or rows.equals(targets):
-        return
-    if rows.is_unique and targets.is_unique and rows.isin(targets).all():
-        warn(
-            "X and y have the same index in another order, and are paired by position; if labels should decide, give "
-            "y.loc[X.index], otherwise reset both indices"
-        )
 
 
 def _check_regression(y: pd.Series, name: str) -> None:

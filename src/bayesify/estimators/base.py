@@ -19,7 +19,7 @@ from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
 from bayesify.core.values import network_dtype
 from bayesify.data import as_table, conform, describe_columns, imputations, preprocessing, unknown_values, unusual_values
-from bayesify.data.target import warn_of_other_order
+from bayesify.data.interchange import warn_of_other_order
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.from_files import FileTraining
