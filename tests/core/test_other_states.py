@@ -167,6 +167,80 @@ def test_a_closed_gate_stays_closed() -> None:
     assert bnn.net.gate.grad is not None
 
 
+def _above(h: Tensor) -> Tensor:
+    """Rows beyond a threshold take from all rows."""
+    return torch.where(h.mean(1, keepdim=True).abs() > 2, h + h.mean(0), h)
+
+
+def _largest_of_batch(h: Tensor) -> Tensor:
+    """The largest half of all values of the batch, as in sparse autoencoders."""
+    return torch.where(h >= h.flatten().topk(h.numel() // 2)[0][-1], h, 0.1 * h).relu()
+
+
+class Applied(nn.Module):
+    """Applies a function to its hidden values."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(4, 8), nn.Linear(8, 2), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_beyond_a_threshold_take_from_others(seed: int) -> None:
+    """None of the first batch is."""
+    torch.manual_seed(seed)
+    bnn = _made(Applied(_above))
+    with pytest.warns(BayesifyWarning, match="affect each other"):
+        _check_draws(bnn, 0.1 * INPUT)
+    _check_draws(bnn, 10 * INPUT)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_values_that_compete_in_the_whole_batch(seed: int) -> None:
+    torch.manual_seed(seed)
+    bnn = bayesify(Applied(_largest_of_batch).double(), MeanField(initial_std=0.3)).eval()
+    with pytest.warns(BayesifyWarning, match="affect each other"):
+        bnn(INPUT[:3], samples=2)
+
+
+def test_a_first_call_with_equal_rows() -> None:
+    """Rows that are above the median of their copies are above that of two draws."""
+    bnn = _made(Applied(lambda h: torch.where(h >= h.topk(1 + len(h) // 2, 0)[0][-1:], h, 0.1 * h)))
+    with pytest.warns(BayesifyWarning, match="affect each other"):
+        bnn(INPUT[:1].expand(3, 4), samples=4)
+
+
+@pytest.mark.filterwarnings("ignore:every draw takes a separate pass")
+@pytest.mark.parametrize("training", [False, True])
+def test_what_begins_while_a_network_is_trained(training: bool) -> None:
+    """Rates that a training loop raises are numbers, which choose in Python code."""
+    bnn = _made(Net(lambda net, x: net.rate > 0.5)).train(training)
+    optimizer = torch.optim.SGD(bnn.parameters(), 1e-3)
+    for step in range(8):
+        bnn.net.rate = step / 4
+        optimizer.zero_grad()
+        bnn(INPUT, samples=2).outputs.sum().backward()
+        optimizer.step()
+    _check_draws(bnn.eval(), INPUT)
+
+
+def test_a_network_that_is_trained_is_examined_after_ever_more_steps() -> None:
+    calls = list[int]()
+    bnn = _made(Net(lambda net, x: calls.append(len(x)))).train()  # returns None
+    optimizer = torch.optim.SGD(bnn.parameters(), 1e-3)
+    examined = list[int]()
+    for step in range(70):
+        calls.clear()
+        optimizer.zero_grad()
+        bnn(INPUT, samples=1).outputs.sum().backward()
+        optimizer.step()
+        examined += [step] * (len(calls) > 1)
+    assert examined == [0, 4, 16, 64]
+
+
 class Choice(nn.Module):
     """Calls one of its layers, chosen anew in every pass."""
 

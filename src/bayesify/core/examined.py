@@ -14,6 +14,7 @@ from bayesify.core.model import Bayesian
 from bayesify.core.modes import can_compare, is_compiler_loaded
 from bayesify.core.obstacles import tell_of_replaced_layers
 from bayesify.core.recent import Recent
+from bayesify.core.shards import is_distributed
 from bayesify.core.turns import TurnError, turn
 from bayesify.errors import PassError
 from bayesify.formatting import listing
@@ -43,7 +44,7 @@ class Examined(Bayesian):
             return None if fields is None else Verdict(fields[0], without_rows=fields[1], layers_without_rows=fields[2])
         if not can_compare(self.net):
             return None
-        if (verdict := self._verdicts.recall(call.kind)) is not None:
+        if (verdict := self._verdicts.recall(call.kind)) is not None and not self._is_outdated(verdict, call):
             self._report(verdict)
             return verdict
         kinds, kind = self._kinds.setdefault(repr(call.family), {}), repr(call.kind)
@@ -54,6 +55,15 @@ class Examined(Bayesian):
             kinds[kind] = None
             self._learn(call, verdict)
         return verdict
+
+    def _is_outdated(self, verdict: Verdict, call: Inputs) -> bool:
+        """Whether draws were folded before training, which may have opened gates that were nearly closed.
+
+        In training mode, the first few updates count as none.
+        """
+        if torch.compiler.is_compiling() or not verdict.independent_rows or is_distributed():
+            return False
+        return call.updates > max(verdict.updates, int(self.training))
 
     def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool, tuple[int, ...], tuple[int, ...]] | None:
         """`_examined`, called by the compiler itself."""
@@ -106,7 +116,7 @@ class Examined(Bayesian):
     def _learn(self, call: Inputs, verdict: Verdict) -> None:
         self._verdicts[call.kind] = verdict
         for samples in (1, 2):  # which the examination compared
-            self._sizes[call.kind, call.lengths, verdict.rows, samples, (), False] = True
+            self._sizes[call.kind, call.lengths, verdict.rows, samples, (), False, verdict.updates] = True
 
     def _report(self, verdict: Verdict) -> None:
         """Tell what users should know of a verdict."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.core.shards import is_distributed
 from bayesify.core.turns import turn
 from bayesify.errors import PassError
 
@@ -69,9 +70,7 @@ def noise_of_rank(net: nn.Module, training: bool) -> contextlib.AbstractContextM
 
     The processes' own generators advance equally, so other draws from them (the order of examples) stay in step.
     """
-    if not training or torch.compiler.is_compiling() or not torch.distributed.is_available():
-        return contextlib.nullcontext()
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if not training or torch.compiler.is_compiling() or not is_distributed() or torch.distributed.get_world_size() == 1:
         return contextlib.nullcontext()
     return _noise_of_rank(net)
 

@@ -58,6 +58,7 @@ class Inputs:
         unbatched: names of inputs without rows.
         batch_dim: the dimension of the rows.
         state: of the network; see `Switches`.
+        updates: of its weights; see `Switches`.
 
     Raises:
         DataError: no input has a batch dimension, or a nested tensor has no sizes.
@@ -72,8 +73,9 @@ class Inputs:
         unbatched: Collection[str] = (),
         batch_dim: int = 0,
         state: int = 0,
+        updates: int = 0,
     ) -> None:
-        self.args, self.kwargs, self.batch_dim, self.shared = args, kwargs, batch_dim, False
+        self.args, self.kwargs, self.batch_dim, self.updates, self.shared = args, kwargs, batch_dim, updates, False
         tops = (*args, *kwargs.values())
         self.spec: TreeSpec | None = None  # of nested inputs only, because pytrees are slow
         self.leaves: list[Any] = list(tops)
@@ -119,9 +121,12 @@ class Inputs:
 
     @property
     def say_little(self) -> bool:
-        """Whether floating-point inputs are constant or not finite, as in a dry run: draws may agree whatever is computed."""
+        """Whether floating-point inputs are constant, have equal rows or are not finite: draws may agree whatever is computed."""
         chosen = [x for x, has in zip(self.leaves, self.has_rows, strict=True) if has and x.is_floating_point() and x.numel()]
-        constant = all(bool((x == x.reshape(-1)[0]).all()) for x in chosen)
+        if self.batch > 1:
+            constant = all(bool((x == x.narrow(self.batch_dim, 0, 1)).all()) for x in chosen)
+        else:
+            constant = all(bool((x == x.reshape(-1)[0]).all()) for x in chosen)
         return bool(chosen) and (constant or not all(bool(x.isfinite().all()) for x in chosen))
 
     def without(self, positions: Collection[int]) -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from bayesify.core.initial_precision import InitialPrecision
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.per_example import Record
+from bayesify.core.shards import is_distributed
 from bayesify.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor], stacks: bool = F
 def _average(sums: Mapping[str, Tensor], passes: int, stacks: bool) -> dict[str, Tensor]:
     """Averages over passes and processes by name; of stacked values those of products of two."""
     averages = {name: _divided(value, passes, stacks) for name, value in sums.items()}
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not is_distributed():
         return averages
     processes = torch.distributed.get_world_size()
     for name, value in averages.items():

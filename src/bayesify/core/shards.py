@@ -11,14 +11,19 @@ from torch.func import functional_call
 
 from bayesify.errors import PassError
 
-__all__ = ["check_whole", "local_part", "reshard", "shards_of", "with_whole_parameters"]
+__all__ = ["check_whole", "is_distributed", "local_part", "reshard", "shards_of", "with_whole_parameters"]
 
 T = TypeVar("T")
 
 
+def is_distributed() -> bool:
+    """Whether this process is one of several that train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def shards_of(layer: nn.Module) -> dict[str, Tensor]:
     """The sharded parameters of a layer, by name."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not is_distributed():
         return {}
     return {name: p for name, p in layer.named_parameters() if getattr(p, "full_tensor", None) is not None}
 
@@ -31,7 +36,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 def reshard(net: nn.Module) -> None:
     """Free the parameters that FSDP2 gathered for a pass, so that between passes they are always the same tensors."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not is_distributed():
         return
     from torch.distributed.fsdp import FSDPModule
 

@@ -1,4 +1,4 @@
-"""By what a network may choose what it computes, beside its inputs: flags and texts among its attributes, hooks, and submodules."""
+"""By what a network may choose what it computes: flags and texts among its attributes, hooks, submodules, trained weights."""
 
 from __future__ import annotations
 
@@ -20,19 +20,27 @@ _STANDARD = len(vars(nn.Module()))  # attributes that every module has, which ar
 
 
 class Switches:
-    """Numbers the states of a network's switches, in the order of their appearance.
+    """Numbers the states of a network's switches, in the order of their appearance, and follows its training.
 
     Code that `torch.compile` traces has the state of the last call before.
+
+    Attributes:
+        updates: the order of magnitude of the number of updates of the weights since the first call, in powers of 4.
     """
 
     def __init__(self) -> None:
         self._states = Recent[tuple[object, ...], int]()
         self._current = self._count = 0
+        self._first_version: int | None = None
+        self.updates = 0
 
     def number(self, net: nn.Module) -> int:
         """The number of the current state."""
         if not torch.compiler.is_compiling():
-            state = _state(net)
+            state, version = _state(net)
+            if self._first_version is None:
+                self._first_version = version
+            self.updates = ((version - self._first_version).bit_length() + 1) // 2
             if state not in self._states:
                 self._states[state] = self._count
                 self._count += 1
@@ -46,12 +54,16 @@ def observer(hook: H) -> H:
     return hook
 
 
-def _state(net: nn.Module) -> tuple[object, ...]:
+def _state(net: nn.Module) -> tuple[tuple[object, ...], int]:
     """The classes of all modules, their attributes that are flags or texts, and how many hooks they have; no modes.
 
     Of random layers, only the hooks count: what passes reveal is stored in their attributes.
+
+    Returns:
+        The state, and how often a random layer was updated, the largest such number. Sharded parameters have none.
     """
     found: list[object] = []
+    version = 0
     seen: set[nn.Module] = set()
     stack = [net]
     while stack:
@@ -67,4 +79,8 @@ def _state(net: nn.Module) -> tuple[object, ...]:
         if not isinstance(module, BayesianLayer):
             found += [x for x in islice(attributes.values(), _STANDARD, None) if x.__class__ is bool or x.__class__ is str]
             stack += [child for child in module._modules.values() if child is not None]
-    return tuple(found)
+        else:
+            for p in (*module._parameters.values(), *module.posterior._parameters.values()):
+                if p.__class__ is nn.Parameter and not p.is_inference() and p._version > version:
+                    version = p._version
+    return tuple(found), version

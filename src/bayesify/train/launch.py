@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from bayesify.core.checks import check_integer
+from bayesify.core.shards import is_distributed
 from bayesify.errors import ConfigurationError, warn
 from bayesify.plain_numbers import is_integer, plain
 
@@ -41,7 +42,7 @@ def launched() -> Launch | None:
         by, names = "torchrun", ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
     elif "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in _INTERACTIVE:
         by, names = "SLURM", ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE")
-    elif "LOCAL_WORLD_SIZE" in os.environ and torch.distributed.is_available() and torch.distributed.is_initialized():
+    elif "LOCAL_WORLD_SIZE" in os.environ and is_distributed():
         world, devices = torch.distributed.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])  # Ray Train
         return Launch("the launcher", max(1, world // devices), devices)
     else:
