@@ -9,7 +9,7 @@ import torch._dynamo.testing
 from contract_methods import METHODS
 from torch import nn
 
-from bayesify import EMP, BLoB, MeanField, ScalaBL, bayesify
+from bayesify import EMP, BLoB, Gaussian, MeanField, ScalaBL, bayesify, predict
 
 ONE_OF_EACH = list({type(method): method for method, _ in METHODS if not isinstance(method, BLoB | ScalaBL)}.values())  # need LoRA
 
@@ -77,3 +77,19 @@ def test_more_networks_than_the_recompile_limit():
             compiled(torch.randn(rows, 4), samples=samples)
         assert counter.frame_count > count, "it was not compiled"
         count = counter.frame_count
+
+
+def test_predictions_between_compiled_steps_do_not_compile_again():
+    """They examine the network after ever more updates."""
+    counter = torch._dynamo.testing.CompileCounter()
+    bnn = network(MeanField())
+    compiled, optimizer, x = torch.compile(bnn, backend=counter), torch.optim.SGD(bnn.parameters(), 1e-3), torch.randn(8, 4)
+    compiled_before = 0
+    for step in range(20):
+        optimizer.zero_grad()
+        draws = compiled(x, samples=2)
+        (draws.outputs.sum() + draws.kl).backward()
+        optimizer.step()
+        predict(bnn, x, Gaussian(std=1.0), samples=2, progress=False)
+        compiled_before = compiled_before or counter.frame_count * (step == 2)
+    assert counter.frame_count == compiled_before > 0

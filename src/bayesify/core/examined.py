@@ -31,6 +31,7 @@ class Examined(Bayesian):
         super().__init__(net)
         self._verdicts = Recent[object, Verdict]()
         self._traced_verdicts = Recent[object, Verdict]()
+        self._updates = Recent[object, int]()  # of the weights, in orders of magnitude, at the last examination of a kind
         self._training_verdicts = Recent[object, bool]()
         self._sizes = Recent[object, bool](1000)  # kinds, sizes and modes in which passes over more rows agreed with fewer
         self._failure = ""  # of the network when it was examined last
@@ -44,26 +45,27 @@ class Examined(Bayesian):
             return None if fields is None else Verdict(fields[0], without_rows=fields[1], layers_without_rows=fields[2])
         if not can_compare(self.net):
             return None
-        if (verdict := self._verdicts.recall(call.kind)) is not None and not self._is_outdated(verdict, call):
-            self._report(verdict)
-            return verdict
+        known = self._verdicts.recall(call.kind)
+        if known is not None and not self.is_outdated(known, call):
+            self._report(known)
+            return known
         kinds, kind = self._kinds.setdefault(repr(call.family), {}), repr(call.kind)
         if kind not in kinds and len(kinds) >= _MOST_KINDS:
             return self._unexamined(kinds)
-        verdict = self._examine(call)
+        verdict = self._examine(call) or known  # more memory may be in use than before
         if verdict is not None:
             kinds[kind] = None
             self._learn(call, verdict)
         return verdict
 
-    def _is_outdated(self, verdict: Verdict, call: Inputs) -> bool:
+    def is_outdated(self, verdict: Verdict, call: Inputs) -> bool:
         """Whether draws were folded before training, which may have opened gates that were nearly closed.
 
         In training mode, the first few updates count as none.
         """
         if torch.compiler.is_compiling() or not verdict.independent_rows or is_distributed():
             return False
-        return call.updates > max(verdict.updates, int(self.training))
+        return call.updates > max(self._updates.get(call.kind, 0), int(self.training))
 
     def _examine_while_tracing(self, names: tuple[str, ...], *leaves: Any) -> tuple[bool, tuple[int, ...], tuple[int, ...]] | None:
         """`_examined`, called by the compiler itself."""
@@ -114,9 +116,10 @@ class Examined(Bayesian):
         return found
 
     def _learn(self, call: Inputs, verdict: Verdict) -> None:
+        self._updates[call.kind] = call.updates
         self._verdicts[call.kind] = verdict
         for samples in (1, 2):  # which the examination compared
-            self._sizes[call.kind, call.lengths, verdict.rows, samples, (), False, verdict.updates] = True
+            self._sizes[call.kind, call.lengths, verdict.rows, samples, (), False, call.updates] = True
 
     def _report(self, verdict: Verdict) -> None:
         """Tell what users should know of a verdict."""
@@ -158,6 +161,7 @@ class Examined(Bayesian):
         """Examine the network again at the next call: its layers have changed."""
         self._verdicts.clear()
         self._traced_verdicts.clear()
+        self._updates.clear()
         self._training_verdicts.clear()
         self._sizes.clear()
 

@@ -49,7 +49,6 @@ class Verdict:
         finding: what is wrong in every pass; see `unlike_plain`.
         rows: how many rows of a batch were compared, if they are independent.
         decisions: truth values that the network took of its inputs, in the passes that were compared.
-        updates: how many updates the weights had, in orders of magnitude; see `Switches`.
     """
 
     independent_rows: bool
@@ -63,7 +62,6 @@ class Verdict:
     finding: str = ""
     rows: int = 0
     decisions: frozenset[tuple[bool, ...]] = frozenset()
-    updates: int = 0
 
 
 def as_plain_data(verdict: Verdict) -> dict[str, Any]:
@@ -127,7 +125,6 @@ def examine(
             draws_weights=examination.differentiates,
             draws_noise=examination.draws_noise,
             is_noisy=is_noisy,
-            updates=inputs.updates,
         )
 
 

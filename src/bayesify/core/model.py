@@ -316,7 +316,7 @@ class Bayesian(Collecting, Completing, Optimizing, ABC):
     def inputs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """The inputs of a call; raise a `DataError` if none has a batch dimension."""
         names = input_names(self.net) if self.unbatched else []
-        state, updates = self._switches.number(self.net), self._switches.updates
+        state, updates = self._switches.number(self.net)
         return Inputs(args, kwargs, names=names, unbatched=self.unbatched, batch_dim=self.batch_dim, state=state, updates=updates)
 
     def learned(self) -> dict[str, Any]:

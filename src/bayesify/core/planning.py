@@ -87,8 +87,7 @@ class Planning(Examined):
     def _size(self, call: Inputs, samples: int) -> object:
         """Key of a size, in the current mode."""
         modes = tuple(module.training for module in self.net.modules()) if samples > 1 and self._has_training_parts() else ()
-        verdict = self._verdicts.get(call.kind)
-        return call.kind, call.lengths, call.batch, samples, modes, self.is_replaying, verdict and verdict.updates
+        return call.kind, call.lengths, call.batch, samples, modes, self.is_replaying, self._updates.get(call.kind, 0)
 
     def believe_size(self, call: Inputs, samples: int) -> None:
         """Compare no passes of this size and mode."""
@@ -102,7 +101,7 @@ class Planning(Examined):
     def plan(self, call: Inputs, samples: int) -> Plan:
         """Return how to make the passes of a call."""
         verdict = self._verdicts.get(call.kind)
-        if verdict is None or self._is_outdated(verdict, call):
+        if verdict is None or self.is_outdated(verdict, call):
             verdict = self._examined(call)
         if verdict is None:  # tracing, or a network that fails on these inputs: correct for every network
             return Plan(False, False)
@@ -171,7 +170,7 @@ class Planning(Examined):
     def _folds_in_training(self, call: Inputs, verdict: Verdict) -> bool:
         if not can_compare(self.net):
             return not pools_batches(self.net)
-        key = call.kind, tuple(module.training for module in self.net.modules()), verdict.updates
+        key = call.kind, tuple(module.training for module in self.net.modules()), self._updates.get(call.kind, 0)
         if self._training_verdicts.recall(key) is None:
             layers = self._layers()
             reason = obstacle_in_training(self.net, layers, self.passes, call, verdict)

@@ -23,29 +23,28 @@ class Switches:
     """Numbers the states of a network's switches, in the order of their appearance, and follows its training.
 
     Code that `torch.compile` traces has the state of the last call before.
-
-    Attributes:
-        updates: the order of magnitude of the number of updates of the weights since the first call, in powers of 4.
     """
 
     def __init__(self) -> None:
         self._states = Recent[tuple[object, ...], int]()
         self._current = self._count = 0
         self._first_version: int | None = None
-        self.updates = 0
 
-    def number(self, net: nn.Module) -> int:
-        """The number of the current state."""
-        if not torch.compiler.is_compiling():
-            state, version = _state(net)
-            if self._first_version is None:
-                self._first_version = version
-            self.updates = ((version - self._first_version).bit_length() + 1) // 2
-            if state not in self._states:
-                self._states[state] = self._count
-                self._count += 1
-            self._current = self._states[state]
-        return self._current
+    def number(self, net: nn.Module) -> tuple[int, int]:
+        """The number of the current state, and the order of magnitude of the number of updates of the weights, in powers of 4.
+
+        Updates are counted from the first call, and not in code that is traced, which a new number would make invalid.
+        """
+        if torch.compiler.is_compiling():
+            return self._current, 0
+        state, version = _state(net)
+        if self._first_version is None:
+            self._first_version = version
+        if state not in self._states:
+            self._states[state] = self._count
+            self._count += 1
+        self._current = self._states[state]
+        return self._current, ((version - self._first_version).bit_length() + 1) // 2
 
 
 def observer(hook: H) -> H:
