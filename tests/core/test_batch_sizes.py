@@ -325,3 +325,19 @@ def test_networks_may_raise_anything_for_other_numbers_of_rows(method: Method, e
     assert draws.outputs.shape == (3, 5, 1)
     with pytest.raises(error, match="five rows"):
         bnn(x)
+
+
+@pytest.mark.filterwarnings("ignore:every draw takes a separate pass")
+def test_a_batch_that_the_plain_network_refuses_is_refused() -> None:
+    """Frames of clips of two: the rows of two draws would be a multiple of it, where one has an odd number."""
+
+    def shifted(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x)
+        return net.second(h.view(-1, 2, 6).flip(1).view(h.shape))
+
+    net, bnn = _nets(shifted)
+    _require_right(net, bnn, 2, _inputs(4))
+    for samples in (1, 2, 4):
+        with pytest.raises(RuntimeError, match="invalid for input of size 30"):
+            bnn(_inputs(5), samples=samples)
+    _require_right(net, bnn, 2, _inputs(6))
