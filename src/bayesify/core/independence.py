@@ -91,11 +91,7 @@ class Independence(TwoDraws):
 
     def _agrees_for_equal_rows(self, inputs: Inputs, candidate: Candidate) -> bool:
         """Whether passes agree where all rows compete, as for a limited number of places at the expert that suits them best."""
-        once = self.draw_of(0)
-        twice: Any = {
-            layer: tuple(None if x is None else torch.cat([x] * len(self.drawn[layer][0])) for x in pair)
-            for layer, pair in once.items()
-        }
+        twice: Any = {layer: tuple(x if x is None else x[:1].expand_as(x) for x in pair) for layer, pair in self.drawn.items()}
         two = WatchedPass(twice, samples=2, rows=2 * candidate.count, without_rows=self.without_rows)
         try:
             single = self.single(0, inputs, candidate, _equal_parts)
