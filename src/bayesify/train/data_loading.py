@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,6 +92,20 @@ class Batches(ABC):
     def full_pass(self, number: int) -> Iterator[Batch]:
         """Yield the batches of a pass over all data; equal numbers have equal batches."""
         return self.epoch(number)
+
+    def grouped(self, epoch: int, size: int) -> Iterator[tuple[Batch, int, bool]]:
+        """Yield the batches of an epoch, each with the size of its group and whether it is the last of the group.
+
+        Groups have `size` batches; the last group of an epoch may be smaller.
+        """
+        if self.exact and self.steps is not None:
+            for number, batch in enumerate(self.epoch(epoch)):
+                group = min(size, self.steps - number // size * size)
+                yield batch, group, number % size == group - 1
+            return
+        source = self.epoch(epoch)
+        while group := list(islice(source, size)):
+            yield from ((batch, len(group), number == len(group)) for number, batch in enumerate(group, start=1))
 
 
 class InMemoryBatches(Batches):

@@ -6,20 +6,15 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bayesify.core.shards import local_part
 from bayesify.core.values import finite_models
-from bayesify.core.weight_decay import exempt_from_decay
 from bayesify.errors import CheckpointError, ConfigurationError, DivergenceError
 from bayesify.jobs.worker import versions
 from bayesify.objectives import KLSchedule
@@ -37,6 +32,7 @@ from bayesify.train.history import NAN_VALIDATION, History, culprits, divergence
 from bayesify.train.loggers import Loggers, configuration
 from bayesify.train.model_data import load_model_data
 from bayesify.train.objective import Objective
+from bayesify.train.optimizers import make_optimizer, step_scheduler
 from bayesify.train.process_state import preserved_state, seed_noise
 from bayesify.train.running_statistics import tell_of_misfits
 from bayesify.train.sharding import copy_gathered
@@ -52,8 +48,7 @@ __all__ = ["fit_single_model"]
 def fit_single_model(training: Training, settings: Settings, options: SingleModelOptions) -> History:
     """Train one model, in place, with checked arguments of `fit`; returns and raises as `fit`."""
     model = nn.ModuleList([training.bnn, training.likelihood])
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
+    if not any(p.requires_grad for p in model.parameters()):
         raise ConfigurationError("bnn has no parameter with requires_grad=True, there is nothing to train")
     if options.compile:
         check_compilable(training.bnn, is_sharded=options.is_sharded)
@@ -63,14 +58,13 @@ def fit_single_model(training: Training, settings: Settings, options: SingleMode
     if sharded:  # a copy: shards cannot be undone
         bnn, likelihood = copy.deepcopy((training.bnn, training.likelihood))
         training = dataclasses.replace(training, bnn=bnn, likelihood=likelihood)
-        parameters = [p for p in (*bnn.parameters(), *likelihood.parameters()) if p.requires_grad]
     with preserved_state(model, fabric.device, move=not sharded):
         check_completable(training, fabric.world_size)
         training.bnn.forget()
         with raised_everywhere(fabric):
             opened = Loggers(options.loggers if fabric.is_global_zero else (), options.checkpoint, options.resume)
         with opened as loggers, ProgressBar("training", show) as bar:
-            loop = _Loop(training, settings, options, fabric, parameters, bar, loggers)
+            loop = _Loop(training, settings, options, fabric, bar, loggers)
             loop.resume_or_start()
             loop.state.history.n = loop.data.n
             loggers.start(configuration(training, settings, options), loop.state.history)
@@ -100,26 +94,24 @@ class _Loop:
         settings: Settings,
         options: SingleModelOptions,
         fabric: Fabric,
-        parameters: list[nn.Parameter],
         bar: ProgressBar,
         loggers: Loggers,
     ) -> None:
         self.training, self.settings, self.options = training, settings, options
-        self.fabric, self.parameters, self.bar, self.loggers = fabric, parameters, bar, loggers
+        self.fabric, self.bar, self.loggers = fabric, bar, loggers
         with raised_everywhere(fabric):
             self.data = load_model_data(training, settings.batch_size, fabric.device, fabric.global_rank, fabric.world_size)
             self.objective = Objective(training.bnn, training.likelihood, self.data.auxiliary)
             if options.compile:
                 compile_steps(self.objective, fabric.device, sizes_vary=self.data.train.sizes_vary)
-            self.state = self._state(parameters)
+            self.state = self._state()
         several = fabric.world_size > 1
         self.identity = self._identity() if several or options.checkpoint is not None else {}
         if several:
             check_agreement(fabric, self._facts())
         if options.is_sharded:
             self.model = fabric.setup_module(self.objective)
-            self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
-            self.state = self._state(self.parameters)  # the optimizer of shards
+            self.state = self._state()  # with the optimizer of shards
             self.optimizer: Any = fabric.setup_optimizers(self.state.optimizer)
         else:
             self.model, self.optimizer = fabric.setup(self.objective, self.state.optimizer)
@@ -127,8 +119,9 @@ class _Loop:
         self.starts_step = True  # whether the next batch is the first of its group
         self.last: Batch | None = None
 
-    def _state(self, parameters: list[nn.Parameter]) -> TrainingState:
-        optimizer = self._optimizer(parameters)
+    def _state(self) -> TrainingState:
+        self.parameters = [p for p in self.objective.parameters() if p.requires_grad]
+        optimizer = self._optimizer()
         scheduler = None if self.settings.scheduler is None else self.settings.scheduler(optimizer)
         if not self.options.is_sharded:
             return TrainingState(self.objective, optimizer, scheduler, self.fabric)
@@ -136,16 +129,13 @@ class _Loop:
 
         return ShardedState(self.objective, optimizer, scheduler, self.fabric)
 
-    def _optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+    def _optimizer(self) -> Optimizer:
         training = self.training
         if training.bnn.has_optimizer:
             return training.bnn.optimizer(training.likelihood, learning_rate=training.learning_rate)
-        # Fused Adam takes no complex numbers, and unscales gradients itself, which excludes clipping under a gradient scaler.
-        fused = self.options.precision != "16-mixed" and not any(p.is_complex() for p in parameters)
-        adam = partial(torch.optim.Adam, lr=training.learning_rate, fused=fused)
-        optimizer = (self.settings.optimizer or adam)(parameters)
-        exempt_from_decay(optimizer, set(self.objective.without_decay().values()))
-        return optimizer
+        fused = self.options.precision != "16-mixed"  # fused Adam unscales gradients itself, before they could be clipped
+        exempt = set(self.objective.without_decay().values())
+        return make_optimizer(self.settings.optimizer, self.parameters, training.learning_rate, exempt, fused)
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must have in common with the interrupted one."""
@@ -203,11 +193,7 @@ class _Loop:
         if self.data.validation is not None:
             seed_noise(self.fabric.device, self.training.seed, "validation", self.fabric.global_rank)
             record["validation_nll"] = self._validate(self.data.validation)
-        scheduler = self.state.scheduler
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(record.get("validation_nll", record["loss"]))
-        elif scheduler is not None:
-            scheduler.step()
+        step_scheduler(self.state.scheduler, record.get("validation_nll", record["loss"]))
         record["seconds"] = time.perf_counter() - start
         return record
 
@@ -216,7 +202,7 @@ class _Loop:
         terms: list[Tensor] = []
         sizes: list[int] = []
         betas: list[float] = []
-        for number, (batch, group, is_last) in enumerate(_grouped(self.data.train, epoch, self.options.accumulate)):
+        for number, (batch, group, is_last) in enumerate(self.data.train.grouped(epoch, self.options.accumulate)):
             if epoch == 1 and number == 0:
                 rehearse_completion(self.training, batch)
             betas.append(self.training.beta_at(self._progress(epoch, number)))
@@ -297,18 +283,3 @@ class _Loop:
         values = (f"{labels[name]} {value:.4g}" for name, value in record.items() if name in labels)
         self.bar.text = " · ".join([f"epoch {epoch}", *values])
         self.loggers.log(epoch, record)
-
-
-def _grouped(batches: Batches, epoch: int, accumulate: int) -> Iterator[tuple[Batch, int, bool]]:
-    """Yield the batches of an epoch, each with the size of its group, one step, and whether it is the last of the group.
-
-    The last group of an epoch may be smaller.
-    """
-    if batches.exact and batches.steps is not None:
-        for number, batch in enumerate(batches.epoch(epoch)):
-            group = min(accumulate, batches.steps - number // accumulate * accumulate)
-            yield batch, group, number % accumulate == group - 1
-        return
-    source = batches.epoch(epoch)
-    while group := list(islice(source, accumulate)):
-        yield from ((batch, len(group), number == len(group)) for number, batch in enumerate(group, start=1))

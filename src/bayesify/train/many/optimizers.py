@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from bayesify.core.weight_decay import exempt_from_decay
+from bayesify.train.optimizers import make_optimizer, step_scheduler
 
 __all__ = ["Optimizers"]
 
@@ -60,10 +59,8 @@ class Optimizers:
         def make_group(models: Sequence[int]) -> _Group:
             first, last = models[0], models[-1] + 1
             views = {name: nn.Parameter(x[first:last]) for name, x in parameters.items()}
-            fused = not any(x.is_complex() for x in views.values())
-            make = optimizer or partial(torch.optim.Adam, lr=learning_rates[first], fused=fused)
-            stacked = make(list(views.values()))
-            exempt_from_decay(stacked, {view for name, view in views.items() if name in without_decay})
+            exempt = {view for name, view in views.items() if name in without_decay}
+            stacked = make_optimizer(optimizer, list(views.values()), learning_rates[first], exempt)
             return _Group(first, last, views, stacked, None if scheduler is None else scheduler(stacked))
 
         models = range(len(learning_rates))
@@ -107,10 +104,7 @@ class Optimizers:
     def end_epoch(self, values: Sequence[float]) -> None:
         """Step the schedulers; a `ReduceLROnPlateau` monitors its model's value."""
         for group in self.groups:
-            if isinstance(group.scheduler, ReduceLROnPlateau):
-                group.scheduler.step(values[group.first])
-            elif group.scheduler is not None:
-                group.scheduler.step()
+            step_scheduler(group.scheduler, values[group.first])
 
     def _group(self, model: int) -> _Group:
         return next(group for group in self.groups if group.first <= model < group.last)

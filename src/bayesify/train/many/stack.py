@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,7 +123,8 @@ class Stack:
             objective = self.objectives[model]
             if model in self._collecting and objective.bnn.is_due(before, after):
                 state = {f"objective.{name}": x[model] for name, x in (self.parameters | self.state).items()}
-                functional_call(_Collection(objective, before, after), state, ())  # writes into the stacked buffers
+                collect = _Module(objective, lambda o: o.bnn.collect_due(before, after))
+                functional_call(collect, state, ())  # writes into the stacked buffers
 
     def state_of(self, model: int) -> dict[str, Tensor]:
         """Return a copy of the state of one model."""
@@ -219,35 +220,24 @@ class _LogProb:
     """Log likelihood of a batch of one model as a function of tensors."""
 
     def __init__(self, objective: Objective, names: _Names, draws: int, structure: TreeSpec) -> None:
-        self.density, self.names, self.structure = _Density(objective, draws), names, structure
+        self.log_prob, self.names, self.draws, self.structure = _Module(objective, Objective.log_prob), names, draws, structure
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         learned, fixed, leaves = _split(tensors, self.names)
         names = [f"objective.{name}" for name in self.names.learned + self.names.fixed]
         state = dict(zip(names, [*learned, *(x.clone() for x in fixed)], strict=True))
-        return (functional_call(self.density, state, (Batch(*tree_unflatten(leaves, self.structure)),)),)
+        return (functional_call(self.log_prob, state, (Batch(*tree_unflatten(leaves, self.structure)), self.draws)),)
 
 
-class _Collection(nn.Module):
-    """`Bayesian.collect_due` as a module, for `functional_call`."""
+class _Module(nn.Module):
+    """A function whose first argument is an objective as a module, for `functional_call`."""
 
-    def __init__(self, objective: Objective, before: float, after: float) -> None:
+    def __init__(self, objective: Objective, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.objective, self.before, self.after = objective, before, after
+        self.objective, self.function = objective, function
 
-    def forward(self) -> None:
-        self.objective.bnn.collect_due(self.before, self.after)
-
-
-class _Density(nn.Module):
-    """`Objective.log_prob` as a module, for `functional_call`."""
-
-    def __init__(self, objective: Objective, draws: int) -> None:
-        super().__init__()
-        self.objective, self.draws = objective, draws
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self.objective.log_prob(batch, self.draws)
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(self.objective, *arguments)
 
 
 def _split(tensors: Sequence[Tensor], names: _Names) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
