@@ -23,8 +23,14 @@ __all__ = [
     "gaussian_factors",
     "gaussian_factors_and_kl",
     "local_reparameterization",
+    "normal_draws",
     "normal_like",
 ]
+
+
+def normal_draws(mean: Tensor, log_std: Tensor, draws: int) -> Tensor:
+    """Independent normal draws (S, *shape of mean), with gradients by mean and log standard deviation."""
+    return torch.addcmul(mean, log_std.exp(), standard_normal(draws, *mean.shape, like=mean))
 
 
 def normal_like(x: Tensor, draws: int = 1) -> Tensor:

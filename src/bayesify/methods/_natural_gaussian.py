@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_fraction, check_rate, check_scale
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.natural import NaturalPosterior, NaturalStep
-from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, gaussian_kl, standard_normal
+from bayesify.functional import at_least_float32, gaussian_kl
+from bayesify.functional.noise import normal_draws
+from bayesify.methods._stored_priors import StoredPrior
 
 __all__ = ["GaussianFields", "Gradients", "NaturalGaussian"]
 
@@ -59,7 +60,7 @@ class Gradients:
     observed: Tensor | None
 
 
-class NaturalGaussian(NaturalPosterior):
+class NaturalGaussian(StoredPrior, NaturalPosterior):
     r"""Independent normals; the means are the layer's own weight and bias.
 
     The state of an update is the Hessian h of the negative log likelihood per example, from which
@@ -76,20 +77,12 @@ class NaturalGaussian(NaturalPosterior):
         self.method, self.rate = method, method.hessian_rate
         log_std = math.log(method.initial_std) - 0.5 * math.log(layer.fan_in)
         for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
-            log_stds = center = spread = None
-            if mean is not None:
-                log_stds = nn.Parameter(torch.full_like(mean, log_std))
-                if method.prior_mean == "pretrained" or method.prior == "sequential":
-                    center = mean.detach().clone() if method.prior_mean == "pretrained" else torch.zeros_like(mean.detach())
-                if method.prior == "sequential":
-                    spread = torch.full_like(mean.detach(), math.log(method.prior_std))
-            self.register_parameter(f"{name}_log_std", log_stds)
-            self.register_buffer(f"{name}_prior_mean", center)
-            self.register_buffer(f"{name}_prior_log_std", spread)
+            self.register_parameter(f"{name}_log_std", None if mean is None else nn.Parameter(torch.full_like(mean, log_std)))
+            self.register_prior(name, mean)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         (weight, weight_log_std, *_), *biases = self._parts(layer)
-        return _draw(weight, weight_log_std, samples), _draw(*biases[0][:2], samples) if biases else None
+        return normal_draws(weight, weight_log_std, samples), normal_draws(*biases[0][:2], samples) if biases else None
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         weight, bias = self.mean(layer)
@@ -103,22 +96,6 @@ class NaturalGaussian(NaturalPosterior):
             for mean, log_std, center, spread in self._parts(layer)
         ]
         return torch.stack(terms).sum()
-
-    def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
-        if self.method.prior_mean == "pretrained":
-            for name, value in (("weight", weight), ("bias", bias)):
-                if value is not None:
-                    self.get_buffer(f"{name}_prior_mean").copy_(value)
-
-    def become_prior(self, layer: BayesianLayer) -> None:
-        """Set the prior to the posterior."""
-        if self.method.prior != "sequential":
-            kind = type(self.method).__name__
-            raise ConfigurationError(f'prior={self.method.prior!r} is fixed; convert with {kind}(prior="sequential")')
-        for name, mean in zip(("weight", "bias"), self.mean(layer), strict=True):
-            if mean is not None:
-                self.get_buffer(f"{name}_prior_mean").copy_(mean)
-                self.get_buffer(f"{name}_prior_log_std").copy_(self.get_parameter(f"{name}_log_std"))
 
     def update(self, layer: BayesianLayer, step: NaturalStep) -> None:
         before = torch.where(self.ess > 0, self.ess, step.n)
@@ -177,8 +154,3 @@ class NaturalGaussian(NaturalPosterior):
                 std = self.method.prior_std if spread is None else at_least_float32(spread).exp()
                 parts.append((mean, getattr(self, f"{name}_log_std"), 0.0 if center is None else center, std))
         return parts
-
-
-def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:
-    noise = standard_normal(samples, *mean.shape, like=mean)
-    return torch.addcmul(mean, log_std.exp(), noise)

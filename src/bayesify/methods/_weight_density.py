@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from bayesify.core.call_arguments import arguments_of
 from bayesify.core.copies import copied_module
 from bayesify.core.differentiation import lacks_gradients
 from bayesify.core.inputs import NETWORK_ERRORS
@@ -91,7 +92,7 @@ class WeightDensity:
 
     def outputs(self, vector: Tensor, inputs: Any) -> Tensor:
         """The network's outputs (B, ...) with the weights of a vector (P,)."""
-        args, kwargs = arguments(inputs)
+        args, kwargs = arguments_of(inputs)
         outputs = functional_call(self.net, self.named(vector), args, kwargs)
         if self.select is not None:
             outputs = self.select(outputs)
@@ -160,13 +161,6 @@ def check_density(likelihood: Likelihood) -> None:
         raise ConfigurationError(
             f"{type(likelihood).__name__} trains with a penalty, which is no part of a posterior; use another likelihood"
         )
-
-
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the network."""
-    if isinstance(inputs, dict):
-        return (), inputs
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
 
 
 def endless(batches: Iterable[Any]) -> Iterator[Any]:

@@ -19,16 +19,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from bayesify.core.checks import check_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import bernoulli_mask, dropout_kl
+from bayesify.functional import bernoulli_mask
+from bayesify.methods._bernoulli import BernoulliFields, BernoulliPosterior
 
 __all__ = ["DropConnect"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DropConnect(Method):
+class DropConnect(BernoulliFields, Method):
     """Bernoulli noise on the weights of linear layers and convolutions, drawn once per sample for the whole batch.
 
     Args:
@@ -46,38 +46,17 @@ class DropConnect(Method):
     advice: ClassVar[str] = "Dropout of weights instead of inputs, with a fixed rate."
     cost: ClassVar[str] = "1.2, 1.1; S passes"
 
-    p: float = 0.1
-    prior_std: float | None = None
-
-    def __post_init__(self) -> None:
-        check_fraction("p", self.p)
-        if self.prior_std is not None:
-            check_scale("prior_std", self.prior_std)
-
-    @property
-    def is_random(self) -> bool:
-        return self.p > 0
-
     def build(self, layer: BayesianLayer) -> Posterior | None:
         return DropConnectPosterior(self) if layer.contracts else None
 
 
-class DropConnectPosterior(Posterior):
+class DropConnectPosterior(BernoulliPosterior):
     """The layer's weight, its elements dropped at random."""
-
-    def __init__(self, method: DropConnect) -> None:
-        super().__init__()
-        self.p = method.p
-        self.prior_std = method.prior_std
-        self.is_random = method.is_random
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         mask = bernoulli_mask((samples, *layer.weight_shape), self.p, like=weight)
         return weight * mask, None if bias is None else bias.expand(samples, *bias.shape)
-
-    def kl(self, layer: BayesianLayer) -> Tensor:
-        return dropout_kl(*self.mean(layer), self.p, self.prior_std)
 
     def log_ensemble_size(self, layer: BayesianLayer) -> float:
         return math.prod(layer.weight_shape) * math.log(2) if self.p else 0.0

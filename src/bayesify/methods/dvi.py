@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from bayesify.core.checks import check_choice, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, gaussian_kl_sum, standard_normal, vifo_empirical_bayes
+from bayesify.functional import at_least_float32, gaussian_kl_sum, vifo_empirical_bayes
+from bayesify.functional.noise import normal_draws
 from bayesify.methods._moment_root import MomentRoot
 
 __all__ = ["DVI"]
@@ -109,8 +110,8 @@ class DVIPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
-        drawn = _draw(weight, self.weight_log_std, samples)
-        return drawn, None if bias is None or self.bias_log_std is None else _draw(bias, self.bias_log_std, samples)
+        drawn = normal_draws(weight, self.weight_log_std, samples)
+        return drawn, None if bias is None or self.bias_log_std is None else normal_draws(bias, self.bias_log_std, samples)
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         return layer.op(x, *self.mean(layer)), layer.op(layer.square(x), *self.variances())
@@ -130,8 +131,3 @@ class DVIPosterior(Posterior):
             return gaussian_kl_sum(mean, log_std, 0.0, self.method.prior_std)
         b = (1 + _SHAPE) * 2 / layer.fan_in
         return vifo_empirical_bayes(mean.reshape(1, -1), log_std.exp().reshape(1, -1), _SHAPE, b).squeeze(0)
-
-
-def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:
-    noise = standard_normal(samples, *mean.shape, like=mean)
-    return torch.addcmul(mean, log_std.exp(), noise)

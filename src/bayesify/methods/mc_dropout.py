@@ -20,16 +20,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from bayesify.core.checks import check_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.functional import bernoulli_mask, dropout_kl
+from bayesify.functional import bernoulli_mask
+from bayesify.methods._bernoulli import BernoulliFields, BernoulliPosterior
 
 __all__ = ["MCDropout"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MCDropout(Method):
+class MCDropout(BernoulliFields, Method):
     """Bernoulli dropout before linear layers and convolutions, also in prediction.
 
     Convolutions drop whole input channels per example, the same at every position.
@@ -49,38 +49,17 @@ class MCDropout(Method):
     advice: ClassVar[str] = "The cheapest start, above all for networks that have dropout; choose p on held-out rows."
     cost: ClassVar[str] = "1.3, 1.0; S passes"
 
-    p: float = 0.1
-    prior_std: float | None = None
-
-    def __post_init__(self) -> None:
-        check_fraction("p", self.p)
-        if self.prior_std is not None:
-            check_scale("prior_std", self.prior_std)
-
-    @property
-    def is_random(self) -> bool:
-        return self.p > 0
-
     def build(self, layer: BayesianLayer) -> Posterior | None:
         return DropoutPosterior(self) if layer.contracts else None
 
 
-class DropoutPosterior(Posterior):
+class DropoutPosterior(BernoulliPosterior):
     """The layer's weight, its input channels dropped at random."""
-
-    def __init__(self, method: MCDropout) -> None:
-        super().__init__()
-        self.p = method.p
-        self.prior_std = method.prior_std
-        self.is_random = method.is_random
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
         mask = bernoulli_mask((samples, layer.input_channels), self.p, like=weight)
         return weight * layer.over_weight(mask), None if bias is None else bias.expand(samples, *bias.shape)
-
-    def kl(self, layer: BayesianLayer) -> Tensor:
-        return dropout_kl(*self.mean(layer), self.p, self.prior_std)
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         mask = bernoulli_mask((x.shape[0], layer.input_channels), self.p, like=x)

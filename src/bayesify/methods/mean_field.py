@@ -46,6 +46,7 @@ from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
 from bayesify.functional import bernoulli_mask, standard_normal
+from bayesify.methods._stored_priors import StoredPrior
 from bayesify.methods._weight_priors import COLLAPSED, kl_and_spread
 from bayesify.native.gaussians import draws_and_kl, runs_in_one_pass, variances_and_kl, with_square
 from bayesify.native.local_linear import local_linear, runs_as_one_node
@@ -124,15 +125,11 @@ class MeanField(Method):
         return GaussianPosterior(self, layer)
 
 
-class GaussianPosterior(Posterior):
+class GaussianPosterior(StoredPrior):
     """Log standard deviations; the means are the layer's own weight and bias."""
 
     weight_log_std: Tensor
     bias_log_std: Tensor
-    weight_prior_mean: Tensor | None
-    bias_prior_mean: Tensor | None
-    weight_prior_log_std: Tensor | None
-    bias_prior_log_std: Tensor | None
 
     def __init__(self, method: MeanField, layer: BayesianLayer) -> None:
         super().__init__()
@@ -142,14 +139,7 @@ class GaussianPosterior(Posterior):
         for name, mean in (("weight", layer.weight), ("bias", layer.bias)):
             log_stds = None if mean is None else nn.Parameter(torch.full(mean.shape, log_std))
             self.register_parameter(f"{name}_log_std", log_stds)
-            center = spread = None
-            if mean is not None and method.prior_mean == "pretrained":
-                center = mean.detach().clone()
-            if mean is not None and method.prior == "sequential":
-                center = torch.zeros_like(mean.detach()) if center is None else center
-                spread = torch.full_like(center, math.log(method.prior_std))
-            self.register_buffer(f"{name}_prior_mean", center)
-            self.register_buffer(f"{name}_prior_log_std", spread)
+            self.register_prior(name, mean)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         together = self.sample_together([layer]) if samples == 1 and self._joins_kl(layer) else None
@@ -198,25 +188,6 @@ class GaussianPosterior(Posterior):
     def _perturbations(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, ...]:
         """Differences of drawn weights, and biases if there are any, from their means, (S, *)."""
         return tuple(_draw(torch.zeros_like(std), std, samples) for std in self._spread(layer, power=1) if std is not None)
-
-    def adopt(self, layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
-        if self.method.prior_mean == "pretrained":
-            for center, mean in ((self.weight_prior_mean, weight), (self.bias_prior_mean, bias)):
-                if center is not None and mean is not None:
-                    center.copy_(mean)
-
-    def become_prior(self, layer: BayesianLayer) -> None:
-        """Set the prior to the posterior."""
-        if self.method.prior != "sequential":
-            raise ConfigurationError(f'prior={self.method.prior!r} is fixed; convert with MeanField(prior="sequential")')
-        weight, bias = self.mean(layer)
-        for center, spread, mean, log_std in (
-            (self.weight_prior_mean, self.weight_prior_log_std, weight, self.weight_log_std),
-            (self.bias_prior_mean, self.bias_prior_log_std, bias, self.bias_log_std),
-        ):
-            if center is not None and spread is not None and mean is not None:
-                center.copy_(mean)
-                spread.copy_(log_std)
 
     def kl(self, layer: BayesianLayer) -> Tensor:
         return self._kl_and_spread(layer, power=1)[0]

@@ -31,7 +31,8 @@ from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, gaussian_kl_sum, standard_normal
+from bayesify.functional import at_least_float32, gaussian_kl_sum
+from bayesify.functional.noise import normal_draws
 from bayesify.methods._adapters import adapters, check_where
 from bayesify.plain_numbers import is_number
 
@@ -93,8 +94,7 @@ class ScalePosterior(Posterior):
 
     def scales(self, rows: int) -> Tensor:
         """s (rows, r)."""
-        eps = standard_normal(rows, len(self.scale_mean), like=self.scale_mean)
-        return torch.addcmul(self.scale_mean, self.scale_log_std.exp(), eps)
+        return normal_draws(self.scale_mean, self.scale_log_std, rows)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight = layer.weight * _over_rows(self.scales(samples), layer).to(layer.weight.dtype)

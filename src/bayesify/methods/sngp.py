@@ -43,6 +43,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.core.call_arguments import arguments_of
 from bayesify.core.checks import check_integer, check_scale
 from bayesify.core.completion import CompletedPosterior
 from bayesify.core.forward_pass import ForwardPass
@@ -55,7 +56,6 @@ from bayesify.core.output_layer import last_layer
 from bayesify.errors import ConfigurationError
 from bayesify.functional import dropout_kl, standard_normal
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
-from bayesify.methods._weight_density import arguments
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -233,7 +233,7 @@ def _rows(bnn: Bayesian, name: str, posterior: RandomFeaturePosterior, batches: 
     try:
         for inputs, y, *weights in batches:
             calls.clear()
-            args, kwargs = arguments(inputs)
+            args, kwargs = arguments_of(inputs)
             with eval_mode(bnn.net):
                 outputs = bnn.passes.run(ForwardPass(coherent=True, drawn=drawn), bnn.net, args, kwargs, alone=True)
             if len(calls) != 1 or not isinstance(outputs, Tensor) or not torch.equal(outputs.flatten(), calls[0][1].flatten()):

@@ -28,7 +28,8 @@ from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
-from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization, standard_normal
+from bayesify.functional import at_least_float32, gaussian_kl_sum, local_reparameterization
+from bayesify.functional.noise import normal_draws
 
 __all__ = ["TensorFactorized"]
 
@@ -104,8 +105,7 @@ class FactorizedPosterior(Posterior):
         return (self.first @ product).reshape(-1, *layer.weight_shape)
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
-        eps = standard_normal(samples, *self.core_mean.shape, like=self.first)
-        weight = self._weight(torch.addcmul(self.core_mean, self.core_log_std.exp(), eps), layer)
+        weight = self._weight(normal_draws(self.core_mean, self.core_log_std, samples), layer)
         return weight, None if layer.bias is None else layer.bias.expand(samples, *layer.bias.shape)
 
     def kl(self, layer: BayesianLayer) -> Tensor:

@@ -28,7 +28,8 @@ from bayesify.core.checks import check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers.linear import OutputMajorLinear
 from bayesify.core.method import Method
-from bayesify.functional import at_least_float32, gaussian_kl_sum, matrix_normal_kl, standard_normal
+from bayesify.functional import at_least_float32, gaussian_kl_sum, matrix_normal_kl
+from bayesify.functional.noise import normal_draws
 
 __all__ = ["VMG"]
 
@@ -83,8 +84,8 @@ class MatrixNormalPosterior(Posterior):
 
     def sample(self, layer: BayesianLayer, samples: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.mean(layer)
-        drawn = _draw(weight, self._weight_log_std(layer), samples)
-        return drawn, None if bias is None or self.bias_log_std is None else _draw(bias, self.bias_log_std, samples)
+        drawn = normal_draws(weight, self._weight_log_std(layer), samples)
+        return drawn, None if bias is None or self.bias_log_std is None else normal_draws(bias, self.bias_log_std, samples)
 
     def moments(self, layer: BayesianLayer, x: Tensor) -> tuple[Tensor, Tensor]:
         y, squares = layer.op(x, *self.mean(layer)), layer.square(x)
@@ -110,8 +111,3 @@ class MatrixNormalPosterior(Posterior):
 def _has_output_rows(layer: BayesianLayer) -> bool:
     """Whether row i of the weight gives output i, from all inputs."""
     return isinstance(layer, OutputMajorLinear) or (isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and layer.groups == 1)
-
-
-def _draw(mean: Tensor, log_std: Tensor, samples: int) -> Tensor:
-    eps = standard_normal(samples, *mean.shape, like=mean)
-    return torch.addcmul(mean, log_std.exp(), eps)

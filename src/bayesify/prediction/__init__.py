@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from bayesify.core.call_arguments import arguments_of
 from bayesify.core.checks import check_integer, check_positive
 from bayesify.core.generators import own_noise
 from bayesify.core.inputs import NETWORK_ERRORS, input_names, input_parameters
@@ -26,7 +27,7 @@ from bayesify.core.turns import turn
 from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
-from bayesify.prediction.inputs import arguments_of, batches_of, draws_per_call, leaves_of, warn_of_lost_rows
+from bayesify.prediction.inputs import batches_of, draws_per_call, leaves_of, warn_of_lost_rows
 from bayesify.prediction.pooling import fast_pooling
 from bayesify.prediction.tokens import TokenScores, score_tokens
 from bayesify.predictive import Predictive

@@ -18,7 +18,7 @@ from bayesify.core.values import are_finite
 from bayesify.errors import DataError, warn
 from bayesify.formatting import plural
 
-__all__ = ["arguments_of", "batches_of", "draws_per_call", "leaves_of", "warn_of_lost_rows"]
+__all__ = ["batches_of", "draws_per_call", "leaves_of", "warn_of_lost_rows"]
 
 _ROWS_PER_CALL = 2048
 _BYTES_PER_CALL = 1_600_000  # of inputs on a CPU
@@ -110,13 +110,6 @@ def _holds_tensors(x: Any) -> bool:
 def leaves_of(x: Any) -> list[Tensor]:
     """The tensors of a batch, also those in objects, such as graphs."""
     return [tensor for leaf in tree_leaves(x) for tensor in tensors_in(leaf)]
-
-
-def arguments_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the network, from a checked batch."""
-    if isinstance(x, dict):
-        return (), x
-    return (x if isinstance(x, tuple) else (x,)), {}
 
 
 def draws_per_call(root: Bayesian | None, batch: Any, dim: int, device: torch.device | None, samples: int) -> int:

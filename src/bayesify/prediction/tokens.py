@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from bayesify.core.call_arguments import arguments_of
 from bayesify.core.checks import check_integer
 from bayesify.core.generators import own_noise
 from bayesify.core.model import Bayesian
@@ -20,7 +21,7 @@ from bayesify.core.modes import eval_mode
 from bayesify.core.turns import turn
 from bayesify.errors import DataError
 from bayesify.likelihoods import Categorical
-from bayesify.prediction.inputs import arguments_of, batches_of, warn_of_lost_rows
+from bayesify.prediction.inputs import batches_of, warn_of_lost_rows
 from bayesify.predictive.discrete import CategoricalPredictive
 from bayesify.progress import ProgressBar
 

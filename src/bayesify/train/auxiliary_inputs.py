@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bayesify.errors import DataError
 from bayesify.functional import standard_uniform
-from bayesify.train.batch import Batch, Inputs
+from bayesify.train.batch import Batch, Inputs, batched, select_inputs
 from bayesify.train.data_loading import Batches, Order, seed_loader
 from bayesify.train.process_state import seed_for
 
@@ -60,7 +60,7 @@ class UniformInputs(nn.Module):
         self.unbatched = bnn.unbatched
         lows, highs = list[Tensor](), list[Tensor]()
         for batch in train.full_pass(0) if train.tensors is None else [train.tensors]:
-            leaves = tree_leaves(_batched(batch.inputs, self.unbatched))
+            leaves = tree_leaves(batched(batch.inputs, self.unbatched))
             for x in leaves:
                 if not isinstance(x, Tensor) or not x.is_floating_point():
                     kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -81,7 +81,7 @@ class UniformInputs(nn.Module):
         def draw(x: Tensor) -> Tensor:
             return next(boxes) + next(boxes) * standard_uniform(*x.shape, like=x)
 
-        drawn = tree_map(draw, _batched(inputs, self.unbatched))
+        drawn = tree_map(draw, batched(inputs, self.unbatched))
         return {**inputs, **drawn} if isinstance(inputs, dict) else drawn
 
 
@@ -102,7 +102,7 @@ class PairedBatches(Batches):
             raise TypeError(f"auxiliary must be tensors, a Dataset or a DataLoader, got {type(auxiliary).__name__}")
         self.auxiliary = auxiliary
         if not isinstance(auxiliary, DataLoader):
-            leaves = tree_leaves(_batched(auxiliary, self.unbatched))
+            leaves = tree_leaves(batched(auxiliary, self.unbatched))
             rows = {x.shape[self.batch_dim] if isinstance(x, Tensor) and x.dim() > self.batch_dim else 0 for x in leaves}
             if len(rows) != 1 or 0 in rows:
                 raise DataError(f"auxiliary tensors must have one number of rows, above 0, got {sorted(rows) or 'none'}")
@@ -119,10 +119,7 @@ class PairedBatches(Batches):
         if not isinstance(self.auxiliary, DataLoader):
             self.order.seed = seed
             for index in self.order.indices():
-                rows = tree_map(
-                    lambda x, i=index: x.index_select(self.batch_dim, i.to(x.device)), _batched(self.auxiliary, self.unbatched)
-                )
-                yield {**self.auxiliary, **rows} if isinstance(self.auxiliary, dict) else rows
+                yield select_inputs(self.auxiliary, index, self.batch_dim, self.unbatched)
             return
         seed_loader(self.auxiliary, seed)
         item = None
@@ -130,8 +127,3 @@ class PairedBatches(Batches):
             yield item[0] if isinstance(item, list | tuple) else item
         if item is None:
             raise DataError("auxiliary is empty: its loader has no batches")
-
-
-def _batched(inputs: Any, unbatched: tuple[str, ...]) -> Any:
-    """Return the inputs with one row per example."""
-    return {name: x for name, x in inputs.items() if name not in unbatched} if isinstance(inputs, dict) else inputs

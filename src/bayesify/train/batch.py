@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bayesify.core.call_arguments import arguments_of
 from bayesify.core.inputs import NETWORK_ERRORS
 from bayesify.core.modes import eval_mode
 from bayesify.core.objects import is_object, moved
@@ -18,7 +19,6 @@ from bayesify.errors import DataError
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
-    from bayesify.core.outputs import Draws
     from bayesify.likelihoods import Likelihood
 
 __all__ = [
@@ -28,9 +28,10 @@ __all__ = [
     "Weighted",
     "apply",
     "as_batch",
-    "call",
+    "batched",
     "check_batch",
     "check_output_shape",
+    "select_inputs",
     "select_rows",
 ]
 
@@ -90,30 +91,26 @@ class Batch:
 
 
 def apply(function: Callable[..., T], inputs: Inputs, **kwargs: Any) -> T:
-    """Call a function with the network's inputs: a tuple or list as positional arguments, a dict as keyword arguments."""
-    if isinstance(inputs, dict):
-        return function(**inputs, **kwargs)
-    return function(*inputs, **kwargs) if isinstance(inputs, tuple | list) else function(inputs, **kwargs)
-
-
-def call(bnn: Bayesian, inputs: Inputs, samples: int) -> Draws:
-    """Return the network's draws."""
-    return apply(bnn, inputs, samples=samples)
+    """Call a function, such as a network, with the network's inputs and further keyword arguments."""
+    args, named = arguments_of(inputs)
+    return function(*args, **named, **kwargs)
 
 
 def select_rows(batch: Batch, index: Tensor, batch_dim: int, unbatched: tuple[str, ...]) -> Batch:
-    """Return the rows `index` of a batch; keyword inputs named in `unbatched` are passed on."""
-    y, inputs = batch.y.index_select(0, index), batch.inputs
+    """Return the rows `index` of a batch."""
     weights = None if batch.weights is None else batch.weights.index_select(0, index)
-    if isinstance(inputs, Tensor):
-        return Batch(inputs.index_select(batch_dim, index), y, weights)
+    return Batch(select_inputs(batch.inputs, index, batch_dim, unbatched), batch.y.index_select(0, index), weights)
 
-    def rows(x: Any) -> Any:
-        return tree_map(lambda leaf: leaf.index_select(batch_dim, index), x)
 
-    if isinstance(inputs, dict):
-        return Batch({name: x if name in unbatched else rows(x) for name, x in inputs.items()}, y, weights)
-    return Batch(tuple(rows(x) for x in inputs), y, weights)
+def select_inputs(inputs: Inputs, index: Tensor, batch_dim: int, unbatched: tuple[str, ...]) -> Inputs:
+    """Return the rows `index` of inputs; keyword inputs named in `unbatched` are passed on."""
+    rows = tree_map(lambda x: x.index_select(batch_dim, index.to(x.device)), batched(inputs, unbatched))
+    return {**inputs, **rows} if isinstance(inputs, dict) else rows
+
+
+def batched(inputs: Inputs, unbatched: tuple[str, ...]) -> Inputs:
+    """Return the inputs with one row per example: all but the keyword inputs named in `unbatched`."""
+    return {name: x for name, x in inputs.items() if name not in unbatched} if isinstance(inputs, dict) else inputs
 
 
 class ToDevice:
@@ -217,7 +214,7 @@ def check_output_shape(data: Batch, bnn: Bayesian, likelihood: Likelihood, batch
         examples = to_device(select_rows(data, torch.arange(size, device=data.y.device), bnn.batch_dim, bnn.unbatched))
         try:
             with torch.no_grad(), eval_mode(bnn):
-                outputs = call(bnn, examples.inputs, samples=1).outputs
+                outputs = apply(bnn, examples.inputs, samples=1).outputs
             outputs = outputs[:, :1] if size > 1 and isinstance(outputs, Tensor) else outputs
             break
         except NETWORK_ERRORS:

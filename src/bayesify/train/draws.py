@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bayesify.core.call_arguments import arguments_of
 from bayesify.core.checks import check_integer
 from bayesify.core.convert import bayesify
 from bayesify.core.model import Bayesian
 from bayesify.core.modes import eval_mode
 from bayesify.errors import DataError
 from bayesify.methods.deep_ensemble import DeepEnsemble
-from bayesify.prediction.inputs import arguments_of, batches_of
+from bayesify.prediction.inputs import batches_of
 from bayesify.progress import ProgressBar
 
 __all__ = ["ensemble_of_draws"]

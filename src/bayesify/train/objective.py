@@ -13,7 +13,7 @@ from bayesify.core.outputs import Draws
 from bayesify.core.turns import turn
 from bayesify.core.weight_decay import variational_parameters
 from bayesify.objectives import lower_bound
-from bayesify.train.batch import Batch, apply, call
+from bayesify.train.batch import Batch, apply
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -67,7 +67,7 @@ class Objective(nn.Module):
         return self._draws(batch, samples)[1]
 
     def _draws(self, batch: Batch, samples: int) -> tuple[Draws, Tensor]:
-        draws = call(self.bnn, batch.inputs, samples)
+        draws = apply(self.bnn, batch.inputs, samples=samples)
         return draws, self.likelihood.log_prob(draws.outputs, batch.y)
 
     def _expectation(self, batch: Batch) -> tuple[Draws, Tensor] | None:

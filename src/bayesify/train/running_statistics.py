@@ -22,7 +22,7 @@ from bayesify.core.generators import own_noise
 from bayesify.core.modes import eval_mode
 from bayesify.core.switches import observer
 from bayesify.functional import at_least_float32
-from bayesify.train.batch import call
+from bayesify.train.batch import apply
 
 if TYPE_CHECKING:
     from bayesify.core.model import Bayesian
@@ -51,11 +51,11 @@ def misfits(bnn: Bayesian, inputs: Inputs, draws: int = _DRAWS) -> dict[str, flo
     statistics: dict[str, list[Tensor]] = {name: [] for name in norms}
     with eval_mode(bnn), own_noise(bnn.parameters()) as reseed:
         reseed(0)
-        call(bnn, inputs, samples=1)  # the first pass over inputs of a kind runs layers more than once
+        apply(bnn, inputs, samples=1)  # the first pass over inputs of a kind runs layers more than once
         hooks = [norm.register_forward_pre_hook(_recorder(statistics[name])) for name, norm in norms.items()]
         try:
             for _ in range(draws):
-                call(bnn, inputs, samples=1)
+                apply(bnn, inputs, samples=1)
         finally:
             for hook in hooks:
                 hook.remove()
