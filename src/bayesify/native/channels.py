@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesify.native.gpu import channels as gpu_channels
 from bayesify.native.operators import kernels_for
-from bayesify.native.switch import load_kernels, runs_triton
+from bayesify.native.switch import kernel_for, load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["scale_channels", "scales_in_one_pass"]
@@ -42,10 +42,6 @@ def scale_channels(x: Tensor, factors: Tensor, shift: Tensor | None) -> Tensor:
     return _Scale.apply(x, factors, shift)
 
 
-def _kernel(name: str, dtype: torch.dtype) -> Any:
-    return getattr(load_kernels("channel_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
-
-
 def _is_channels_last(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
@@ -56,7 +52,7 @@ def _run(name: str, tensors: Sequence[Tensor], x: Tensor) -> None:
     if runs_triton(x):
         return gpu_channels.run(name, tensors, channels, positions, not x.is_contiguous())
     integers = (*(t.data_ptr() for t in tensors), channels, positions, not x.is_contiguous())
-    over_rows(_kernel(name, x.dtype), integers, rows, THREAD // (channels * positions))
+    over_rows(kernel_for(x.dtype, "channel_kernels", name), integers, rows, THREAD // (channels * positions))
     return None
 
 

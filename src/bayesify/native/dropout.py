@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesify.native.gpu import channels as gpu_channels
 from bayesify.native.operators import kernels_for
-from bayesify.native.switch import load_kernels, runs_triton
+from bayesify.native.switch import kernel_for, load_kernels, runs_triton
 from bayesify.native.threads import over_rows
 
 __all__ = ["draws_factors_natively", "evaluates_natively", "factors_and_kl", "log_uniform_kl_and_slope"]
@@ -36,7 +36,7 @@ def log_uniform_kl_and_slope(log_alpha: Tensor, table: Tensor) -> tuple[Tensor, 
     if runs_triton(log_alpha):
         return gpu_channels.log_uniform(log_alpha, table)
     value, slope = torch.empty_like(log_alpha), torch.empty_like(log_alpha)
-    kernel = _kernel("log_uniform", log_alpha.dtype)
+    kernel = kernel_for(log_alpha.dtype, "dropout_kernels", "log_uniform")
     addresses = (t.data_ptr() for t in (log_alpha, value, slope, table))
     over_rows(kernel, (*addresses, table.shape[1]), log_alpha.numel(), _ELEMENTS)
     return value, slope
@@ -66,10 +66,6 @@ def factors_and_kl(log_alpha: Tensor, eps: Tensor, bound: float, table: Tensor, 
     return _FactorsAndKL.apply(log_alpha, eps, bound, table, composed)
 
 
-def _kernel(name: str, dtype: torch.dtype) -> Any:
-    return getattr(load_kernels("dropout_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
-
-
 class _FactorsAndKL(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, log_alpha: Tensor, eps: Tensor, bound: float, table: Tensor, composed: Composed) -> tuple[Tensor, Tensor]:
@@ -78,7 +74,7 @@ class _FactorsAndKL(torch.autograd.Function):
         values = work.data_ptr()
         slopes = values + n * work.element_size()
         addresses = log_alpha.data_ptr(), eps.data_ptr(), out.data_ptr(), values, slopes, kl.data_ptr(), table.data_ptr()
-        over_rows(_kernel("factors_and_kl", eps.dtype), (*addresses, table.shape[1], n), rows, rows, (bound,))
+        over_rows(kernel_for(eps.dtype, "dropout_kernels", "factors_and_kl"), (*addresses, table.shape[1], n), rows, rows, (bound,))
         ctx.bound, ctx.composed = bound, composed
         ctx.save_for_backward(log_alpha, eps, work)
         return out, kl
@@ -92,6 +88,6 @@ class _FactorsAndKL(torch.autograd.Function):
             return by_log_alpha, None, None, None, None
         by_out, by_log_alpha, n = by_out.contiguous(), torch.empty_like(log_alpha), len(log_alpha)
         addresses = by_out.data_ptr(), eps.data_ptr(), log_alpha.data_ptr(), work[1].data_ptr(), by_log_alpha.data_ptr()
-        kernel = _kernel("factors_and_kl_gradient", eps.dtype)
+        kernel = kernel_for(eps.dtype, "dropout_kernels", "factors_and_kl_gradient")
         over_rows(kernel, (*addresses, n), len(eps), len(eps), (ctx.bound, float(by_kl)))
         return by_log_alpha, None, None, None, None

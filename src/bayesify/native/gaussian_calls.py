@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.native.gpu import gaussians as gpu_gaussians
-from bayesify.native.switch import load_kernels, runs_triton
+from bayesify.native.switch import kernel_for, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["KLSum", "composed_kl", "parts_of_gradient", "run_kernel", "shifted", "variances_with_kl"]
@@ -31,9 +31,8 @@ def run_kernel(name: str, rows: Sequence[Sequence[Tensor | int]], *scalars: floa
         chunks -= -n // _CHUNK
         table.append(n)
         table.extend([t if isinstance(t, int) else t.data_ptr() for t in row])
-    kernel = getattr(load_kernels("gaussian_kernels"), f"{name}{'32' if dtype == torch.float32 else '64'}")
     integers = table.buffer_info()[0], len(rows), _CHUNK
-    over_rows(kernel, integers, chunks, THREAD // _CHUNK, cast(Sequence[float], scalars))
+    over_rows(kernel_for(dtype, "gaussian_kernels", name), integers, chunks, THREAD // _CHUNK, cast(Sequence[float], scalars))
 
 
 class KLSum:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
-from bayesify.native.switch import load_kernels
+from bayesify.native.switch import kernel_for
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["layer", "layer_gradient"]
 
+_MODULE = "hadamard_layer_kernels"
 _ROWS, _CHUNK = 8, 32  # rows that a thread takes at once; rows whose parameter gradients are summed together
 _THREAD = THREAD // 4  # two transforms and more take longer than a pass
 
@@ -26,12 +26,13 @@ def layer(
         key: that of a draw (`native.draws.draw_key`), which is written to eps, or None.
     """
     x, (rows, blocks, n) = tensors[0], tensors[5].shape
-    kernels, kl = _kernels(x), x.new_empty(())
+    kl = x.new_empty(())
     words, _memory = _words(tensors, outputs, _ROWS, 2 * n, kl.data_ptr())
     y = x.new_empty(rows, outputs)
     words += [y.data_ptr(), 0, 0, 0] if key is None else [y.data_ptr(), 1, *key]
     reals = unit, bias_prior_std, 0.0
-    over_rows(kernels["layer"], words, -(-rows // _ROWS), _THREAD // (_ROWS * blocks * n), reals, kernels["prepare"])
+    prepare, run = (kernel_for(x.dtype, _MODULE, name) for name in ("prepare", "layer"))
+    over_rows(run, words, -(-rows // _ROWS), _THREAD // (_ROWS * blocks * n), reals, prepare)
     return y, kl
 
 
@@ -40,13 +41,14 @@ def layer_gradient(
 ) -> list[Tensor]:
     """Gradients of x, s1, s2, mean, log_std, and with a bias its mean and log_std, for those of the outputs (R, O) and KL."""
     x, (rows, blocks, n) = tensors[0], tensors[5].shape
-    kernels, new, outputs = _kernels(x), x.new_empty, grad.shape[1]
+    new, outputs = x.new_empty, grad.shape[1]
     gradients = [new(rows, x.shape[1]), *[new(blocks, n) for _ in tensors[1:5]], *[new(outputs) for _ in tensors[6:8]]]
     words, _memory = _words(tensors, outputs, _CHUNK, 6 * (blocks + 1) * n)
     words += [grad.data_ptr(), *[t.data_ptr() for t in gradients], *[0] * (7 - len(gradients))]
     chunks, least = -(-rows // _CHUNK), _THREAD // (_CHUNK * blocks * n)
     reals = unit, bias_prior_std, 0.0 if by_kl is None else float(by_kl)
-    over_rows(kernels["layer_gradient"], words, chunks, least, reals, kernels["prepare"], kernels["finish"])
+    prepare, run, finish = (kernel_for(x.dtype, _MODULE, name) for name in ("prepare", "layer_gradient", "finish"))
+    over_rows(run, words, chunks, least, reals, prepare, finish)
     return gradients
 
 
@@ -65,10 +67,3 @@ def _words(tensors: Sequence[Tensor], outputs: int, chunk: int, scratch: int, kl
     work = x.new_empty(2 * blocks * n + -(-draws * outputs // n) * n + -(-rows // chunk) * scratch)
     addresses = [*[t.data_ptr() for t in tensors], *[0] * (9 - len(tensors)), work.data_ptr()]
     return [*addresses, n, blocks, x.shape[1], outputs, draws, rows, chunk, kl], work
-
-
-def _kernels(x: Tensor) -> dict[str, Any]:
-    """The kernels for the dtype of a tensor, by name."""
-    module = load_kernels("hadamard_layer_kernels")
-    assert module is not None
-    return module.KERNELS[x.dtype]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from numba import njit
 
 from bayesify.native.compilation import Kernel
@@ -258,9 +257,3 @@ def finish64(record):
     w, p = arguments(record, 26, 3), float64_at
     found = p(w[20]), p(w[21]), p(w[22]), p(w[23]), p(w[24]), p(w[25])
     _finish(p(w[3]), p(w[6]), p(w[7]), p(w[9]), w[10], w[11], *w[13:17], *found, w[26], w[27], w[28])
-
-
-KERNELS = {
-    torch.float32: {"prepare": prepare32, "layer": layer32, "layer_gradient": layer_gradient32, "finish": finish32},
-    torch.float64: {"prepare": prepare64, "layer": layer64, "layer_gradient": layer_gradient64, "finish": finish64},
-}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from bayesify.native.gpu import hadamard as gpu_hadamard
-from bayesify.native.switch import LIBRARIES, load_kernels, runs_triton
+from bayesify.native.switch import LIBRARIES, kernel_for, load_kernels, runs_triton
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = [
@@ -69,13 +69,12 @@ def native_fwht(x: Tensor) -> Tensor:
 def _transform(x: Tensor) -> Tensor:
     if not x.is_cpu or runs_triton(x):  # also in code that was compiled before they were turned off
         return gpu_hadamard.transform(x)
-    kernels = load_kernels("hadamard_kernels")
-    assert kernels is not None
     wide = (x if x.dtype == torch.float64 else x.float()).contiguous()
     y = torch.empty_like(wide)
     n = wide.shape[-1]
-    kernel = kernels.fwht64 if wide.dtype == torch.float64 else kernels.fwht32
-    over_rows(kernel, (wide.data_ptr(), y.data_ptr(), n), wide.numel() // n, THREAD // n)
+    over_rows(
+        kernel_for(wide.dtype, "hadamard_kernels", "fwht"), (wide.data_ptr(), y.data_ptr(), n), wide.numel() // n, THREAD // n
+    )
     return y.to(x.dtype)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.native.operators import kernels_for
-from bayesify.native.switch import load_kernels
+from bayesify.native.switch import kernel_for, load_kernels
 from bayesify.native.threads import THREAD, over_rows
 
 __all__ = ["Connection", "noise_and_kl", "rotates_natively"]
@@ -62,8 +62,7 @@ def noise_and_kl(
 
 def _run(name: str, like: Tensor, integers: Sequence[int], reals: tuple[float, ...] = (), rows: int = 1, least: int = 1) -> None:
     module = "rotation_kernels" if name.startswith("rotate") else "reflection_kernels"
-    kernel: Any = getattr(load_kernels(module), f"{name}{'32' if like.dtype == torch.float32 else '64'}")
-    over_rows(kernel, integers, rows, least, reals)
+    over_rows(kernel_for(like.dtype, module, name), integers, rows, least, reals)
 
 
 def _rows(state: Tensor, count: int) -> tuple[int, int, int, int]:

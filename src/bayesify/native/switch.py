@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayesify.errors import ConfigurationError, MissingDependencyError, warn
 
-__all__ = ["LIBRARIES", "load_kernels", "native_is_used", "runs_triton", "use_native"]
+__all__ = ["LIBRARIES", "kernel_for", "load_kernels", "native_is_used", "runs_triton", "use_native"]
 
 _PACKAGES = {"cpu": "numba", "cuda": "triton"}
 _LEAST_CAPABILITY = (8, 0)  # that of the tensor cores which compute products of float32
@@ -106,6 +106,12 @@ def load_kernels(name: str, library: str = "numba") -> ModuleType | None:
     for device in [device for device, used in LIBRARIES.items() if used == library]:
         use_native(False, cast(Any, device))
     return None
+
+
+@cache
+def kernel_for(dtype: torch.dtype, module: str, name: str) -> Any:
+    """Return the kernel of numba for tensors of a dtype, float32 or float64, by its name without the precision."""
+    return getattr(load_kernels(module), f"{name}{torch.finfo(dtype).bits}")
 
 
 @cache
