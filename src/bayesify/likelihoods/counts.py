@@ -16,7 +16,8 @@ from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
 from bayesify.plain_numbers import is_number
 from bayesify.predictive.base import without_single
-from bayesify.predictive.counts import CountPredictive, count_log_prob
+from bayesify.predictive.count_distribution import count_log_prob
+from bayesify.predictive.counts import CountPredictive
 from bayesify.predictive.targets import check_counts
 
 __all__ = ["NegativeBinomial", "Poisson"]

@@ -1,38 +1,37 @@
 """Predictive distribution for counts: a mixture of Poisson or negative binomial distributions per row and output.
 
-Shapes: S draws, N rows, D outputs. Probabilities are computed in float64, as log-gamma functions of large counts cancel.
+Shapes: S draws, N rows, D outputs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from bayesify.core.values import may_look_at
 from bayesify.errors import DataError
-from bayesify.functional import at_least_float32, incomplete_beta
+from bayesify.functional import at_least_float32
 from bayesify.predictive.base import NumericPredictive, align_targets, check_level, sum_from
+from bayesify.predictive.count_distribution import count_cdf, count_log_prob, count_quantile, count_range
+from bayesify.predictive.equal_draws import EqualDraws, thinned
 from bayesify.predictive.targets import check_counts
 
-__all__ = ["CountPredictive", "count_cdf", "count_log_prob"]
+__all__ = ["CountPredictive"]
 
 _TERMS = 1024  # of the sum over whole numbers in the CRPS, which is interpolated if there are more
 _PER_DRAW, _NODES = (24, 64), 256  # of the interpolation
 _TAIL, _NODE_TAIL = 18.0, 10.0  # -log of a draw's probability beyond either end of the sum, and of its nodes
 _SEED = 271_828_183  # of the noise in `pit`, which must differ from that of the targets
 _ELEMENTS = 2**22  # of a block of rows in the CRPS
-_FAR = 1e6  # counts beyond this times (1 + r)^1.5 are large, of a negative binomial with 1 / r as dispersion
 _LEAST_DISPERSION = 1e-5  # with which a negative binomial stands for a Poisson distribution
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class CountPredictive(NumericPredictive):
+class CountPredictive(EqualDraws):
     r"""Mixture of S draws per row and output, each a Poisson or a negative binomial distribution of a count.
 
     $$\mathrm{Var}\,y = \underbrace{\tfrac1S\sum_s (\mu_s + \alpha_s\mu_s^2)}_{\text{aleatoric}} +
@@ -159,7 +158,7 @@ class CountPredictive(NumericPredictive):
         p = dataclasses.replace(self, means=self.means.double().flatten(1), dispersions=self._flat_dispersions())
         flat = y.flatten()
         count = flat.floor().clamp_min(0)
-        low, high = _reach(p.means, p.dispersions, _TAIL)
+        low, high = count_range(p.means, p.dispersions, _TAIL)
         low, width = low.amin(0), high.amax(0) - low.amin(0) + 1
         score, is_short = torch.empty_like(flat), width <= _TERMS
         short, long = is_short.nonzero().squeeze(1), (~is_short).nonzero().squeeze(1)
@@ -182,18 +181,8 @@ class CountPredictive(NumericPredictive):
         uniform = torch.rand(self.means.shape, dtype=torch.float64, device=self.means.device, generator=generator)
         means = self.means.double()
         variances = means if self.dispersions is None else means + self.dispersions * means.square()
-        drawn = _smallest(lambda k: count_cdf(k, means, self.dispersions), means, variances.sqrt(), uniform)
+        drawn = count_quantile(lambda k: count_cdf(k, means, self.dispersions), means, variances.sqrt(), uniform)
         return drawn.to(self.means.dtype)
-
-    def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
-        if weights is not None:
-            raise NotImplementedError(f"draws of a {type(self).__name__} have equal weights; leave weights out")
-        self._check_same(others, "rows")
-        return self._join((self, *others), 0)
-
-    def cat(self, *others: Any) -> Self:
-        self._check_same(others, "samples")
-        return self._join((self, *others), 1)
 
     def average(self, *others: Any) -> Self:
         """Average with predictives of the same draws and rows for other inputs: the distribution if the inputs are uncertain.
@@ -229,7 +218,7 @@ class CountPredictive(NumericPredictive):
 
     def _quantile(self, q: float) -> Tensor:
         level = torch.full(self.mean.shape, q, dtype=torch.float64, device=self.means.device)
-        return _smallest(self._cdf, self.mean.double(), self.double().std, level)
+        return count_quantile(self._cdf, self.mean.double(), self.double().std, level)
 
     def _flat_dispersions(self) -> Tensor | None:
         return None if self.dispersions is None else self.dispersions.double().flatten(1)
@@ -244,17 +233,12 @@ class CountPredictive(NumericPredictive):
 
     def _interpolated_crps(self, y: Tensor) -> Tensor:
         """CRPS (N,) of whole y, by the mean and the variance of F between nodes: the mean is exact, the variance a parabola's."""
-        low, high = _reach(self.means, self.dispersions, _NODE_TAIL)
+        low, high = count_range(self.means, self.dispersions, _NODE_TAIL)
         fewest, most = _PER_DRAW
         share = torch.linspace(0, 1, max(fewest, min(most, _NODES // self.samples)), dtype=torch.float64, device=y.device)
         # cube roots of counts are nearly normal (Wilson & Hilferty)
         k = torch.lerp((low + 1).pow(1 / 3), (high + 1).pow(1 / 3), share.view(-1, 1, 1)).pow(3).floor() - 1
-        k = k.flatten(0, 1).sort(0).values
-        if len(k) > _NODES:
-            # the error of an interval is that of n dF^2: more nodes where the candidates, of about the same dF, are far apart
-            weight = torch.cat([torch.zeros_like(k[:1]), k.diff(dim=0).pow(1 / 3).cumsum(0)]).T.contiguous()
-            wanted = weight[:, -1:] * torch.linspace(0, 1, _NODES, dtype=torch.float64, device=y.device)
-            k = k.gather(0, torch.searchsorted(weight, wanted).clamp_max(len(k) - 1).T)
+        k = thinned(k.flatten(0, 1).sort(0).values, _NODES)
         k = torch.cat([k, y.unsqueeze(0) - 1, torch.full_like(k[:1], -1)]).sort(0).values  # (G, N), from F = 0, over y
         cdf, sums = self._cdf_and_sums(k)
         n, start, end = k.diff(dim=0), cdf[:-1], cdf[1:]  # n + 1 values of F per interval, with both ends
@@ -276,60 +260,3 @@ class CountPredictive(NumericPredictive):
         probs = torch.where(k < 0, 0, count_log_prob(k.clamp_min(0), self.means.log(), self.dispersions).exp())
         excess = 1 if self.dispersions is None else 1 + self.dispersions * k
         return cdf.mean(1), ((k + 1 - self.means) * cdf + self.means * excess * probs).mean(1)
-
-
-def count_log_prob(y: Tensor, log_mean: Tensor, dispersion: Tensor | None) -> Tensor:
-    r"""Log probability of counts y under Poisson, or negative binomial distributions, elementwise, nats, float64.
-
-    $$\log p(y) = y\log\mu - \mu - \log y!, \qquad
-    \log p(y) = \log\frac{\Gamma(y + r)}{\Gamma(r)\,y!} + y\log\frac{\alpha\mu}{1 + \alpha\mu} - r\log(1 + \alpha\mu), \quad
-    r = \frac1\alpha$$
-
-    Args:
-        y, log_mean, dispersion: y, $\log\mu$ and $\alpha$, broadcastable; without dispersion it is Poisson.
-    """
-    y, log_mean = y.double(), log_mean.double()
-    if dispersion is None:
-        return torch.where(y > 0, y * log_mean, 0) - log_mean.exp() - torch.lgamma(y + 1)  # 0 log 0 = 0
-    dispersion = dispersion.double()
-    r, log_odds = 1 / dispersion, log_mean + dispersion.log()
-    log_hit, log_miss = logsigmoid(log_odds), logsigmoid(-log_odds)  # softplus drops exp(-20), which counts of 1e9 multiply
-    # where digits of large log-gamma functions cancel: Tricomi & Erdelyi (1951), about the middle of both arguments
-    far = y > _FAR * (1 + r).pow(1.5)
-    near = torch.where(far, 1, y)
-    ratio = torch.where(far, (r - 1) * (y + r / 2).log(), torch.lgamma(near + r) - torch.lgamma(near + 1))
-    return ratio - torch.lgamma(r) + torch.where(y > 0, y * log_hit, 0) + r * log_miss
-
-
-def count_cdf(y: Tensor, mean: Tensor, dispersion: Tensor | None) -> Tensor:
-    """P(Y <= y) of Poisson, or negative binomial distributions, elementwise and broadcast, float64."""
-    count = y.double().floor()
-    whole = count.clamp_min(0)
-    if dispersion is None:
-        value = torch.special.gammaincc(whole + 1, mean.double())
-    else:
-        dispersion = dispersion.double()
-        value = incomplete_beta(1 / dispersion, whole + 1, 1 / (1 + dispersion * mean))
-    return torch.where(count < 0, 0, value)
-
-
-def _reach(mean: Tensor, dispersion: Tensor | None, tail: float) -> tuple[Tensor, Tensor]:
-    """Whole numbers below and above which a draw's count is with a probability of at most exp(-tail): Chernoff's bounds."""
-    scale = 1 if dispersion is None else 1 + dispersion * mean
-    width = (2 * tail * mean * scale).sqrt()
-    return (mean - width).floor().clamp_min(0), (mean + width + tail * scale).ceil()
-
-
-def _smallest(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, q: Tensor) -> Tensor:
-    """The smallest counts with a `cdf` of q or more, by bisection; the lower bound is that of Cantelli's inequality."""
-    tolerance = 4 * torch.finfo(torch.float64).eps  # of the rounding of the cdf
-    low = (mean - std * ((1 - q) / q).sqrt()).nan_to_num(neginf=-1).floor().sub(1).clamp_min(-1)
-    high = (mean + std).ceil()
-    q = q * (1 - tolerance)
-    while bool((short := cdf(high) < q).any()):
-        low, high = torch.where(short, high, low), torch.where(short, 2 * high + 1, high)
-    while bool((high - low > 1).any()):
-        middle = ((low + high) / 2).floor()
-        reached = cdf(middle) >= q
-        low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
-    return high

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, incomplete_beta
 from bayesify.predictive.base import NumericPredictive, align_targets, check_level, sum_from
+from bayesify.predictive.equal_draws import EqualDraws, thinned
 
 __all__ = ["StudentTPredictive", "student_log_density"]
 
@@ -25,7 +26,7 @@ _ELEMENTS = 2**21  # of a block of rows in the CRPS
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class StudentTPredictive(NumericPredictive):
+class StudentTPredictive(EqualDraws):
     r"""Mixture of S draws per row and output, each a Student's t distribution: normal noise of unknown mean and variance.
 
     With location m, scale c, $\eta$ degrees of freedom and the evidence $\nu$ for the mean, draw s has the variance
@@ -150,16 +151,6 @@ class StudentTPredictive(NumericPredictive):
         z = _invert(lambda z: _student_cdf(z, degrees), -torch.ones_like(uniform), torch.ones_like(uniform), uniform)
         return self.locations + self.scales * z.to(self.locations.dtype)
 
-    def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
-        if weights is not None:
-            raise NotImplementedError(f"draws of a {type(self).__name__} have equal weights; leave weights out")
-        self._check_same(others, "rows")
-        return self._join((self, *others), 0)
-
-    def cat(self, *others: Any) -> Self:
-        self._check_same(others, "samples")
-        return self._join((self, *others), 1)
-
     def select(self, rows: Tensor | slice) -> Self:
         return type(self)(*(getattr(self, field.name)[:, rows] for field in dataclasses.fields(self)))
 
@@ -189,12 +180,7 @@ def _student_cdf(z: Tensor, degrees: Tensor) -> Tensor:
 def _mixture_crps(y: Tensor, locations: Tensor, scales: Tensor, degrees: Tensor) -> Tensor:
     """CRPS (N,) at y (N,) of mixtures (S, N), by the mean and the variance of F between nodes: the mean is exact."""
     u = torch.linspace(-_END, _END, _PER_DRAW, dtype=torch.float64, device=y.device).view(-1, 1, 1)
-    t = (locations + scales * u.sinh()).flatten(0, 1).sort(0).values
-    if len(t) > _NODES:
-        # the error of an interval is that of n dF^2: more nodes where the candidates, of about the same dF, are far apart
-        weight = torch.cat([torch.zeros_like(t[:1]), t.diff(dim=0).pow(1 / 3).cumsum(0)]).T.contiguous()
-        wanted = weight[:, -1:] * torch.linspace(0, 1, _NODES, dtype=torch.float64, device=y.device)
-        t = t.gather(0, torch.searchsorted(weight, wanted).clamp_max(len(t) - 1).T)
+    t = thinned((locations + scales * u.sinh()).flatten(0, 1).sort(0).values, _NODES)
     t = torch.cat([t, y.unsqueeze(0)]).sort(0).values  # (G, N)
     z = (t.unsqueeze(1) - locations) / scales
     cdf = _student_cdf(z, degrees)
