@@ -12,11 +12,32 @@ from bayesify import BayesifyWarning, Bernoulli, Categorical, Gaussian, Heterosc
 from bayesify.core.outputs import Draws
 from bayesify.errors import ConfigurationError, DataError, DivergenceError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
+from bayesify.likelihoods import Poisson
+from bayesify.methods import HMC, VSD, ConcreteDropout
 from bayesify.metrics import accuracy, brier, coverage, interval_width, nll, ood_metrics, rmse
+from bayesify.objectives import LinearWarmup
 from bayesify.predictive import CountPredictive, GaussianPredictive, StudentTPredictive
 from bayesify.train import fit
 
 NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MeanField(delta="0.1"),
+        lambda: MeanField(mixture_weight=None),
+        lambda: HMC(target_accept="0.8"),
+        lambda: VSD(p=[0.1]),
+        lambda: ConcreteDropout(p="0.1"),
+        lambda: LinearWarmup(fraction="0.5"),
+        lambda: CountPredictive(torch.ones(1, 2)).quantile("0.5"),
+        lambda: Poisson(scale=torch.ones(2)),
+    ],
+)
+def test_arguments_that_are_no_numbers(make):
+    with pytest.raises(ConfigurationError, match=r"must be a number .*got "):
+        make()
 
 
 def draws(batch=3):

@@ -124,12 +124,12 @@ def test_schedules_stay_within_their_weight() -> None:
     [
         (Constant, {"beta": 0.0}, "beta must be a finite number above 0, got 0.0"),
         (LinearWarmup, {"beta": math.inf}, "beta must be a finite number above 0, got inf"),
-        (LinearWarmup, {"fraction": 0.0}, r"fraction must be in \(0, 1\], got 0.0"),
-        (LinearWarmup, {"fraction": 1.1}, r"fraction must be in \(0, 1\], got 1.1"),
+        (LinearWarmup, {"fraction": 0.0}, r"fraction must be a number in \(0, 1\], got 0.0"),
+        (LinearWarmup, {"fraction": 1.1}, r"fraction must be a number in \(0, 1\], got 1.1"),
         (Cyclical, {"beta": -1.0}, "beta must be a finite number above 0, got -1.0"),
         (Cyclical, {"cycles": 0}, "cycles must be a whole number of at least 1, got 0"),
         (Cyclical, {"cycles": 2.5}, "cycles must be a whole number of at least 1, got 2.5"),
-        (Cyclical, {"fraction": -0.5}, r"fraction must be in \(0, 1\], got -0.5"),
+        (Cyclical, {"fraction": -0.5}, r"fraction must be a number in \(0, 1\], got -0.5"),
     ],
 )
 def test_schedule_errors(kind: type[KLSchedule], fields: dict[str, float], message: str) -> None:

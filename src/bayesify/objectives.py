@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bayesify.core.checks import check_integer, check_positive
+from bayesify.core.checks import check_integer, check_nonnegative, check_positive, check_rate
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError, DivergenceError, warn
 
@@ -116,8 +116,8 @@ def _check_numbers(n: float, beta: float | Tensor, local_beta: float | Tensor | 
     if isinstance(n, bool) or not 0 < n < math.inf:
         raise ConfigurationError(f"n must be the number of training examples, a finite number above 0, got {n!r}")
     for name, weight in (("beta", beta), ("local_beta", local_beta)):
-        if isinstance(weight, int | float) and not 0 <= weight < math.inf:
-            raise ConfigurationError(f"{name} must be a finite number of at least 0, got {weight!r}")
+        if isinstance(weight, int | float):
+            check_nonnegative(name, weight)
     if not log_prob.is_floating_point():
         raise DataError(f"log_prob must be floating point, got {log_prob.dtype}")
     if log_prob.dim() == 2 and n < log_prob.shape[1]:
@@ -194,7 +194,7 @@ class LinearWarmup(KLSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_fraction(self.fraction)
+        check_rate("fraction", self.fraction)
 
     def __call__(self, progress: float) -> float:
         return self.beta * min(1.0, progress / self.fraction)
@@ -225,14 +225,9 @@ class Cyclical(KLSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integer("cycles", self.cycles)
-        _check_fraction(self.fraction)
+        check_rate("fraction", self.fraction)
 
     def __call__(self, progress: float) -> float:
         if progress >= 1:
             return self.beta
         return self.beta * min(1.0, math.fmod(progress * self.cycles, 1.0) / self.fraction)
-
-
-def _check_fraction(value: float) -> None:
-    if not 0 < value <= 1:
-        raise ConfigurationError(f"fraction must be in (0, 1], got {value!r}")

@@ -30,7 +30,7 @@ def test_too_few_rows_are_named():
 @pytest.mark.parametrize("level", [0, 1, -0.1, 1.5, 95, True, "0.9", float("nan")])
 def test_levels_are_between_zero_and_one(level):
     for function in (least_rows, lambda level: conformal_rank(1000, level), lambda level: cross_coverage([50, 50], level)):
-        with pytest.raises(ConfigurationError, match="level must be a number between 0 and 1"):
+        with pytest.raises(ConfigurationError, match=r"level must be a number in \(0, 1\)"):
             function(level)
 
 

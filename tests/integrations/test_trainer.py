@@ -364,6 +364,11 @@ def _mixture(trainer, data, sizes=5, chunk=None):
         yield predict(trainer.bnn, columns, trainer.likelihood, 16, seed=trainer.args.seed + i, chunk=chunk), y
 
 
+def _joined(parts):
+    predictives, targets = zip(*parts, strict=True)
+    return predictives[0].cat(*predictives[1:]), torch.cat(targets)
+
+
 def _batched(data, size):
     return [data[i : i + size] for i in range(0, len(data), size)]
 
@@ -371,8 +376,7 @@ def _batched(data, size):
 def test_evaluation_is_that_of_the_predictive_distribution(tmp_path):
     data = _data()
     trainer = _trainer(bayesify(bert(), MeanField(initial_std=0.5), output="logits"), tmp_path, data)
-    parts = list(_mixture(trainer, data))
-    mixture, y = parts[0][0].cat(*(p for p, _ in parts[1:])), torch.cat([y for _, y in parts])
+    mixture, y = _joined(_mixture(trainer, data))
     expected, actual = evaluate(mixture, y), trainer.evaluate()
     for name in ("nll", "accuracy", "ece"):
         assert actual[f"eval_{name}"] == pytest.approx(expected[name], rel=1e-4)
@@ -435,8 +439,7 @@ def test_texts_of_different_lengths_are_evaluated(tmp_path):
 def test_regression_is_evaluated(likelihood, width, outputs, tmp_path):
     data = _numbers(outputs=outputs)
     trainer = _trainer(bayesify(bert(labels=width), MeanField(), output="logits"), tmp_path, data, likelihood=likelihood)
-    parts = list(_mixture(trainer, data))
-    mixture, y = parts[0][0].cat(*(p for p, _ in parts[1:])), torch.cat([y for _, y in parts])
+    mixture, y = _joined(_mixture(trainer, data))
     expected, actual = evaluate(mixture, y), trainer.evaluate()
     assert actual["eval_nll"] == pytest.approx(expected["nll"], rel=1e-4)
     assert actual["eval_rmse"] == pytest.approx(expected["rmse"], rel=1e-4)
@@ -448,8 +451,7 @@ def test_regression_is_evaluated(likelihood, width, outputs, tmp_path):
 def test_several_labels_are_evaluated(tmp_path):
     data = [{**row, "labels": [float(i % 2), float(i % 3 > 0)]} for i, row in enumerate(_data())]
     trainer = _trainer(bayesify(bert(labels=2), MCDropout(), output="logits"), tmp_path, data, likelihood=Bernoulli())
-    parts = list(_mixture(trainer, data))
-    mixture, y = parts[0][0].cat(*(p for p, _ in parts[1:])), torch.cat([y for _, y in parts])
+    mixture, y = _joined(_mixture(trainer, data))
     expected, actual = evaluate(mixture, y), trainer.evaluate()
     for name in ("nll", "accuracy", "ece"):
         assert actual[f"eval_{name}"] == pytest.approx(expected[name], rel=1e-4)

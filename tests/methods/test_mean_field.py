@@ -225,7 +225,7 @@ def test_prior_around_pretrained_weights() -> None:
         ({"prior_std": 0.0}, "prior_std must be a finite number above 0, got 0.0"),
         ({"initial_std": -1.0}, "initial_std must be"),
         ({"mixture_std": math.inf}, "mixture_std must be"),
-        ({"mixture_weight": 1.0}, r"mixture_weight must be in \(0, 1\), got 1.0"),
+        ({"mixture_weight": 1.0}, r"mixture_weight must be a number in \(0, 1\), got 1.0"),
         ({"prior": "scale-mixture", "prior_mean": "pretrained"}, "'scale-mixture' is centered on zero"),
     ],
 )

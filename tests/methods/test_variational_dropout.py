@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from normal_draws import assert_normal
 from scipy import optimize, stats
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
@@ -32,16 +33,6 @@ def _spread_rates(site: BayesianLayer) -> None:
     nn.init.uniform_(site.posterior.log_alpha, -3.0, 0.0)
 
 
-def _assert_normal(y: Tensor, mean: Tensor, covariance: Tensor) -> None:
-    """Rows of y (n, D) are draws from N(mean, covariance): means, covariances and marginals, within 5 standard errors."""
-    n, variance = len(y), covariance.diag()
-    assert ((y.mean(0) - mean).abs() < 5 * (variance / n).sqrt()).all()
-    error = 5 * torch.sqrt((variance[:, None] * variance + covariance**2) / n)
-    assert ((torch.cov(y.T) - covariance).abs() < error).all()
-    for column, m, v in zip(y.T, mean, variance, strict=True):
-        assert stats.kstest(column.numpy(), "norm", (m.item(), v.sqrt().item())).pvalue > 1e-4
-
-
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_input_noise_is_shared_by_the_weights_of_an_input(layer: str, coherent: bool) -> None:
@@ -59,7 +50,7 @@ def test_input_noise_is_shared_by_the_weights_of_an_input(layer: str, coherent: 
             parts.append((plain(alone) - plain(torch.zeros_like(x))).flatten())
         covariance = sum(alpha * torch.outer(part, part) for alpha, part in zip(site.posterior.log_alpha.exp(), parts, strict=True))
         assert (covariance - covariance.diag().diag()).abs().max() > 0.1 * covariance.diag().max(), "outputs are correlated"
-        _assert_normal(bnn(x, samples=DRAWS, coherent=coherent).outputs.flatten(1), mean, covariance)
+        assert_normal(bnn(x, samples=DRAWS, coherent=coherent).outputs.flatten(1), mean, covariance)
 
 
 def _alpha_of_every_weight(site: BayesianLayer, alpha_per: str) -> Tensor:
@@ -101,7 +92,7 @@ def test_weight_noise_is_independent(layer: str, alpha_per: str, route: str) -> 
             covariance = covariance.diag().diag()
         with torch.set_grad_enabled(route == "gradients wanted"):
             drawn = bnn(x, samples=DRAWS, coherent=route == "coherent").outputs.detach()
-        _assert_normal(drawn.flatten(1), act(weight), covariance)
+        assert_normal(drawn.flatten(1), act(weight), covariance)
 
 
 @pytest.mark.parametrize("noise", ["input", "weight"])
@@ -227,8 +218,8 @@ def test_what_cannot_have_input_noise_stays_as_it_is() -> None:
         ({"prior": "normal"}, "prior must be one of 'log-uniform', 'ard', got 'normal'"),
         ({"alpha_per": "channel"}, "alpha_per must be one of"),
         ({"alpha_per": "weight"}, 'alpha_per="weight" requires noise="weight"'),
-        ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; for no noise use Deterministic"),
-        ({"p": 1.0}, r"p must be in \(0, 1\), got 1.0"),
+        ({"p": 0.0}, r"p must be a number in \(0, 1\), got 0.0; for no noise use Deterministic"),
+        ({"p": 1.0}, r"p must be a number in \(0, 1\), got 1.0"),
         ({"max_alpha": 0.0}, "max_alpha must be a finite number above 0"),
         ({"p": 0.6}, "p=0.6 is an initial alpha of 1.5, above max_alpha=1.0"),
     ],

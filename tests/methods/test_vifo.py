@@ -419,7 +419,7 @@ def test_bad_arguments() -> None:
         ({"eta_aux": -1.0}, "eta_aux must be a finite number of at least 0, got -1.0"),
         ({"delta": 1.0}, "delta must be a number in"),
         ({"prior_std": 0.0}, "prior_std must be a finite number above 0"),
-        ({"momentum": 2.0}, "momentum must be in"),
+        ({"momentum": 2.0}, "momentum must be a number in"),
         ({"initial_std": 1e-7}, "initial_std must be above"),
     ]:
         with pytest.raises(ValueError, match=message):

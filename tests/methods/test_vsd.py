@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
+from normal_draws import assert_normal
 from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
@@ -59,16 +60,6 @@ def _alone(x: Tensor, channel: int) -> Tensor:
     return torch.zeros_like(x).index_copy(1, torch.tensor([channel]), x[:, channel : channel + 1])
 
 
-def _assert_normal(y: Tensor, mean: Tensor, covariance: Tensor) -> None:
-    """Rows of y (n, D) are draws from N(mean, covariance): means, covariances and marginals, within 5 standard errors."""
-    n, variance = len(y), covariance.diag()
-    assert ((y.mean(0) - mean).abs() < 5 * (variance / n).sqrt()).all()
-    error = 5 * torch.sqrt((variance[:, None] * variance + covariance**2) / n)
-    assert ((torch.cov(y.T) - covariance).abs() < error).all()
-    for column, m, v in zip(y.T, mean, variance, strict=True):
-        assert stats.kstest(column.numpy(), "norm", (m.item(), v.sqrt().item())).pvalue > 1e-4
-
-
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("conv_noise", CONV_NOISE)
 @pytest.mark.parametrize("layer", LAYERS)
@@ -80,7 +71,7 @@ def test_outputs_are_normal_with_the_covariance_of_the_noise(layer: str, conv_no
     with torch.no_grad():
         parts = _parts(plain, x, _is_kernel(site, conv_noise))
         covariance = parts.T @ _covariance_of_noise(site) @ parts
-        _assert_normal(bnn(x, samples=DRAWS, coherent=coherent).outputs.flatten(1), plain(x).flatten(), covariance)
+        assert_normal(bnn(x, samples=DRAWS, coherent=coherent).outputs.flatten(1), plain(x).flatten(), covariance)
 
 
 def test_every_example_has_noise_of_its_own_unless_coherent() -> None:
@@ -120,7 +111,7 @@ def test_without_reflections_it_is_gaussian_dropout(transforms: Literal[0, 1]) -
     alpha = site.posterior.log_alpha.detach().exp()
     assert bnn.kl().item() == pytest.approx(5 / 2 * torch.log1p(1 / alpha).sum().item(), rel=1e-9)
     with torch.no_grad():
-        _assert_normal(site.posterior.noise(site, DRAWS), torch.ones(3).double(), torch.diag(alpha))
+        assert_normal(site.posterior.noise(site, DRAWS), torch.ones(3).double(), torch.diag(alpha))
         kl = bnn.kl()
         site.weight.mul_(3.0)
     assert bnn.kl() == kl, "the KL does not depend on the weight"
@@ -244,8 +235,8 @@ def test_autocast_leaves_the_noise_in_the_precision_of_the_kl() -> None:
         ({"concentration": 0.0}, "concentration must be a finite number above 0"),
         ({"rate": -1.0}, "rate must be a finite number above 0"),
         ({"initial_scale_std": 0.0}, "initial_scale_std must be a finite number above 0"),
-        ({"p": 0.0}, r"p must be in \(0, 1\), got 0.0; for no noise use Deterministic"),
-        ({"p": 1.0}, r"p must be in \(0, 1\), got 1.0"),
+        ({"p": 0.0}, r"p must be a number in \(0, 1\), got 0.0; for no noise use Deterministic"),
+        ({"p": 1.0}, r"p must be a number in \(0, 1\), got 1.0"),
     ],
 )
 def test_errors(fields: dict[str, object], message: str) -> None:

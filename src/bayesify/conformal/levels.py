@@ -5,18 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from bayesify.core.checks import check_open_fraction
 from bayesify.errors import ConfigurationError
-from bayesify.plain_numbers import is_number
 
-__all__ = ["check_level", "conformal_rank", "cross_coverage", "least_rows"]
+__all__ = ["conformal_rank", "cross_coverage", "least_rows"]
 
 _ROUNDING = 1e-9  # (n + 1) * level, such as 100 * 0.07, may be a whole number and a little
-
-
-def check_level(level: float) -> None:
-    """Raise a `ConfigurationError` unless `level` is a number between 0 and 1, both excluded."""
-    if not is_number(level) or not 0 < level < 1:
-        raise ConfigurationError(f"level must be a number between 0 and 1, both excluded, got {level!r}")
 
 
 def least_rows(level: float) -> int:
@@ -29,7 +23,7 @@ def least_rows(level: float) -> int:
         >>> least_rows(0.9), least_rows(0.95), least_rows(0.99)
         (9, 19, 99)
     """
-    check_level(level)
+    check_open_fraction("level", level)
     return max(1, math.ceil(level / (1 - level) - _ROUNDING))
 
 
@@ -79,7 +73,7 @@ def cross_coverage(sizes: Sequence[int], level: float) -> float:
         >>> round(cross_coverage([200] * 5, 0.95), 3)
         0.892
     """
-    check_level(level)
+    check_open_fraction("level", level)
     folds, n = len(sizes), sum(sizes)
     if folds < 2:
         raise ConfigurationError(f"sizes must have at least two folds, got {folds}")

@@ -5,13 +5,28 @@ from collections.abc import Collection
 from bayesify.errors import ConfigurationError
 from bayesify.plain_numbers import is_integer, is_number
 
-__all__ = ["check_choice", "check_fraction", "check_integer", "check_positive", "check_rate", "check_scale"]
+__all__ = [
+    "check_choice",
+    "check_fraction",
+    "check_integer",
+    "check_nonnegative",
+    "check_open_fraction",
+    "check_positive",
+    "check_rate",
+    "check_scale",
+]
 
 
 def check_positive(name: str, value: float) -> None:
     """Raise a `ConfigurationError` unless `value` is a finite number above 0."""
     if not is_number(value) or not 0 < value < float("inf"):
         raise ConfigurationError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+def check_nonnegative(name: str, value: float, alternative: str = "") -> None:
+    """Raise a `ConfigurationError` unless `value` is a finite number of at least 0; `alternative` is what else is possible."""
+    if not is_number(value) or not 0 <= value < float("inf"):
+        raise ConfigurationError(f"{name} must be a finite number of at least 0{alternative}, got {value!r}")
 
 
 def check_scale(name: str, value: float) -> None:
@@ -25,6 +40,12 @@ def check_fraction(name: str, value: float) -> None:
     """Raise a `ConfigurationError` unless `value` is a number in [0, 1)."""
     if not is_number(value) or not 0 <= value < 1:
         raise ConfigurationError(f"{name} must be a number in [0, 1), got {value!r}")
+
+
+def check_open_fraction(name: str, value: float, advice: str = "") -> None:
+    """Raise a `ConfigurationError` unless `value` is a number in (0, 1)."""
+    if not is_number(value) or not 0 < value < 1:
+        raise ConfigurationError(f"{name} must be a number in (0, 1), got {value!r}{advice}")
 
 
 def check_rate(name: str, value: float) -> None:

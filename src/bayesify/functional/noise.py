@@ -93,7 +93,7 @@ def concrete_mask(shape: tuple[int, ...], logit: Tensor, temperature: float) -> 
         >>> concrete_mask((3,), torch.tensor(-40.0), 0.1)
         tensor([1., 1., 1.])
     """
-    logit = logit.to(torch.promote_types(logit.dtype, torch.float32))
+    logit = at_least_float32(logit)
     u = standard_uniform(*shape, like=logit)
     return torch.sigmoid(-(logit + torch.logit(u)) / temperature) / torch.sigmoid(-logit)
 

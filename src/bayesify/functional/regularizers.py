@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-_PRIOR_STD, _MEAN_PRIOR_STD = math.sqrt(0.3), math.sqrt(5.7)
+_PRIOR_STD, _MEAN_PRIOR_STD = math.sqrt(0.3), math.sqrt(5.7)  # these defaults, a and b are those of the paper, appendix D.2
 
 
 def vifo_naive(mean: Tensor, std: Tensor, prior_std: float = 1.0) -> Tensor:

@@ -7,9 +7,9 @@ import dataclasses
 from bayesify.core.checks import check_integer
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError
-from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.base import check_likelihood
 from bayesify.objectives import KLSchedule
-from bayesify.train.arguments import check_kl_weight
+from bayesify.train.arguments import check_kl_weights
 from bayesify.train.dataset_size import length_of, warn_if_more_examples
 
 __all__ = ["ELBOSettings", "check_trainable", "examples_of"]
@@ -27,10 +27,7 @@ class ELBOSettings:
     def __post_init__(self) -> None:
         check_integer("samples", self.samples)
         check_integer("eval_samples", self.eval_samples)
-        if not isinstance(self.beta, KLSchedule):
-            check_kl_weight("beta", self.beta)
-        if self.local_beta is not None:
-            check_kl_weight("local_beta", self.local_beta)
+        check_kl_weights(self.beta, self.local_beta)
 
     def beta_at(self, step: int, steps: float) -> float:
         """The weight of the KL in step `step`, counted from 0, of `steps`."""
@@ -46,8 +43,7 @@ def check_trainable(bnn: object, likelihood: object) -> None:
     """Raise a `TypeError` or `ConfigurationError` unless a trainer without auxiliary inputs can train the network."""
     if not isinstance(bnn, Bayesian):
         raise TypeError(f"model must be what bayesify returned, got {type(bnn).__name__}; make it with bayesify(net, MeanField())")
-    if not isinstance(likelihood, Likelihood):
-        raise TypeError(f"likelihood must be a Likelihood such as Categorical() or Gaussian(learn=True), got {likelihood!r}")
+    check_likelihood(likelihood)
     if bnn.separate_members:
         raise ConfigurationError("an ensemble is trained member by member: give each of bnn.members to a trainer, or use fit")
     if bnn.auxiliary_beta > 0:

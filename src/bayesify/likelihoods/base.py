@@ -22,7 +22,7 @@ from bayesify.plain_numbers import plain
 from bayesify.predictive.base import Predictive, align_targets, sum_from
 from bayesify.predictive.discrete import BernoulliPredictive, CategoricalPredictive
 
-__all__ = ["Likelihood", "check_draws"]
+__all__ = ["Likelihood", "check_draws", "check_likelihood"]
 
 _PASSES = 100  # more than anyone accumulates gradients for
 
@@ -284,6 +284,12 @@ class Likelihood(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.fields.items())
+
+
+def check_likelihood(likelihood: object) -> None:
+    """Raise a `TypeError` unless it is a likelihood."""
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be a Likelihood such as Categorical() or Gaussian(learn=True), got {likelihood!r:.80}")
 
 
 def check_draws(outputs: Tensor, least: int, expected: str) -> None:

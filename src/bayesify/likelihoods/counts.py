@@ -5,16 +5,14 @@ Shapes: S draws, B batch, D outputs.
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_scale
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
-from bayesify.plain_numbers import is_number
+from bayesify.likelihoods.per_output import check_width, scales_of
 from bayesify.predictive.base import without_single
 from bayesify.predictive.count_distribution import count_log_prob
 from bayesify.predictive.counts import CountPredictive
@@ -44,13 +42,13 @@ class Poisson(Likelihood):
     log_scale: Tensor
 
     def __init__(self, scale: float | Sequence[float] = 1.0) -> None:
-        scales = _numbers("scale", scale)
+        scales = scales_of("scale", scale)
         super().__init__(scale=scales)
         self.register_buffer("log_scale", torch.tensor(scales).log())
 
     def check_outputs(self, outputs: Tensor) -> None:
         check_draws(outputs, 2, "(S, B), (S, B, 1) or (S, B, D)")
-        _check_width("scale", self.log_scale, outputs, outputs.shape[-1] if outputs.dim() > 2 else 1)
+        check_width("scale", self.log_scale, outputs, outputs.shape[-1] if outputs.dim() > 2 else 1)
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_counts(y)
@@ -105,7 +103,7 @@ class NegativeBinomial(Likelihood):
     def __init__(
         self, dispersion: float | Sequence[float] = 1.0, per_row: bool = False, scale: float | Sequence[float] = 1.0
     ) -> None:
-        dispersions, scales = _numbers("dispersion", dispersion), _numbers("scale", scale)
+        dispersions, scales = scales_of("dispersion", dispersion), scales_of("scale", scale)
         for value in dispersions if isinstance(dispersions, list) else [dispersions]:
             if not _DISPERSIONS[0] <= value <= _DISPERSIONS[1]:
                 raise ConfigurationError(f"dispersion must be between 1e-5 and 1e+5, got {value!r}; use Poisson for 0")
@@ -133,8 +131,8 @@ class NegativeBinomial(Likelihood):
                     f"outputs must have a log mean and a log dispersion per target, (S, B, 2D), got {tuple(outputs.shape)}"
                 )
         width = outputs.shape[-1] // (1 + self.per_row) if outputs.dim() > 2 else 1
-        _check_width("dispersion", self.log_dispersion, outputs, width)
-        _check_width("scale", self.log_scale, outputs, width)
+        check_width("dispersion", self.log_dispersion, outputs, width)
+        check_width("scale", self.log_scale, outputs, width)
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         return (*outputs.shape[1:-1], outputs.shape[-1] // 2) if self.per_row else super().target_shape(outputs)
@@ -161,18 +159,3 @@ class NegativeBinomial(Likelihood):
 def _bounded(log_dispersion: Tensor) -> Tensor:
     least, most = map(math.log, _DISPERSIONS)
     return at_most(-at_most(-log_dispersion, -least), most)
-
-
-def _numbers(name: str, value: float | Sequence[float]) -> float | list[float]:
-    """The number, or the list of numbers, after a check of each."""
-    values = [value] if is_number(value) else list(cast("Sequence[float]", value))
-    if not values:
-        raise ConfigurationError(f"{name} must be a number or one per output, got an empty sequence")
-    for each in values:
-        check_scale(name, each)
-    return float(values[0]) if is_number(value) else list(map(float, values))
-
-
-def _check_width(name: str, values: Tensor, outputs: Tensor, width: int) -> None:
-    if values.dim() and values.shape[0] != width:
-        raise DataError(f"{name} has {values.shape[0]} values but outputs {tuple(outputs.shape)} have {width} per example")

@@ -18,15 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.errors import ConfigurationError, DataError
+from bayesify.core.checks import check_nonnegative
+from bayesify.errors import DataError
 from bayesify.functional import at_least_float32
 from bayesify.likelihoods.base import Likelihood, check_draws
-from bayesify.likelihoods.gaussian import check_numbers
-from bayesify.plain_numbers import is_number
 from bayesify.predictive.base import align_targets, sum_from, without_single
 from bayesify.predictive.discrete import DirichletPredictive
 from bayesify.predictive.student import StudentTPredictive, student_log_density
-from bayesify.predictive.targets import check_labels
+from bayesify.predictive.targets import check_labels, check_numbers
 
 __all__ = ["EvidentialCategorical", "EvidentialGaussian"]
 
@@ -62,7 +61,7 @@ class EvidentialCategorical(Likelihood):
     """
 
     def __init__(self, weight: float = 1.0, ignore_index: int = -100) -> None:
-        _check_weight(weight)
+        check_nonnegative("weight", weight)
         super().__init__(weight=weight, ignore_index=ignore_index)
         self.weight, self.ignore_index = weight, ignore_index
 
@@ -130,7 +129,7 @@ class EvidentialGaussian(Likelihood):
     """
 
     def __init__(self, weight: float = 0.01) -> None:
-        _check_weight(weight)
+        check_nonnegative("weight", weight)
         super().__init__(weight=weight)
         self.weight = weight
 
@@ -172,8 +171,3 @@ def _normal_inverse_gamma(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 
 def _scale(nu: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     return (beta * (1 + nu) / (nu * alpha)).sqrt()
-
-
-def _check_weight(weight: float) -> None:
-    if not is_number(weight) or not 0 <= weight < math.inf:
-        raise ConfigurationError(f"weight must be a finite number of at least 0, got {weight!r}")

@@ -5,7 +5,6 @@ Shapes: S draws, B batch, D outputs.
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +13,13 @@ from bayesify.core.checks import check_scale
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, at_most
 from bayesify.likelihoods.base import Likelihood, check_draws
-from bayesify.plain_numbers import is_number, plain
+from bayesify.likelihoods.per_output import check_width, scales_of
 from bayesify.predictive.base import without_single
 from bayesify.predictive.gaussian import GaussianPredictive
 from bayesify.predictive.mixtures import normal_log_density
+from bayesify.predictive.targets import check_numbers
 
-__all__ = ["Gaussian", "HeteroscedasticGaussian", "check_numbers"]
+__all__ = ["Gaussian", "HeteroscedasticGaussian", "bounded_log_std", "check_bounds"]
 
 
 _SEVERAL = 3.0  # times as much as fixed noise, or as the targets vary
@@ -48,16 +48,9 @@ class Gaussian(Likelihood):
     log_std: Tensor
 
     def __init__(self, std: float | Sequence[float] = 1.0, learn: bool = False) -> None:
-        if isinstance(std, Tensor):
-            raise ConfigurationError(f"std must be a number or one per output, got a tensor {tuple(std.shape)}; use std.tolist()")
-        scalar = is_number(std)
-        stds = [std] if scalar else list(cast("Sequence[float]", std))
-        if not stds:
-            raise ConfigurationError("std must be a number or one per output, got an empty sequence")
-        for value in stds:
-            check_scale("std", value)
-        super().__init__(std=plain(std) if scalar else list(map(plain, stds)), learn=learn)
-        log_std = torch.tensor([math.log(value) for value in stds]).reshape(() if scalar else -1)
+        stds = scales_of("std", std)
+        super().__init__(std=stds, learn=learn)
+        log_std = torch.tensor([math.log(value) for value in stds] if isinstance(stds, list) else math.log(stds))
         if learn:
             self.log_std = nn.Parameter(log_std)
         else:
@@ -70,9 +63,7 @@ class Gaussian(Likelihood):
 
     def check_outputs(self, outputs: Tensor) -> None:
         check_draws(outputs, 2, "(S, B), (S, B, 1) or (S, B, D)")
-        width = outputs.shape[-1] if outputs.dim() > 2 else 1
-        if self.log_std.dim() and self.log_std.shape[0] != width:
-            raise DataError(f"std has {self.log_std.shape[0]} values but outputs {tuple(outputs.shape)} have {width} per example")
+        check_width("std", self.log_std, outputs, outputs.shape[-1] if outputs.dim() > 2 else 1)
 
     def check_values(self, y: Tensor, outputs: Tensor | None) -> None:
         check_numbers(y)
@@ -140,10 +131,7 @@ class HeteroscedasticGaussian(Likelihood):
     closed_form = True
 
     def __init__(self, min_std: float = 1e-4, max_std: float = 1e4) -> None:
-        check_scale("min_std", min_std)
-        check_scale("max_std", max_std)
-        if min_std >= max_std:
-            raise ConfigurationError(f"min_std must be below max_std, got {min_std!r} and {max_std!r}")
+        check_bounds(min_std, max_std)
         super().__init__(min_std=min_std, max_std=max_std)
         self.min_std = min_std
         self.max_std = max_std
@@ -189,12 +177,17 @@ class HeteroscedasticGaussian(Likelihood):
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         means, log_variances = outputs.chunk(2, -1)
-        log_stds = -at_most(-0.5 * log_variances, -math.log(self.min_std))
-        return means, at_most(log_stds, math.log(self.max_std))
+        return means, bounded_log_std(log_variances, self.min_std, self.max_std)
 
 
-def check_numbers(y: Tensor) -> None:
-    """Raise DataError unless all targets are finite."""
-    invalid = ~y.isfinite()
-    if invalid.any():
-        raise DataError(f"y must be finite, got {int(invalid.sum())} NaN or infinite of {y.numel()} values; drop these examples")
+def check_bounds(min_std: float, max_std: float) -> None:
+    """Raise a `ConfigurationError` unless these are bounds of a standard deviation."""
+    check_scale("min_std", min_std)
+    check_scale("max_std", max_std)
+    if min_std >= max_std:
+        raise ConfigurationError(f"min_std must be below max_std, got {min_std!r} and {max_std!r}")
+
+
+def bounded_log_std(log_variance: Tensor, min_std: float, max_std: float) -> Tensor:
+    """Log standard deviations within bounds, beyond which gradients that lead back inside are kept."""
+    return at_most(-at_most(-0.5 * log_variance, -math.log(min_std)), math.log(max_std))

@@ -3,19 +3,17 @@
 Shapes: S draws, B batch, M components, D outputs.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from bayesify.core.checks import check_integer, check_scale
-from bayesify.errors import ConfigurationError, DataError
-from bayesify.functional import at_most
+from bayesify.core.checks import check_integer
+from bayesify.errors import DataError
 from bayesify.likelihoods.base import Likelihood, check_draws
-from bayesify.likelihoods.gaussian import check_numbers
+from bayesify.likelihoods.gaussian import bounded_log_std, check_bounds
 from bayesify.predictive.base import sum_from
 from bayesify.predictive.gaussian import GaussianPredictive
 from bayesify.predictive.mixtures import normal_log_density
+from bayesify.predictive.targets import check_numbers
 
 __all__ = ["GaussianMixture"]
 
@@ -48,10 +46,7 @@ class GaussianMixture(Likelihood):
 
     def __init__(self, components: int = 3, min_std: float = 1e-3, max_std: float = 1e4) -> None:
         check_integer("components", components)
-        check_scale("min_std", min_std)
-        check_scale("max_std", max_std)
-        if min_std >= max_std:
-            raise ConfigurationError(f"min_std must be below max_std, got {min_std!r} and {max_std!r}")
+        check_bounds(min_std, max_std)
         super().__init__(components=components, min_std=min_std, max_std=max_std)
         self.components, self.min_std, self.max_std = components, min_std, max_std
 
@@ -89,5 +84,4 @@ class GaussianMixture(Likelihood):
         m = self.components
         logits, rest = outputs[..., :m], outputs[..., m:]
         means, log_variances = rest.unflatten(-1, (2, m, -1)).unbind(-3)
-        log_stds = at_most(-at_most(-0.5 * log_variances, -math.log(self.min_std)), math.log(self.max_std))
-        return logits.log_softmax(-1), means, log_stds
+        return logits.log_softmax(-1), means, bounded_log_std(log_variances, self.min_std, self.max_std)

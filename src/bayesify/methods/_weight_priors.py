@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COLLAPSED", "kl_and_spread"]
 
-COLLAPSED = {"mean": (), "mean-variance": (0.5, 0.01), "empirical-bayes": (4.4798, 10.0)}
-"""Priors with learned parameters, and the papers' a and b."""
+COLLAPSED = "mean", "mean-variance", "empirical-bayes"
+"""Priors with learned parameters."""
 
 
 def kl_and_spread(
@@ -62,11 +62,10 @@ def _collapsed_kl(mean: Tensor, log_std: Tensor, method: MeanField) -> Tensor:
     q = mean.flatten().unsqueeze(0), log_std.exp().flatten().unsqueeze(0)
     if method.prior == "mean":
         return vifo_mean(*q, prior_std=method.prior_std, mean_prior_std=method.mean_prior_std).squeeze(0)
-    default = COLLAPSED[method.prior]
-    a, b = (value if given is None else given for value, given in zip(default, (method.a, method.b), strict=True))
+    given = {name: value for name, value in (("a", method.a), ("b", method.b)) if value is not None}
     if method.prior == "mean-variance":
-        return vifo_mean_variance(*q, a=a, b=b, delta=method.delta).squeeze(0)
-    return vifo_empirical_bayes(*q, a=a, b=b).squeeze(0)
+        return vifo_mean_variance(*q, delta=method.delta, **given).squeeze(0)
+    return vifo_empirical_bayes(*q, **given).squeeze(0)
 
 
 def _scale_mixture_kl(mean: Tensor, log_std: Tensor, method: MeanField) -> Tensor:

@@ -30,10 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_positive, check_scale
+from bayesify.core.checks import check_choice, check_open_fraction, check_positive, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, concrete_mask, dropout_kl
 
 __all__ = ["ConcreteDropout"]
@@ -68,9 +67,7 @@ class ConcreteDropout(Method):
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, ("input", "weight"))
-        if not 0 < self.p < 1:
-            fixed = "MCDropout" if self.noise == "input" else "DropConnect"
-            raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for a fixed p use {fixed}(p=...)")
+        check_open_fraction("p", self.p, f"; for a fixed p use {'MCDropout' if self.noise == 'input' else 'DropConnect'}(p=...)")
         check_positive("temperature", self.temperature)
         check_scale("prior_std", self.prior_std)
 

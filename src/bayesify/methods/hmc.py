@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.core.checks import check_integer, check_scale
+from bayesify.core.checks import check_integer, check_open_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
-from bayesify.errors import ConfigurationError, MissingDependencyError
+from bayesify.errors import MissingDependencyError
 from bayesify.methods._draws import DrawsPosterior, store_chains
 from bayesify.methods._weight_density import WeightDensity, check_density
 
@@ -80,8 +80,7 @@ class HMC(Method):
         for name in ("chains", "warmup", "thinning", "max_tree_depth"):
             check_integer(name, getattr(self, name))
         check_scale("spread", self.spread)
-        if not 0 < self.target_accept < 1:
-            raise ConfigurationError(f"target_accept must be in (0, 1), got {self.target_accept!r}")
+        check_open_fraction("target_accept", self.target_accept)
 
     def build(self, layer: BayesianLayer) -> Posterior:
         return DrawsPosterior(self, self.prior_std)

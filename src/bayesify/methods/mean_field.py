@@ -41,7 +41,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_scale
+from bayesify.core.checks import check_choice, check_open_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
@@ -114,10 +114,8 @@ class MeanField(Method):
         for name in ("a", "b"):
             if getattr(self, name) is not None:
                 check_scale(name, getattr(self, name))
-        if not 0 < self.delta < 1:
-            raise ConfigurationError(f"delta must be in (0, 1), got {self.delta!r}")
-        if not 0 < self.mixture_weight < 1:
-            raise ConfigurationError(f"mixture_weight must be in (0, 1), got {self.mixture_weight!r}")
+        check_open_fraction("delta", self.delta)
+        check_open_fraction("mixture_weight", self.mixture_weight)
         if self.prior not in ("normal", "sequential") and self.prior_mean == "pretrained":
             raise ConfigurationError(f'prior_mean="pretrained" requires prior="normal": {self.prior!r} is centered on zero')
 

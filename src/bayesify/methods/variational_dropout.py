@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_scale
+from bayesify.core.checks import check_choice, check_open_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.errors import ConfigurationError
@@ -97,8 +97,7 @@ class VariationalDropout(Method):
             raise ConfigurationError(
                 'alpha_per="weight" requires noise="weight": input noise is shared by all weights of an input unit'
             )
-        if not 0 < self.p < 1:
-            raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for no noise use Deterministic()")
+        check_open_fraction("p", self.p, "; for no noise use Deterministic()")
         if self.max_alpha is not None:
             check_scale("max_alpha", self.max_alpha)
             if self.p / (1 - self.p) > self.max_alpha:

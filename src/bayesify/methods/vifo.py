@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.core.checks import check_choice, check_fraction, check_scale
+from bayesify.core.checks import check_choice, check_fraction, check_nonnegative, check_rate, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.layers import kind_of
 from bayesify.core.method import Method
@@ -43,14 +43,10 @@ from bayesify.functional import (
 )
 from bayesify.methods._moments_pass import MomentsPass
 from bayesify.methods._vifo_root import RandomOutputs
-from bayesify.plain_numbers import is_number
 
 __all__ = ["VIFO"]
 
 _SMALLEST_STD = 1e-6
-# defaults of the paper, appendix D.2; prior_std of "naive" is 1
-_PRIOR_STD, _MEAN_PRIOR_STD = math.sqrt(0.3), math.sqrt(5.7)
-_INVERSE_GAMMA = {"mean-variance": (0.5, 0.01), "empirical-bayes": (4.4798, 10.0)}  # a and b
 _REGULARIZERS = ("naive", "mean", "mean-variance", "empirical-bayes")
 
 
@@ -115,15 +111,12 @@ class VIFO(Method):
         check_choice("regularizer", self.regularizer, (*_REGULARIZERS, *(f"{name}-all" for name in _REGULARIZERS[1:])))
         check_choice("link", self.link, ("softplus", "exp"))
         for name in ("eta", "eta_aux"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 <= value < math.inf:
-                raise ConfigurationError(f"{name} must be a finite number of at least 0, got {value!r}")
+            check_nonnegative(name, getattr(self, name))
         for name in ("prior_std", "mean_prior_std", "a", "b", "delta", "initial_std", "momentum"):
             if getattr(self, name) is not None:
                 check_scale(name, getattr(self, name))
         check_fraction("delta", self.delta)
-        if self.momentum > 1:
-            raise ConfigurationError(f"momentum must be in (0, 1], got {self.momentum!r}")
+        check_rate("momentum", self.momentum)
         if self.initial_std <= _SMALLEST_STD:
             raise ConfigurationError(f"initial_std must be above {_SMALLEST_STD}, got {self.initial_std!r}")
 
@@ -150,19 +143,23 @@ class VIFO(Method):
         """R, nats (B,), of outputs (B, *, K); `averages` (3, K) are those of mean, mean ** 2 and std ** 2 over the data set."""
         kind = self.regularizer.removesuffix("-all")
         if kind == "naive":
-            return vifo_naive(mean, std, self.prior_std or 1.0)
+            return vifo_naive(mean, std, **self._given("prior_std"))
         if kind == "mean":
-            stds = self.prior_std or _PRIOR_STD, self.mean_prior_std or _MEAN_PRIOR_STD
-            return vifo_mean(mean, std, *stds) if averages is None else vifo_mean_all(mean, std, averages[0], *stds)
-        default_a, default_b = _INVERSE_GAMMA[kind]
-        a, b = self.a or default_a, self.b or default_b
+            given = self._given("prior_std", "mean_prior_std")
+            return vifo_mean(mean, std, **given) if averages is None else vifo_mean_all(mean, std, averages[0], **given)
         if kind == "mean-variance":
+            given = self._given("a", "b", "delta")
             if averages is None:
-                return vifo_mean_variance(mean, std, a, b, self.delta)
-            return vifo_mean_variance_all(mean, std, averages[1], averages[2], a, b, self.delta)
+                return vifo_mean_variance(mean, std, **given)
+            return vifo_mean_variance_all(mean, std, averages[1], averages[2], **given)
+        given = self._given("a", "b")
         if averages is None:
-            return vifo_empirical_bayes(mean, std, a, b)
-        return vifo_empirical_bayes_all(mean, std, averages[1], averages[2], a, b)
+            return vifo_empirical_bayes(mean, std, **given)
+        return vifo_empirical_bayes_all(mean, std, averages[1], averages[2], **given)
+
+    def _given(self, *names: str) -> dict[str, float]:
+        """The fields of these names but for those that are None, for which the functions have the paper's values."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def initial_bias(self) -> float:
         """The value that the link maps to `initial_std`."""

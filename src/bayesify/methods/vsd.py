@@ -38,11 +38,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from bayesify.core.checks import check_choice, check_integer, check_scale
+from bayesify.core.checks import check_choice, check_integer, check_open_fraction, check_scale
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
-from bayesify.errors import ConfigurationError
 from bayesify.functional import (
     CompactForm,
     at_least_float32,
@@ -122,8 +121,7 @@ class VSD(Method):
             check_scale(name, getattr(self, name))
         if self.prior_std is not None:
             check_scale("prior_std", self.prior_std)
-        if not 0 < self.p < 1:
-            raise ConfigurationError(f"p must be in (0, 1), got {self.p!r}; for no noise use Deterministic()")
+        check_open_fraction("p", self.p, "; for no noise use Deterministic()")
 
     def build(self, layer: BayesianLayer) -> Posterior | None:
         return StructuredDropoutPosterior(self, layer) if layer.contracts else None

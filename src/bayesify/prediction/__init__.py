@@ -27,6 +27,7 @@ from bayesify.core.turns import turn
 from bayesify.core.values import in_dtype, network_dtype
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.base import check_likelihood
 from bayesify.prediction.inputs import batches_of, draws_per_call, leaves_of, warn_of_lost_rows
 from bayesify.prediction.pooling import fast_pooling
 from bayesify.prediction.tokens import TokenScores, score_tokens
@@ -151,8 +152,7 @@ def _check_arguments(
 ) -> None:
     if not isinstance(bnn, nn.Module):
         raise TypeError(f"bnn must be a Bayesian network, got {type(bnn).__name__}; make one with bayesify(net, method)")
-    if not isinstance(likelihood, Likelihood):
-        raise TypeError(f"likelihood must be a Likelihood such as Categorical() or Gaussian(std=0.1), got {likelihood!r}")
+    check_likelihood(likelihood)
     check_integer("samples", samples)
     for name, value in (("batch_size", batch_size), ("chunk", chunk)):
         if value is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesify.core.checks import check_fraction
 from bayesify.errors import ConfigurationError, DataError
 
-__all__ = ["NumericPredictive", "Predictive", "align_targets", "check_level", "sum_from", "without_single"]
+__all__ = ["NumericPredictive", "Predictive", "align_targets", "sum_from", "without_single"]
 
 
 class Predictive(ABC):
@@ -237,12 +237,6 @@ def align_targets(y: Tensor, shape: tuple[int, ...]) -> Tensor:
         f"y has shape {tuple(y.shape)} but the outputs require {tuple(shape)}: one target per row and output, or per row and token "
         "where classes are last; reshape y or the outputs"
     )
-
-
-def check_level(q: float) -> None:
-    """Raise a `ConfigurationError` unless q is in (0, 1)."""
-    if not 0 < q < 1:
-        raise ConfigurationError(f"q must be a number in (0, 1), got {q!r}")
 
 
 def sum_from(x: Tensor, dim: int) -> Tensor:

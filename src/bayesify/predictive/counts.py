@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayesify.core.checks import check_open_fraction
 from bayesify.core.values import may_look_at
 from bayesify.errors import DataError
 from bayesify.functional import at_least_float32
-from bayesify.predictive.base import NumericPredictive, align_targets, check_level, sum_from
+from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
 from bayesify.predictive.count_distribution import count_cdf, count_log_prob, count_quantile, count_range
 from bayesify.predictive.equal_draws import EqualDraws, thinned
 from bayesify.predictive.targets import check_counts
@@ -139,7 +140,7 @@ class CountPredictive(EqualDraws):
         Raises:
             ConfigurationError: q is not in (0, 1).
         """
-        check_level(q)
+        check_open_fraction("q", q)
         return self._quantile(q).to(self.means.dtype)
 
     def crps(self, y: Tensor) -> Tensor:

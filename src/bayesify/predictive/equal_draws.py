@@ -28,7 +28,7 @@ class EqualDraws(NumericPredictive):
         return self._join((self, *others), 1)
 
     @abstractmethod
-    def _join(self, parts: tuple[Self, ...], dim: int) -> Self:
+    def _join(self, parts: tuple[Any, ...], dim: int) -> Self:
         """Concatenate in the dimension of draws (0) or of rows (1)."""
 
 

@@ -14,10 +14,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from bayesify.core.checks import check_open_fraction
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32
-from bayesify.predictive.base import NumericPredictive, align_targets, check_level, sum_from
+from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
 from bayesify.predictive.mixtures import mixture_crps, mixture_quantile, normal_cdf, normal_log_density
 
 __all__ = ["GaussianPredictive"]
@@ -122,7 +123,7 @@ class GaussianPredictive(NumericPredictive):
         Raises:
             ConfigurationError: q is not in (0, 1).
         """
-        check_level(q)
+        check_open_fraction("q", q)
         # mirror the upper half, as small tail probabilities keep their digits
         sign, tail = (1, q) if q <= 0.5 else (-1, 1 - q)
         return torch.cat([sign * mixture_quantile(sign * p.means, p.stds, p._shares, tail) for p, _ in self._blocks()])

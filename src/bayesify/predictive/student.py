@@ -13,10 +13,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayesify.core.checks import check_open_fraction
 from bayesify.core.values import may_look_at
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.functional import at_least_float32, incomplete_beta
-from bayesify.predictive.base import NumericPredictive, align_targets, check_level, sum_from
+from bayesify.predictive.base import NumericPredictive, align_targets, sum_from
 from bayesify.predictive.equal_draws import EqualDraws, thinned
 
 __all__ = ["StudentTPredictive", "student_log_density"]
@@ -107,7 +108,7 @@ class StudentTPredictive(EqualDraws):
         Raises:
             ConfigurationError: q is not in (0, 1).
         """
-        check_level(q)
+        check_open_fraction("q", q)
         level = torch.full(self.mean.shape, q, dtype=torch.float64, device=self.mean.device)
         reach = (self.std + self.scales.amax(0)).double()
         low, high = self.locations.amin(0).double() - reach, self.locations.amax(0).double() + reach

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesify.errors import DataError
 
-__all__ = ["check_binary", "check_counts", "check_labels"]
+__all__ = ["check_binary", "check_counts", "check_labels", "check_numbers"]
 
 
 def check_labels(y: Tensor, classes: int | None = None) -> None:
@@ -37,3 +37,10 @@ def check_counts(y: Tensor) -> None:
             f"y must have counts, whole numbers of at least 0, got {y[invalid][0].item():g} ({int(invalid.sum())} such values of "
             f"{y.numel()}); Gaussian, HeteroscedasticGaussian and GaussianMixture take any number"
         )
+
+
+def check_numbers(y: Tensor) -> None:
+    """Raise DataError unless all targets are finite."""
+    invalid = ~y.isfinite()
+    if invalid.any():
+        raise DataError(f"y must be finite, got {int(invalid.sum())} NaN or infinite of {y.numel()} values; drop these examples")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,12 +11,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bayesify.core.checks import check_integer, check_positive
+from bayesify.core.checks import check_integer, check_nonnegative, check_positive
 from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError
 from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.base import check_likelihood
 from bayesify.objectives import KLSchedule
-from bayesify.plain_numbers import have_plain_numbers, is_number
+from bayesify.plain_numbers import have_plain_numbers
 from bayesify.train.auxiliary_inputs import AuxiliaryInputs
 from bayesify.train.data_loading import Data
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bayesify.tracking import Run
 
-__all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments", "check_kl_weight"]
+__all__ = ["Settings", "SingleModelOptions", "Training", "check_arguments", "check_kl_weights"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,18 +123,12 @@ def check_arguments(training: Training, settings: Settings, **counts: int) -> No
 
 def _check_model(training: Training, settings: Settings) -> None:
     bnn, patience = training.bnn, settings.patience
-    if not isinstance(training.likelihood, Likelihood):
-        raise TypeError(
-            f"likelihood must be a Likelihood such as Categorical() or Gaussian(learn=True), got {training.likelihood!r:.80}"
-        )
+    check_likelihood(training.likelihood)
     if isinstance(bnn, nn.Module) and any(p.is_meta for p in bnn.parameters()):
         raise ConfigurationError(
             "bnn has parameters on the meta device, without values; load them first: load_state_dict(..., assign=True)"
         )
-    if not isinstance(training.beta, KLSchedule):
-        check_kl_weight("beta", training.beta)
-    if training.local_beta is not None:
-        check_kl_weight("local_beta", training.local_beta)
+    check_kl_weights(training.beta, training.local_beta)
     if isinstance(training.validation, str) and (training.validation != "folds" or not getattr(bnn, "separate_members", ())):
         raise ConfigurationError(
             f"validation must be data, or 'folds' for an ensemble, got {training.validation!r}; give validation=(inputs, y)"
@@ -160,8 +154,9 @@ def _check_model(training: Training, settings: Settings) -> None:
         root.tell_of_rounding()
 
 
-def check_kl_weight(name: str, value: object) -> None:
-    """Raise a `ConfigurationError` unless `value` is a finite number of at least 0."""
-    if not is_number(value) or not 0 <= value < math.inf:
-        expected = "a finite number of at least 0" + (" or a KLSchedule" if name == "beta" else "")
-        raise ConfigurationError(f"{name} must be {expected}, got {value!r}")
+def check_kl_weights(beta: float | KLSchedule, local_beta: float | None) -> None:
+    """Raise a `ConfigurationError` unless both are weights of a KL: finite numbers of at least 0, or a schedule, or None."""
+    if not isinstance(beta, KLSchedule):
+        check_nonnegative("beta", beta, " or a KLSchedule")
+    if local_beta is not None:
+        check_nonnegative("local_beta", local_beta)
