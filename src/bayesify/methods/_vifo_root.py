@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,30 +16,20 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.core.checks import check_integer
-from bayesify.core.comparison import close
 from bayesify.core.copies import copied_module
 from bayesify.core.drawn_function import DrawnFunction
-from bayesify.core.first_batch import SetParameters, may_set_parameters
-from bayesify.core.generators import OtherGenerators, check_not_seeded, noise_of_rank, own_noise
-from bayesify.core.inputs import NETWORK_ERRORS, Inputs
+from bayesify.core.first_batch import may_set_parameters
+from bayesify.core.generators import noise_of_rank, own_noise
+from bayesify.core.inputs import Inputs
 from bayesify.core.layer import BayesianLayer
 from bayesify.core.model import Bayesian
-from bayesify.core.modes import (
-    attributes_kept,
-    buffers_kept,
-    can_compare,
-    constants_moved,
-    eval_mode,
-    hooks_kept,
-    modes_kept,
-    own_casts,
-)
-from bayesify.core.noise_free import NOISE_IN_EVAL_MODE, depends_on_noise
+from bayesify.core.modes import can_compare, modes_kept
+from bayesify.core.noise_free import NOISE_IN_EVAL_MODE
 from bayesify.core.outputs import Draws, NormalOutputs
-from bayesify.errors import BayesifyError, ConfigurationError
+from bayesify.errors import ConfigurationError
 from bayesify.functional import at_least_float32, standard_normal
 from bayesify.methods._moments_pass import MomentsPass, Probe
-from bayesify.methods._vifo_head import HeadProbes, UnscaledNoise
+from bayesify.methods._vifo_examination import examine_head
 
 if TYPE_CHECKING:
     from bayesify.methods.vifo import VIFO
@@ -48,10 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["RandomOutputs"]
 
 _MOST_KINDS = 64  # of inputs and modes in which the network is tested: integers may have ever new values
-_MIXED = (
-    "the network depends on the number or the order of the rows at its last layer, so that means and standard deviations would be "
-    "mixed; use VIFO(separate_std=True), which computes standard deviations with a second network"
-)
 
 
 class RandomOutputs(Bayesian):
@@ -185,94 +170,14 @@ class RandomOutputs(Bayesian):
         if key in self._heads or len(self._heads) >= _MOST_KINDS or not can_compare(self.net):
             return
         self.passes.check_free()
-        found = self._tested(call, in_training=bool(key[1]))
-        if found is not None:
-            self._heads[key] = found
 
-    def _tested(self, call: Inputs, in_training: bool) -> int | None:
-        """Test that the network reshapes or averages what the last layer returns, so that this applies to both moments.
+        def run(inputs: Inputs, *probes: Probe) -> Tensor:
+            return self._pass(self.net, inputs, *probes)[0]
 
-        Also test that they stay apart, and find the dimension of the layer's outputs, which a convolution does not have last.
-
-        Returns:
-            That dimension, from the end; None if the outputs for these inputs show nothing.
-
-        Raises:
-            ConfigurationError: it does more.
-        """
-        net, both = self.net, None
-        count = next(layer for layer in self._layers()).output_channels
-        each = 1 + torch.arange(count, device=next(net.parameters()).device) / count
-        probes, noise_free, setting, states = HeadProbes(each), UnscaledNoise(), SetParameters(net), list[Tensor]()
-        with self._state_kept() as reseed, nullcontext() if in_training else eval_mode(net):
-            with noise_free, _shifted(net):
-
-                def run(rows: Inputs, *chosen: Probe) -> Tensor:
-                    reseed(len(states))
-                    with OtherGenerators(), setting.watch():
-                        y = self._pass(net, rows, *chosen)[0]
-                    states.append(torch.get_rng_state())
-                    return y
-
-                few = self._accepted(call, lambda rows: run(rows, probes.means))
-                one, scaled = run(few, probes.mixed), run(few, probes.scaled)
-                negative, rest = run(few, probes.negative), run(few, probes.rest)
-                check_not_seeded(states, states[1:])
-                agree = probes.agree(one, negative, rest)
-                if agree is not False and self.second is None:
-                    both = _both_halves(lambda: run(few, probes.mixed, probes.negative))
-            if noise_free.replaced and not in_training:
-                self.draws_noise = True
-                with OtherGenerators():
-                    self.is_noisy |= depends_on_noise(lambda: [self._pass(net, few, probes.means)[0]])
-            setting.restore()
-        if agree is False:
-            name = next(name for name, _ in self.random_layers())
-            raise ConfigurationError(
-                f"something follows the layer {name!r} that does more than reshape or average (softmax, a rectifier, a factor, a "
-                "sum, normalization, a skip connection), but VIFO's random outputs are those of the last layer; let the network "
-                "return its logits, or name the layer that makes the output, VIFO(head=...)"
-            )
-        if both is not None and len(both) == 2 * len(one) and not close(both, torch.cat([one, negative])):
-            raise ConfigurationError(_MIXED)
-        if agree is None:
-            return None
-        for dim in range(one.dim() - 1, 0, -1):
-            if one.shape[dim] == count and close(one * each.to(one.dtype).reshape(-1, *[1] * (one.dim() - dim - 1)), scaled):
-                return dim - one.dim()
-        return -1
-
-    @contextmanager
-    def _state_kept(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that seeds generators; restore them, and buffers and attributes of the network, on exit."""
-        gradients = torch.set_grad_enabled(bool(self.differentiation.needed))
-        layers = {part for layer in self._layers() for part in layer.modules()}
-        others = [module for module in self.net.modules() if module not in layers]
-        with (
-            gradients,
-            own_casts(),
-            own_noise(self.net.parameters()) as reseed,
-            buffers_kept(self.net),
-            attributes_kept(others),
-            hooks_kept(self.net),
-            constants_moved(others),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")  # of a checkpoint without gradients
-            yield reseed
-
-    def _accepted(self, call: Inputs, run: Callable[[Inputs], Tensor]) -> Inputs:
-        """The first rows of the inputs, or all if the network does not accept so few."""
-        if call.can_be_cut:
-            few = self.inputs_of(*call.map(lambda x: x.narrow(self.batch_dim, 0, min(call.batch, 3))))
-            try:
-                run(few)
-            except NETWORK_ERRORS:
-                pass
-            else:
-                return few
-        run(call)
-        return call
+        found = examine_head(self, run, call, in_training=bool(key[1]), in_both=self.second is None)
+        self.draws_noise, self.is_noisy = self.draws_noise or found.draws_noise, self.is_noisy or found.is_noisy
+        if found.output_dim is not None:
+            self._heads[key] = found.output_dim
 
     def _outputs_last(self, x: Tensor) -> Tensor:
         """(B, *, K)."""
@@ -308,32 +213,6 @@ def _standard_normal(*size: int, like: Tensor, seed: int | None) -> Tensor:
     with own_noise([like]) as reseed:
         reseed(seed)
         return standard_normal(*size, like=like)
-
-
-def _both_halves(run: Callable[[], Tensor]) -> Tensor:
-    """The output of a pass whose last layer returns twice as many rows."""
-    try:
-        return run()
-    except BayesifyError:
-        raise
-    except NETWORK_ERRORS as error:  # the network accepts these inputs if its last layer has one row for each example
-        raise ConfigurationError(_MIXED) from error
-
-
-@contextmanager
-def _shifted(net: nn.Module) -> Iterator[None]:
-    """Shift running means by three standard deviations, so that batch normalization is not the identity before training."""
-    norms = [norm for norm in net.modules() if isinstance(norm, _NormBase) and norm.running_mean is not None]
-    means = [norm._buffers["running_mean"] for norm in norms]
-    for norm in norms:
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        norm._buffers["running_mean"] = norm.running_mean - 3 * norm.running_var.sqrt()
-    try:
-        yield
-    finally:
-        for norm, mean in zip(norms, means, strict=True):
-            norm._buffers["running_mean"] = mean
 
 
 @contextmanager
