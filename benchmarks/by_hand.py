@@ -20,7 +20,7 @@ from bayesify.functional import gaussian_factors_and_kl, standard_normal, struct
 from bayesify.native.channels import scale_channels
 from bayesify.native.gaussians import draws_and_kl, local_draw, variances_and_kl, with_square
 from bayesify.native.local_linear import local_linear
-from benchmarks.measure import interleave, parser, print_timings, write
+from benchmarks.measure import interleave, parser, print_timings, settings_of, write
 from benchmarks.nets import WORKLOADS, Workload
 from benchmarks.training_step import METHODS, bayesian_step, plain_step
 
@@ -199,8 +199,7 @@ def main() -> None:
         nets[name] = timed = interleave(candidates, arguments.rounds, warmup=4, clock=time.perf_counter)
         print_timings(name, timed)
     if not arguments.dry:
-        settings = {name: value for name, value in vars(arguments).items() if name != "dry"}
-        write("by_hand", {"settings": settings, "nets": nets})
+        write("by_hand", {"settings": settings_of(arguments), "nets": nets})
 
 
 if __name__ == "__main__":

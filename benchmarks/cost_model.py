@@ -150,15 +150,19 @@ LARGE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
+def plain_seconds(counts: Counts) -> float:
+    """Seconds of a step of the plain network, whose other operations move every activation about ten times."""
+    moved = ACCELERATOR.width * 10 * (counts.inputs + counts.outputs) / ACCELERATOR.bandwidth
+    return counts.operations / ACCELERATOR.rate + moved
+
+
 def predicted() -> dict[str, dict[str, float]]:
     """Predicted ratios for networks too large for this machine."""
     results: dict[str, dict[str, float]] = {}
     for name, (build, shape, batch) in LARGE.items():
         with torch.device("meta"):
             counts = count(build().eval(), shape, batch)
-        # other operations move every activation about ten times per step
-        moved = ACCELERATOR.width * 10 * (counts.inputs + counts.outputs) / ACCELERATOR.bandwidth
-        plain = counts.operations / ACCELERATOR.rate + moved
+        plain = plain_seconds(counts)
         ratios = {method: round(ratio(counts, extra, ACCELERATOR, plain), 2) for method, extra in METHODS.items()}
         results[name] = {"plain, milliseconds": round(1e3 * plain, 1), **ratios}
     return results

@@ -15,7 +15,7 @@ import torch
 
 from bayesify.functional import bernoulli, standard_normal, standard_uniform
 from bayesify.native import use_native
-from benchmarks.measure import interleave, parser, print_timings, repeat, write
+from benchmarks.measure import interleave, parser, print_timings, repeat, settings_of, write
 
 _REPEATED = 2**20  # draws per timing
 
@@ -57,8 +57,7 @@ def main() -> None:
                 kind: {**row, "milliseconds_per_call": round(row["milliseconds"] / repeats, 5)} for kind, row in timings.items()
             }
     if not arguments.dry:
-        settings = {name: value for name, value in vars(arguments).items() if name != "dry"}
-        write("draws", {"settings": settings, "results": results})
+        write("draws", {"settings": settings_of(arguments), "results": results})
 
 
 if __name__ == "__main__":

@@ -255,12 +255,12 @@ def _measure_part(
         return {}, {"all": _NO_TIME}
     try:
         with torch.device(device):
-            labelled = PARTS[name](device, quick)
-        for label, candidates in labelled.items():
+            labeled = PARTS[name](device, quick)
+        for label, candidates in labeled.items():
             if time.perf_counter() > deadline:
                 errors[label] = _NO_TIME
                 continue
-            seconds = 0.0 if quick else (until - time.perf_counter()) / len(labelled)
+            seconds = 0.0 if quick else (until - time.perf_counter()) / len(labeled)
             results[label] = timed = measure(candidates, device, seconds)
             print_timings(f"{name}: {label}", timed)
     except Exception as error:  # noqa: BLE001 # the other parts are measured, and the page says what failed

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cost_model import ACCELERATOR, LARGE, METHODS, Counts, Extra, Machine, added, count
+from benchmarks.cost_model import ACCELERATOR, LARGE, METHODS, Counts, Extra, Machine, added, count, plain_seconds
 from benchmarks.measure import parser, read, write
 from benchmarks.nets import mlp
 from benchmarks.processes import SIZES
@@ -107,9 +107,7 @@ def predicted() -> dict[str, dict[str, Any]]:
     for (name, (build, shape, _)), batch in zip(LARGE.items(), BATCHES, strict=True):
         with torch.device("meta"):
             counts = count(build().eval(), shape, batch)
-        # other operations move every activation about ten times per step
-        moved = ACCELERATOR.width * 10 * (counts.inputs + counts.outputs) / ACCELERATOR.bandwidth
-        plain = counts.operations / ACCELERATOR.rate + moved + OPTIMIZER * 4 * counts.weights / ACCELERATOR.bandwidth
+        plain = plain_seconds(counts) + OPTIMIZER * 4 * counts.weights / ACCELERATOR.bandwidth
         results[f"{name.partition(',')[0]}, {batch:,} per step"] = {method: _growth(counts, method, plain) for method in SCALED}
     return results
 

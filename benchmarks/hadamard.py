@@ -25,7 +25,7 @@ from bayesify.native import hadamard_layer, native_is_used, use_native
 from bayesify.native.operators import LEAST_SIZE
 from bayesify.native.switch import load_kernels
 from bayesify.native.threads import THREAD, over_rows
-from benchmarks.measure import interleave, parser, print_timings, repeat, write
+from benchmarks.measure import interleave, parser, print_timings, repeat, settings_of, write
 
 _NATIVE = native_is_used()
 _REPEATED = 2**20  # elements per timing: a call takes microseconds, the first more, because its code and data left the cache
@@ -143,8 +143,7 @@ def main() -> None:
             results[f"{part} {n}"] = timings = interleave(repeated, arguments.rounds, warmup=3, clock=clock)
             print_timings(f"{part} {n}", timings, repeats)
     if not arguments.dry:
-        settings = {name: value for name, value in vars(arguments).items() if name != "dry"}
-        write("hadamard", {"settings": settings, "results": results})
+        write("hadamard", {"settings": settings_of(arguments), "results": results})
 
 
 if __name__ == "__main__":

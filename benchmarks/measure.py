@@ -26,6 +26,11 @@ def parser(description: str | None, rounds: int | None = None) -> argparse.Argum
     return result
 
 
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a run, for its results."""
+    return {name: value for name, value in vars(arguments).items() if name != "dry"}
+
+
 def interleave(
     candidates: Mapping[str, Callable[[], object]],
     rounds: int,

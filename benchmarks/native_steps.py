@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from bayesify.native import use_native
-from benchmarks.measure import interleave, parser, print_timings, write
+from benchmarks.measure import interleave, parser, print_timings, settings_of, write
 from benchmarks.nets import WORKLOADS
 from benchmarks.training_step import METHODS, steps
 
@@ -48,8 +48,7 @@ def main() -> None:
         nets[name] = timed = interleave(candidates, arguments.rounds, warmup=3, clock=clock)
         print_timings(name, timed)
     if not arguments.dry:
-        settings = {name: value for name, value in vars(arguments).items() if name != "dry"}
-        write("native_steps", {"settings": settings, "nets": nets})
+        write("native_steps", {"settings": settings_of(arguments), "nets": nets})
 
 
 if __name__ == "__main__":

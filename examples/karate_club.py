@@ -3,7 +3,7 @@
     python examples/karate_club.py [--out examples/karate_club.png]
 
 The graph of 34 members and 78 friendships is that of networkx, which PyTorch installs: W. Zachary, *An information flow model for
-conflict and fission in small groups* (1977). The club split into two; two members of each side are labelled.
+conflict and fission in small groups* (1977). The club split into two; two members of each side are labeled.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bayesify.plots.style import INK, THEME
 from bayesify.predictive import CategoricalPredictive
 
 CLUB = networkx.karate_club_graph()
-LABELLED = torch.tensor([0, 1, 32, 33])
+LABELED = torch.tensor([0, 1, 32, 33])
 
 
 class GraphNetwork(nn.Module):
-    """Two graph convolutions (Kipf & Welling 2017): linear layers of features averaged over neighbours."""
+    """Two graph convolutions (Kipf & Welling 2017): linear layers of features averaged over neighbors."""
 
     def __init__(self, features: int, hidden: int, classes: int) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ def sides() -> Tensor:
 
 
 def train(steps: int = 300) -> Bayesian:
-    """Train on the labelled members; all others are part of the graph."""
+    """Train on the labeled members; all others are part of the graph."""
     torch.manual_seed(0)
     bnn = bayesify(GraphNetwork(len(CLUB), 16, 2), VSD(), fold=False).train()
     optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-2)
-    likelihood, y = Categorical(), sides()[LABELLED]
+    likelihood, y = Categorical(), sides()[LABELED]
     for _ in range(steps):
-        draws = bnn(*inputs()).rows(LABELLED)
+        draws = bnn(*inputs()).rows(LABELED)
         loss = -elbo(draws, likelihood.log_prob(draws.outputs, y), n=len(y))
         optimizer.zero_grad()
         loss.backward()
@@ -76,11 +76,11 @@ def draw(prediction: CategoricalPredictive, path: Path) -> None:
         networkx.draw_networkx_edges(CLUB, places, ax=ax, edge_color="#bbbbbb")
         circles = networkx.draw_networkx_nodes(
             CLUB, places, ax=ax, node_color=prediction.probs[:, 1].tolist(), node_size=(80 + 900 * prediction.entropy).tolist(),
-            cmap="coolwarm", vmin=0, vmax=1, edgecolors=[INK if member in LABELLED else "none" for member in CLUB],
+            cmap="coolwarm", vmin=0, vmax=1, edgecolors=[INK if member in LABELED else "none" for member in CLUB],
         )  # fmt: skip
         networkx.draw_networkx_labels(CLUB, places, ax=ax, font_size=8, font_color=INK)
         figure.colorbar(circles, label="probability of the officers' club", shrink=0.7)
-        ax.set_title("Labelled members have a border; the larger a circle, the higher its entropy")
+        ax.set_title("Labeled members have a border; the larger a circle, the higher its entropy")
         ax.set_axis_off()
         figure.savefig(path, dpi=130, facecolor="white")
 

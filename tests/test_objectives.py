@@ -156,7 +156,7 @@ def test_the_gradient_of_the_score_has_the_mean_of_the_other_draws_as_baseline(s
 
 
 def test_some_rows_of_a_batch_have_the_bound_of_these_alone() -> None:
-    """As labelled nodes of a graph: their mean, and the KL by their number."""
+    """As labeled nodes of a graph: their mean, and the KL by their number."""
     local_kl, outputs = torch.rand(5).double(), torch.randn(2, 5, 3).double()
     draws = Draws(outputs={"a": outputs, "b": (outputs[..., 0],)}, kl=torch.tensor(20.0).double(), local_kl=local_kl)  # pyright: ignore[reportArgumentType]
     log_prob, mask = torch.randn(2, 5).double(), torch.tensor([True, False, False, True, True])

@@ -95,7 +95,7 @@ def lower_bound(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor, lo
     if log_prob.dim() != 2 or log_prob.shape[0] != samples or log_prob.shape[1] != draws.local_kl.shape[0]:
         raise DataError(
             f"log_prob must have shape (S, B) = ({samples}, {draws.local_kl.shape[0]}), got {tuple(log_prob.shape)}; "
-            "sum it over the dimensions of one example, with draws first; for some rows alone, such as labelled nodes, take "
+            "sum it over the dimensions of one example, with draws first; for some rows alone, such as labeled nodes, take "
             "draws.rows(mask)"
         )
     if draws.observation is not None:

@@ -20,7 +20,6 @@ class ProgressBar:
         description: text before the bar.
         show: None shows it after two seconds if rich is installed and standard error is a terminal, True immediately, False never.
         total: units of work, None if unknown.
-        done: units already done.
 
     Raises:
         MissingDependencyError: `show=True` without rich.
@@ -30,14 +29,14 @@ class ProgressBar:
     line_seconds: ClassVar[float | None] = None
     """Seconds between lines of text where standard error is no terminal; None for no lines. The command line sets it."""
 
-    def __init__(self, description: str, show: bool | None, total: float | None = None, done: float = 0) -> None:
+    def __init__(self, description: str, show: bool | None, total: float | None = None) -> None:
         installed = show is not False and find_spec("rich") is not None
         if show and not installed:
             raise MissingDependencyError("progress=True", "rich", extra="cli")
         is_terminal = sys.stderr.isatty()
         self.as_lines = show is None and not is_terminal and self.line_seconds is not None
         self.enabled = bool(show) or self.as_lines or (show is None and installed and is_terminal)
-        self.text, self.total, self.done = description, total, done
+        self.text, self.total, self.done = description, total, 0.0
         self.bar: Any = None
         self.task: Any = None
         wait = self.line_seconds if self.as_lines else self.patience

@@ -18,7 +18,7 @@ def example(monkeypatch):
     return karate_club
 
 
-def test_the_network_averages_over_neighbours(example) -> None:
+def test_the_network_averages_over_neighbors(example) -> None:
     torch.manual_seed(0)
     net, (x, adjacency), club = example.GraphNetwork(34, 5, 2), example.inputs(), example.CLUB
     degree = torch.tensor([club.degree[member] + 1.0 for member in club])
@@ -33,7 +33,7 @@ def test_members_between_the_sides_are_the_most_uncertain(example, tmp_path) -> 
     prediction = predict(example.train(), [(example.inputs(),)], Categorical(), samples=50, seed=0)
     y, club = example.sides(), example.CLUB
     right = prediction.probs.argmax(1) == y
-    assert right[example.LABELLED].all()
+    assert right[example.LABELED].all()
     assert right.float().mean() > 0.9
     shares = torch.tensor([float(y[list(club.neighbors(member))].float().mean()) for member in club])
     between, inside = (shares - 0.5).abs() < 0.2, (shares - 0.5).abs() == 0.5

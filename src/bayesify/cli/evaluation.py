@@ -33,6 +33,7 @@ __all__ = [
     "train_baselines",
 ]
 
+_LEVEL = 0.95  # of intervals and label sets
 _EXPLAINED_ROWS = 20  # fewer rows say nothing about columns
 
 
@@ -120,22 +121,20 @@ def print_assessment(assessment: Assessment, conformal: Mapping[str, Mapping[str
         print_line(f"{facts['guarantee']} Here: {facts['these rows']}. {other}".rstrip())
 
 
-def conformal_facts(
-    estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series, level: float = 0.95
-) -> dict[str, dict[str, object]]:
+def conformal_facts(estimator: BayesianEstimator, features: pd.DataFrame, y: pd.Series) -> dict[str, dict[str, object]]:
     """Return what a conformal model guarantees, and its coverage of these rows; nothing for another model."""
     if estimator.conformal_ is None:
         return {}
     targets = encode_targets(estimator, y).numpy()
     if isinstance(estimator, BayesianClassifier):
-        sets = estimator.predict_set(features, level)
+        sets = estimator.predict_set(features, _LEVEL)
         inside, size = sets[np.arange(len(targets)), targets], f"{number(sets.sum(1).mean(), 3)} labels per set on average"
     else:
         assert isinstance(estimator, BayesianRegressor)
-        lower, upper = estimator.predict_interval(features, level).T
+        lower, upper = estimator.predict_interval(features, _LEVEL).T
         inside, size = (lower <= targets) & (targets <= upper), f"mean width {number((upper - lower).mean())}"
     covered = f"{percent(inside.mean())} of {plural(len(targets), 'row')}, {size}"
-    facts: dict[str, object] = {"guarantee": estimator.conformal_.guarantee(level), "these rows": covered}
+    facts: dict[str, object] = {"guarantee": estimator.conformal_.guarantee(_LEVEL), "these rows": covered}
     if isinstance(estimator, BayesianRegressor):  # label sets leave the probabilities as they are
         facts["other numbers"] = "Metrics and verdict are about the intervals before calibration; predict writes calibrated ones."
     return {"Conformal prediction": facts}

@@ -44,7 +44,7 @@ class Draws(NamedTuple):
     observation: Observation | None = None
 
     def rows(self, index: Tensor | slice) -> Draws:
-        """The same draws for some rows of the batch, such as the labelled nodes of a graph; `n` of `elbo` counts only these.
+        """The same draws for some rows of the batch, such as the labeled nodes of a graph; `n` of `elbo` counts only these.
 
         Args:
             index: a mask (B,), positions, or a slice.

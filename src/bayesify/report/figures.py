@@ -16,6 +16,7 @@ from bayesify.plots.style import BLUE, GRID, INK, MUTED, ORANGE, THEME
 
 __all__ = ["Picture", "picture"]
 
+_SIZE = 4.6, 3.1  # inches
 _VARIABLES = {BLUE: "--blue", ORANGE: "--orange", INK: "--ink", MUTED: "--muted", GRID: "--line"}
 
 
@@ -27,9 +28,7 @@ class Picture(NamedTuple):
     svg: str
 
 
-def picture(
-    title: str, alt: str, caption: str, draw: Callable[[Axes], object], key: str, size: tuple[float, float] = (4.6, 3.1)
-) -> Picture:
+def picture(title: str, alt: str, caption: str, draw: Callable[[Axes], object], key: str) -> Picture:
     """Draw a figure as SVG markup.
 
     Args:
@@ -38,12 +37,11 @@ def picture(
         caption: how to read it.
         draw: a function that draws on an Axes.
         key: letters and digits, unique on the page: the prefix of all ids.
-        size: inches.
     """
     file = io.StringIO()
     settings: dict[Any, Any] = {**THEME, "svg.hashsalt": key, "savefig.dpi": 160}
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=_SIZE, layout="constrained")
         figure.patch.set_alpha(0)
         draw(figure.subplots())
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["cell", "most_uncertain", "related_columns"]
 
+_COLUMNS = 6  # of a row that are shown
+
 
 def related_columns(predictive: Predictive, features: DataFrame | None, most: int = 3) -> list[str]:
     """The columns that, in at most ten groups, explain the most variance of the ranks of the uncertainty, and more than 5 %."""
@@ -44,7 +46,6 @@ def most_uncertain(
     names: Sequence[str],
     labels: Sequence[object] | None,
     most: int = 10,
-    columns: int = 6,
 ) -> Table:
     """Tabulate the rows of the largest uncertainty; related columns come first."""
     total = row_uncertainty(predictive)[0]
@@ -65,8 +66,8 @@ def most_uncertain(
         header, cells = ["row", "mean entropy"], [[] for _ in order]
     index = list(range(len(total))) if features is None else list(features.index)
     shown = {} if features is None else {c: features[c] for c in dict.fromkeys([*related, *map(str, features.columns)])}
-    left_out = max(0, len(shown) - columns)
-    shown = dict(list(shown.items())[:columns])
+    left_out = max(0, len(shown) - _COLUMNS)
+    shown = dict(list(shown.items())[:_COLUMNS])
     rows = [
         [shorten(index[i], 24), *values, number(total[i].item(), 3), *(cell(column.iloc[i]) for column in shown.values())]
         for i, values in zip(order, cells, strict=True)
