@@ -76,7 +76,16 @@ def public_names(module: str) -> list[str]:
     Args:
         module: its path below `bayesify`; "" for `bayesify` itself.
     """
-    return _constant(_file(module or "_public"), "__all__")
+    file, found = _file(module or "_public"), list[str]()
+    for node in ast.parse(file.read_text("utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name("__all__")], value=names):
+                found = ast.literal_eval(names)
+            case ast.AugAssign(target=ast.Name("__all__"), value=ast.Attribute(value=ast.Name(part), attr="__all__")):
+                found += public_names(part)
+    if not found:
+        raise LookupError(f"{file} does not assign __all__")
+    return found
 
 
 def entries() -> dict[str, list[Entry]]:
@@ -123,18 +132,12 @@ def _origins() -> dict[str, str]:
     origins = {}
     for node in ast.parse(_file("_public").read_text("utf-8")).body:
         if isinstance(node, ast.ImportFrom):
-            origins |= {each.name: (node.module or "").removeprefix("bayesify").removeprefix(".") for each in node.names}
+            module = (node.module or "").removeprefix("bayesify").removeprefix(".")
+            names = public_names(module) if node.names[0].name == "*" else [each.name for each in node.names]
+            origins |= dict.fromkeys(names, module)
     return {name: origins[name] for name in public_names("")}
 
 
 def _file(module: str) -> Path:
     path = SOURCE.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def _constant(file: Path, name: str) -> list[str]:
-    """The value of a list that a file assigns."""
-    for node in ast.parse(file.read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
-            return ast.literal_eval(node.value)
-    raise LookupError(f"{file} does not assign {name}")

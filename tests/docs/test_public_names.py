@@ -25,7 +25,7 @@ OF_THE_LIBRARY = {
     "errors": {"warn"},
     "integrations.pretrained": {"CONFIG", "STATE"},
     "objectives": {"lower_bound"},
-    "prediction": {"arguments_of", "batches_of", "draws_per_call", "fast_pooling", "leaves_of", "warn_of_lost_rows"},
+    "prediction": {"batches_of", "draws_per_call", "fast_pooling", "leaves_of", "warn_of_lost_rows"},
     "testing": {"SINGLE_LAYER_CHECKS", "require"},
 }
 """Names without an underscore that other modules of the library use, and users do not."""
