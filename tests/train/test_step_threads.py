@@ -69,37 +69,44 @@ def test_one_thread_for_little_work():
 
 
 @pytest.mark.parametrize(
-    ("make", "data", "threads"),
+    ("make", "data", "batch_size", "threads"),
     [
-        (dense, (x, y), 1),
-        (dense, Group(), 1),
-        (dense, DataLoader(TensorDataset(x, y), batch_size=8), 2),  # whose batches are not known
-        (lambda: bayesify(Convolution(1), MeanField()), (images, y), 1),
-        (lambda: bayesify(Convolution(100_000), MeanField()), (images, y), 2),  # 1e6 weights and biases, 2 numbers each, 9 pixels
-        (lambda: bayesify(Last(), MeanField()), (sequences, y), 1),
-        (lambda: bayesify(nn.Linear(3, 1_000_000), MeanField()), (x, torch.zeros(24, 1_000_000)), 2),
+        (dense, (x, y), 8, 1),
+        (dense, Group(), 8, 1),
+        (dense, DataLoader(TensorDataset(x, y), batch_size=8), 8, 2),  # whose batches are not known
+        (lambda: bayesify(Convolution(100), MeanField()), (images, y), 8, 1),
+        (
+            lambda: bayesify(Convolution(100), MeanField()),
+            (images, y),
+            10_000,
+            2,
+        ),  # 1000 weights, 2 numbers each, 9 pixels
+        (lambda: bayesify(Last(), MeanField()), (sequences, y), 8, 1),
+        (lambda: bayesify(nn.Linear(3, 1000), MeanField()), (x, torch.zeros(24, 1000)), 10_000, 2),
     ],
     ids=["vectors", "row groups", "loader", "images", "images, large", "sequences", "large"],
 )
-def test_training_of_a_network_with_little_work_uses_one_thread(make, data, threads):
+def test_training_of_a_network_with_little_work_uses_one_thread(make, data, batch_size, threads):
     seen = []
     fit(
         make(),
         data,
         Gaussian(),
         epochs=1,
-        batch_size=8,
+        batch_size=batch_size,
         accelerator="cpu",
         loggers=[lambda _: seen.append(torch.get_num_threads())],
     )
     assert seen == [threads]
 
 
-@pytest.mark.parametrize(("net", "inputs", "threads"), [(nn.Linear(3, 1), x, 1), (Convolution(100_000), images, 2)])
-def test_models_that_are_trained_together_follow_the_same_rule(net, inputs, threads, monkeypatch):
+@pytest.mark.parametrize(
+    ("net", "inputs", "batch_size", "threads"), [(nn.Linear(3, 1), x, 8, 1), (Convolution(100), images, 10_000, 2)]
+)
+def test_models_that_are_trained_together_follow_the_same_rule(net, inputs, batch_size, threads, monkeypatch):
     seen, run_epoch = [], Loop.run_epoch
     monkeypatch.setattr(Loop, "run_epoch", lambda loop, epoch: [seen.append(torch.get_num_threads()), run_epoch(loop, epoch)])
     bnns = [bayesify(copy.deepcopy(net), MeanField()) for _ in range(2)]
     trainings = [Training(bnn=bnn, data=(inputs, y), likelihood=Gaussian()) for bnn in bnns]
-    fit_many(trainings, epochs=1, batch_size=8, accelerator="cpu", together=True)
+    fit_many(trainings, epochs=1, batch_size=batch_size, accelerator="cpu", together=True)
     assert seen == [threads]
