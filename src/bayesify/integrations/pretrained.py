@@ -142,9 +142,9 @@ def from_pretrained(
         )
     plain = load_plain(path, config["network"], net, kwargs)
     try:
-        methods = [Method.from_dict(fields) for fields in config["methods"]]
+        methods = {None: None, **{k: Method.from_dict(fields) for k, fields in enumerate(config["methods"])}}
         likelihood = None if config["likelihood"] is None else Likelihood.from_dict(config["likelihood"])
-        reports = [LayerReport(r["name"], r["layer"], _at(methods, r["method"]), r["reason"]) for r in config["layers"]]
+        reports = [LayerReport(r["name"], r["layer"], methods[r["method"]], r["reason"]) for r in config["layers"]]
         chosen = {glob.escape(r.name): r.method for r in reports if r.method is not None}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BayesifyWarning)  # that weights are dropped: their posterior is loaded next
@@ -262,7 +262,3 @@ def _describe(bnn: Bayesian, likelihood: Likelihood | None) -> dict[str, Any]:
         "likelihood": None if likelihood is None else likelihood.to_dict(),
         "trained": [name for name, parameter in bnn.named_parameters() if parameter.requires_grad],
     }
-
-
-def _at(methods: list[Method], index: int | None) -> Method | None:
-    return None if index is None else methods[index]

@@ -179,11 +179,9 @@ class FullPosterior(LaplacePosterior):
     scale: Tensor
 
     def deviation(self, layer: BayesianLayer, samples: int) -> Tensor:
-        z = layer.forward_pass.once(f"{self.method} {self.scale.shape[1]}", lambda _: self._noise(samples), like=self.scale)
-        return z @ self.scale.T
-
-    def _noise(self, samples: int) -> Tensor:
-        return standard_normal(samples, self.scale.shape[1], like=self.scale)
+        scale, size = self.scale, self.scale.shape[1]
+        z = layer.forward_pass.once(f"{self.method} {size}", lambda _: standard_normal(samples, size, like=scale), like=scale)
+        return z @ scale.T
 
 
 class KroneckerPosterior(LaplacePosterior):

@@ -140,7 +140,7 @@ class RankOnePosterior(Posterior):
         """r (rows, I) and s (rows, O), all rows of draw 0 first, for the draws of the pass or a given number of draws."""
         # noise first, because a checkpoint that repeats it would not draw the component, which all layers share, again
         pairs = ((self.input_mean, self.input_log_std), (self.output_mean, self.output_log_std))
-        noise = [None if log_std is None else _noise(mean, rows) for mean, log_std in pairs]
+        noise = [None if log_std is None else standard_normal(rows, mean.shape[1], like=mean) for mean, log_std in pairs]
         position = layer.forward_pass.jointly(_COMPONENT, _spread_evenly)
         if draws not in (None, position.shape[0]):  # outside a pass
             position = _spread_evenly(draws)
@@ -184,10 +184,6 @@ _COMPONENT = "component of Rank1"  # the key under which all layers of a pass fi
 def _spread_evenly(samples: int) -> Tensor:
     """Uniform numbers in [0, 1), one per draw, at equal distances (systematic sampling); on the CPU for all devices."""
     return (torch.rand(1, device="cpu") + torch.arange(samples, device="cpu") / samples) % 1
-
-
-def _noise(mean: Tensor, rows: int) -> Tensor:
-    return standard_normal(rows, mean.shape[1], like=mean)
 
 
 def _factor(mean: Tensor, log_std: Tensor | None, eps: Tensor | None, z: Tensor, rows: int) -> Tensor:

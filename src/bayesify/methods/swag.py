@@ -230,7 +230,8 @@ class GaussianPosterior(MeanPosterior):
         noise = standard_normal(samples, len(mean), like=mean)
         weights = torch.addcmul(mean, noise, (share * variance).sqrt())
         if self.rank:
-            z = layer.forward_pass.once(self.shared, lambda _: self._columns(samples), like=self.deviations)
+            like = self.deviations
+            z = layer.forward_pass.once(self.shared, lambda _: standard_normal(samples, self.rank, like=like), like=like)
             scale = (2 * (self.count.clamp(max=self.rank) - 1).clamp(min=1)).to(mean.dtype).rsqrt()
             with without_autocast(mean.device):
                 weights = torch.addmm(weights, scale * z.to(mean), self.deviations)
@@ -238,7 +239,3 @@ class GaussianPosterior(MeanPosterior):
 
     def forward(self, layer: BayesianLayer, x: Tensor) -> Tensor:
         return layer.prepared_op(x, *(self.point(layer) if layer.forward_pass.trains() else layer.draw()))
-
-    def _columns(self, samples: int) -> Tensor:
-        """z (S, K), drawn once per pass."""
-        return standard_normal(samples, self.rank, like=self.deviations)

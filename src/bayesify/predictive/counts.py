@@ -156,7 +156,8 @@ class CountPredictive(EqualDraws):
         Source: Wei & Held, *Calibration tests for count data* (2014), section 2.
         """
         y = align_targets(y, tuple(self.mean.shape)).to(self.means.device, torch.float64)
-        p = dataclasses.replace(self, means=self.means.double().flatten(1), dispersions=self._flat_dispersions())
+        dispersions = None if self.dispersions is None else self.dispersions.double().flatten(1)
+        p = dataclasses.replace(self, means=self.means.double().flatten(1), dispersions=dispersions)
         flat = y.flatten()
         count = flat.floor().clamp_min(0)
         low, high = count_range(p.means, p.dispersions, _TAIL)
@@ -220,9 +221,6 @@ class CountPredictive(EqualDraws):
     def _quantile(self, q: float) -> Tensor:
         level = torch.full(self.mean.shape, q, dtype=torch.float64, device=self.means.device)
         return count_quantile(self._cdf, self.mean.double(), self.double().std, level)
-
-    def _flat_dispersions(self) -> Tensor | None:
-        return None if self.dispersions is None else self.dispersions.double().flatten(1)
 
     def _exact_crps(self, y: Tensor, low: Tensor, terms: int) -> Tensor:
         """CRPS (N,) of whole y: the sum over `terms` whole numbers from `low`; beyond them, F is 0 or 1."""
