@@ -162,7 +162,7 @@ def test_few_rows_and_impossible_levels(regressor, classifier):
     assert np.isfinite(model.predict_interval(x, 0.9)).all()
     with pytest.raises(ConfigurationError, match="needs at least 19 calibration rows, got 10"):
         model.predict_interval(x)
-    with pytest.raises(ConfigurationError, match="level must be a number between 0 and 1"):
+    with pytest.raises(ConfigurationError, match=r"level must be a number in \(0, 1\), got 95"):
         regressor.predict_interval(x, 95)
     with pytest.raises(ConfigurationError, match=r"level=0.999 needs at least 999"):
         classifier.predict_set(pd.DataFrame(x, columns=["a", "b"]), 0.999)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from bayesify import Method
-from bayesify.core.checks import check_choice, check_integer, check_positive
+from bayesify.core.checks import check_choice, check_integer, check_nonnegative, check_positive
 from bayesify.datasets import dataset_names
 from bayesify.errors import ConfigurationError
 from experiments.protocols.images.corruption import CORRUPTIONS
@@ -115,10 +114,9 @@ class Setup:
             check_integer("sample_counts", number)
         for name in ("learning_rate", "decay"):
             check_positive(name, getattr(self, name))
-        weights = {name: getattr(self, name) for name in ("beta", "local_beta", "weight_decay")}
-        for name, weight in weights.items():
-            if not 0 <= (0 if name == "local_beta" and weight is None else weight) < math.inf:
-                raise ConfigurationError(f"{name} must be a finite number of at least 0, got {weight!r}")
+        for name in ("beta", "local_beta", "weight_decay"):
+            if name != "local_beta" or self.local_beta is not None:
+                check_nonnegative(name, getattr(self, name))
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:

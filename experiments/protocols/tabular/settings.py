@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from bayesify import KLSchedule, LinearWarmup, Method
-from bayesify.core.checks import check_choice, check_fraction, check_integer, check_positive
+from bayesify.core.checks import check_choice, check_integer, check_nonnegative, check_open_fraction, check_positive, check_rate
 from bayesify.errors import ConfigurationError
 from bayesify.estimators.network import mlp
 from experiments.protocols.shared.configuration import check_fields, combinations, make_methods
@@ -48,10 +48,8 @@ class Choose:
         for name, count in (("trials", self.trials), ("together", self.together), ("samples", self.samples)):
             if count is not None:
                 check_integer(f"choose.{name}", count)
-        if not 0 < self.share <= 1:
-            raise ConfigurationError(f"choose.share must be in (0, 1], got {self.share!r}")
-        check_fraction("choose.fraction", self.fraction)
-        check_positive("choose.fraction", self.fraction)
+        check_rate("choose.share", self.share)
+        check_open_fraction("choose.fraction", self.fraction)
         for field, values in self.among.items():
             if isinstance(values, Mapping):
                 self._check_range(field, values)
@@ -162,8 +160,7 @@ class Setup:
         if self.batch_norm is not None:
             check_positive("batch_norm", self.batch_norm)
         for name in ("beta", "local_beta", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigurationError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
+            check_nonnegative(name, getattr(self, name))
         if not 0 <= self.warmup <= 1:
             raise ConfigurationError(f"warmup must be a share of training in [0, 1], got {self.warmup!r}")
         if self.clip_norm is not None:
