@@ -8,7 +8,8 @@ import pytest
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from bayesify.data import SoftClip, describe_columns, preprocessing
+from bayesify.data import SoftClip, conform, describe_columns, preprocessing
+from bayesify.data.encoding import share_of_rare
 
 
 class TestPreprocessing:
@@ -47,6 +48,27 @@ class TestPreprocessing:
         assert (encoded.sum(1) == 1).all()
         assert (encoded[3:] == encoded[3]).all()
         assert len(np.unique(encoded, axis=0)) == 4
+
+    def test_categories_of_many_rows_have_indicators_of_their_own(self, rng):
+        X = pd.DataFrame({"shop": rng.permutation(np.repeat([f"s{i}" for i in range(150)], 80)), "n": np.arange(12_000.0)})
+        encoded = preprocessing(describe_columns(X)).fit_transform(X)[:, 1:]
+        np.testing.assert_array_equal(encoded, pd.get_dummies(X["shop"]).to_numpy(float))
+
+    def test_rare_categories_that_are_told_apart_no_more_are_named(self):
+        X = pd.DataFrame({"shop": [f"s{i}" for i in range(200)] * 50, "n": np.arange(10_000.0)})
+        with pytest.warns(UserWarning, match=r"75.5% of the values of column 'shop' are categories that share one input"):
+            columns = describe_columns(X)  # 151 of 200
+        encoded = preprocessing(columns).fit_transform(X)[:, 1:]
+        assert encoded.sum(0).max() == 151 * 50
+
+    def test_share_of_rare_categories_is_that_of_the_encoder(self, rng):
+        values = np.where(rng.random(20_000) < 0.6, np.nan, rng.geometric(0.02, 20_000).astype(float))
+        X = pd.DataFrame({"c": pd.Series(values, dtype="Int64").astype("string").astype(object).where(~np.isnan(values), np.nan)})
+        columns = describe_columns(X)
+        encode = preprocessing(columns).fit(conform(X, columns)).named_transformers_["categories"]["encode"]
+        expected = X["c"].dropna().isin(encode.infrequent_categories_[0]).mean()
+        assert 0.1 < expected < 0.5
+        assert share_of_rare(columns[0], columns) == pytest.approx(expected, abs=1e-3)
 
     def test_one_outlier_does_not_dominate_standardization(self):
         rng = np.random.default_rng(0)

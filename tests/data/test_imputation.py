@@ -46,6 +46,11 @@ def test_many_rare_categories_prepare_a_model_for_new_ones():
     assert not unknown_values(conform(table, many), many)["a"].any()
 
 
+def test_new_categories_are_unknown_where_all_have_indicators():
+    many = describe_columns(pd.DataFrame({"a": np.repeat([f"shop {i}" for i in range(150)], 80)}))
+    assert unknown_values(conform(pd.DataFrame({"a": ["shop 149", "new"]}), many), many)["a"].tolist() == [False, True]
+
+
 def test_imputed_values_have_the_distribution_of_the_training_table():
     table = TRAIN.iloc[:3].copy()
     table.loc[0, ["skewed", "count"]] = np.nan

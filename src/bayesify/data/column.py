@@ -19,7 +19,7 @@ KINDS = ("number", "boolean", "datetime", "category")
 DAY = pd.Timedelta(days=1).as_unit("s")
 EPOCH = pd.Timestamp(0, tz="UTC").as_unit("s")  # nanoseconds end in the year 2262
 QUANTILES = 19  # of a column, at most
-CATEGORIES = 100  # of a column, at most
+CATEGORIES = 500  # of a column, at most
 _LEAST_GAPS = 10  # missing values from which a model can learn what it means that a value is missing
 
 
@@ -31,7 +31,7 @@ class Column:
         name: the column's name.
         kind: "number", "boolean", "datetime" (encoded as days since 1970), "category", or "dropped".
         minimum, maximum: of numeric, boolean and datetime columns (in days).
-        categories: the most frequent categories, at most 100.
+        categories: the most frequent categories, at most 500.
         missing: fraction of rows without a value.
         reason: why the column was dropped.
         format: of text: the decimal separator of numbers, followed by their unit (".kg"), or the `strftime` format of dates; empty

@@ -17,6 +17,7 @@ import pandas as pd
 from bayesify.data.column import CATEGORIES, KINDS, QUANTILES, Column, format_value, remedy
 from bayesify.data.conversion import convert
 from bayesify.data.dates import ISO_DATE, date_format
+from bayesify.data.encoding import own_indicators, share_of_rare
 from bayesify.data.text_values import all_text, describe_format, distinct, no_value, number_format, numeric_share
 from bayesify.errors import DataError
 from bayesify.formatting import listing, percent
@@ -26,6 +27,7 @@ __all__ = ["SMALLEST_RANGE", "check_unique_names", "check_value_types", "conform
 _ROW_NAME = re.compile(r"(?:.*[_ ])?(?:id|index|row|rowid|row number|nr|no|unnamed: ?\d+)", re.IGNORECASE)
 SMALLEST_RANGE = 1e-150  # the square of a smaller one vanishes
 _MANY_TEXTS, _MANY_NUMBERS = 20, 1 / 3  # distinct values and share of numbers from which on text may have been meant as numbers
+_MOST_RARE = 0.5  # of the values of a column, which may be rare categories without a word
 _LEVELS = np.arange(1, QUANTILES + 1) / (QUANTILES + 1)
 
 
@@ -35,7 +37,7 @@ def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
     Columns without values, columns that are constant up to 1e-150, and text columns that differ in nearly every row (identifiers,
     free text) are marked as dropped. Text that is nearly always a number ("1,200", "3,5", "$5", "7 %", "57.3 kg") or a date
     (31.12.2020, 12/31/2020 18:30) is read as such, apart from marks of missing values ("?", "n/a"), and other values in a column of
-    numbers are missing values. Dropping an identifier and reading text issue a warning.
+    numbers are missing values. Dropping an identifier, reading text, and a column whose categories are mostly rare issue a warning.
 
     Raises:
         DataError: duplicate column names, infinite values, mixed types in one column, or no usable column.
@@ -51,6 +53,7 @@ def describe_columns(X: pd.DataFrame) -> tuple[Column, ...]:
     if all(column.kind == "dropped" for column in columns):
         reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns[:10])
         raise DataError(f"X has no usable column ({reasons})")
+    _tell_rare_categories(columns)
     return columns
 
 
@@ -160,6 +163,19 @@ def _identifies_rows(name: str, converted: pd.Series, kind: str) -> bool:
     if kind != "number" or len(converted) < 20 or not _ROW_NAME.fullmatch(name.strip()):
         return False
     return converted.is_unique and bool((converted % 1 == 0).all())
+
+
+def _tell_rare_categories(columns: Sequence[Column]) -> None:
+    """Warn of columns whose categories are mostly too rare for an input of their own."""
+    least, most = own_indicators(columns)
+    for column in columns:
+        if column.kind == "category" and (rare := share_of_rare(column, columns)) >= _MOST_RARE:
+            warnings.warn(
+                f"{percent(rare)} of the values of column {column.name!r} are categories that share one input, as each is in fewer "
+                f"than {percent(least)} of the rows or not among the {most - 1} most frequent; the model cannot tell them apart. "
+                "Group them, or add columns that describe them",
+                stacklevel=3,
+            )
 
 
 def _tell_unread_numbers(name: str, text: pd.Series, use: str) -> None:

@@ -2,7 +2,7 @@ r"""Encoding of columns as network inputs, by scikit-learn transformers and `Sof
 
 Numeric, boolean and datetime columns: `SoftClip`, standardization, median imputation, and a missing-value indicator for each column
 with ten missing values or more in training. Categorical columns: one-hot encoding. A missing value is a category; infrequent
-categories (below 0.5 % of the rows, or not among the 50 most frequent) and unseen ones share one indicator.
+categories (`own_indicators`) and unseen ones share one indicator.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from bayesify.core.checks import check_positive
-from bayesify.data.column import Column
+from bayesify.data.column import CATEGORIES, Column
 from bayesify.errors import MissingDependencyError
 
 try:
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from sklearn.utils import Tags
 
-__all__ = ["MAX_CATEGORIES", "MIN_FREQUENCY", "SoftClip", "preprocessing"]
+__all__ = ["MAX_CATEGORIES", "SoftClip", "own_indicators", "preprocessing", "share_of_rare"]
 
-MIN_FREQUENCY, MAX_CATEGORIES = 0.005, 50  # of categories with an indicator of their own
+MIN_FREQUENCY, MAX_CATEGORIES = 0.005, 50  # of categories with an indicator of their own, in tables without many rows
+_MANY_ROWS, _ENOUGH_ROWS = 10_000, 50  # of a table, and of a category in one with more rows, which has an indicator
+_MOST_INDICATORS = 1000  # of all columns of such a table; no column has more than `CATEGORIES`
+_SAMPLE = 100_000  # rows that describe a table in files: more rows change nothing
 
 
 class SoftClip(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -89,6 +92,33 @@ class SoftClip(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return tags
 
 
+def own_indicators(columns: Sequence[Column]) -> tuple[float, int]:
+    """Return the smallest share of the rows that gives a category its own indicator, and the most indicators of a column.
+
+    They are 0.5 % and 50, with the one that rare categories share; in tables of more than 10,000 rows the share of 50 rows (of
+    100,000, if there are more), and 500, but at most 1,000 in all columns together, unless that leaves a column fewer than 50.
+
+    Args:
+        columns: from `describe_columns`.
+
+    Example:
+        >>> [own_indicators([Column(name="shop", kind="category", rows=rows)]) for rows in (10_000, 50_000)]
+        [(0.005, 50), (0.001, 500)]
+    """
+    categorical = [column for column in columns if column.kind == "category"]
+    rows = min(_SAMPLE, max((column.rows for column in categorical), default=0))
+    if rows <= _MANY_ROWS:
+        return MIN_FREQUENCY, MAX_CATEGORIES
+    return _ENOUGH_ROWS / rows, max(MAX_CATEGORIES, min(CATEGORIES, _MOST_INDICATORS // len(categorical)))
+
+
+def share_of_rare(column: Column, columns: Sequence[Column]) -> float:
+    """Return the fraction of the values of a column of `columns` that are categories without an indicator of their own."""
+    least, most = own_indicators(columns)
+    present = (1 - column.missing) * column.rows  # shares are rounded: a category has a whole number of rows
+    return 1 - sum(share for share in column.shares[: most - 1] if round(share * present) >= least * column.rows)
+
+
 def preprocessing(columns: Sequence[Column]) -> ColumnTransformer:
     """Return the unfitted transformer for tables from `conform`.
 
@@ -110,9 +140,8 @@ def preprocessing(columns: Sequence[Column]) -> ColumnTransformer:
         ("scale", StandardScaler()),
         ("impute", SimpleImputer(strategy="median")),
     ]
-    encode = OneHotEncoder(
-        handle_unknown="infrequent_if_exist", min_frequency=MIN_FREQUENCY, max_categories=MAX_CATEGORIES, sparse_output=False
-    )
+    least, most = own_indicators(columns)
+    encode = OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=least, max_categories=most, sparse_output=False)
     categorical_steps: list[tuple[str, Any]] = [
         ("impute", SimpleImputer(strategy="constant", fill_value="(missing)")),
         ("encode", encode),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bayesify.data.column import QUANTILES, Column
-from bayesify.data.encoding import MAX_CATEGORIES, MIN_FREQUENCY
+from bayesify.data.encoding import MAX_CATEGORIES, share_of_rare
 
 __all__ = ["imputations", "unknown_values"]
 
@@ -44,7 +44,7 @@ def unknown_values(table: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFra
         missing = values.isna().to_numpy()
         if not column.has_gaps:
             unknown[column.name] = missing
-        if column.kind == "category" and not _has_rare_categories(column):
+        if column.kind == "category" and not _has_rare_categories(column, columns):
             unknown[column.name] |= ~missing & ~values.isin(column.categories).to_numpy()
     return unknown
 
@@ -87,7 +87,7 @@ def _at_levels(column: Column, levels: np.ndarray) -> np.ndarray:
     """The values of the training table at levels of the cumulative distribution; of categories, in order of frequency."""
     if column.kind == "category":
         values, cumulative = np.array(column.categories, dtype=object), np.cumsum(column.shares)
-        levels = levels * cumulative[-1]  # there may be more than the 100 categories that are described
+        levels = levels * cumulative[-1]  # there may be more categories than are described
     elif len(column.quantiles) == QUANTILES:
         assert column.minimum is not None
         assert column.maximum is not None
@@ -97,7 +97,6 @@ def _at_levels(column: Column, levels: np.ndarray) -> np.ndarray:
     return values[np.minimum(np.searchsorted(cumulative, levels), len(values) - 1)]
 
 
-def _has_rare_categories(column: Column) -> bool:
+def _has_rare_categories(column: Column, columns: Sequence[Column]) -> bool:
     """Whether training prepared the model for new categories: 5 % of its rows had one that `preprocessing` takes for infrequent."""
-    frequent = sum(share for share in column.shares[:MAX_CATEGORIES] if share >= MIN_FREQUENCY)
-    return len(column.categories) > MAX_CATEGORIES and 1 - frequent >= _RARE
+    return len(column.categories) > MAX_CATEGORIES and share_of_rare(column, columns) >= _RARE
