@@ -13,6 +13,7 @@ np = pytest.importorskip("numpy")
 
 from command_line import refuse, run
 
+from bayesify.cli import sources
 from bayesify.cli.predictions import rounded
 from bayesify.cli.splits import split_training
 from bayesify.cli.tables import TextOptions, read_training
@@ -178,6 +179,32 @@ class TestSplits:
         assert 16 <= len(rows) <= 18
         assert not set(shops[rows]) & set(shops.drop(rows))
         assert "shop" not in [column["name"] for column in json.loads((tmp_path / "m" / "config.json").read_text())["columns"]]
+
+    def test_weights_follow_their_rows_where_labels_are_repeated(self, tmp_path, frame):
+        frame["w"] = np.arange(80.0) % 3 + 1
+        frame.set_axis(np.arange(80) // 2).to_csv(tmp_path / "t.csv")
+        table = read_training(tmp_path / "t.csv", "y", "auto", TextOptions())
+        test = sources.TestRows(None, 0.2, "random", None, 0)
+        source = sources.open_source(tmp_path / "t.csv", "y", "auto", test, "w", TextOptions(), [])
+        expected = table.features.merge(source.rows.features, on=["a", "b"])  # found by their values
+        assert len(expected) == 64
+        np.testing.assert_array_equal(source.weights, expected["w"])
+
+    def test_test_rows_that_are_training_rows_are_counted(self, tmp_path, frame):
+        frame = frame.assign(town=["Bonn", "Ulm"] * 40, id=np.arange(80))
+        copied = pd.concat([frame, frame[:30]]).assign(id=np.arange(110))
+        fit(tmp_path, copied)
+        test = written(tmp_path).set_index("row")
+        train = copied.reset_index(drop=True).drop(index=test.index)
+        count = int(copied.reset_index(drop=True).loc[test.index, "y"].isin(train["y"]).sum())
+        assert 0 < count < 22
+        assert f"note: {count} of 22 test rows are also training rows" in fit(tmp_path, copied, "--overwrite").stderr
+        assert "are also training rows" not in fit(tmp_path, frame, "--overwrite").stderr
+
+    def test_equal_rows_of_few_different_ones_are_no_copies(self, tmp_path, rng):
+        few = pd.DataFrame({"a": rng.integers(0, 3, 200), "b": rng.integers(0, 2, 200), "y": rng.integers(0, 2, 200)})
+        few.to_csv(tmp_path / "t.csv", index=False)
+        assert split_training(read_training(tmp_path / "t.csv", "y", "auto", TextOptions()), 0.2, 0).copies == 0
 
     def test_weights(self, tmp_path, table):
         table.assign(w=(np.arange(80) % 2) * 1.5).to_csv(tmp_path / "t.csv", index=False)

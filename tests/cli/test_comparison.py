@@ -33,7 +33,7 @@ def test_the_methods_and_baselines_are_in_the_table_and_in_the_report(tmp_path, 
 def test_the_others_train_for_the_chosen_epochs(monkeypatch):
     rng = np.random.default_rng(0)
     features = pd.DataFrame({"a": rng.normal(size=40)})
-    rows = Split(features, features["a"], features, features["a"], "the same rows")
+    rows = Split(features, features["a"], features, features["a"], "the same rows", np.arange(len(features)))
     seen = []
     monkeypatch.setattr(
         comparison, "assess_estimator", lambda other, *rows: [seen.append(len(other.history_)), assess(other, *rows)][1]

@@ -105,7 +105,7 @@ def fit(
     others = [] if compare is None else methods_to_compare(compare, estimator)
     if others and len(rows.test_y) == 0:
         raise UsageError(f"--compare {compare} needs rows to compare on; leave out --test-fraction 0, or give --test")
-    caution(rows.features)
+    caution(rows)
     check_calibration(estimator, len(rows.features), random=split == "random" and group is None)
     directory = prepare_directory(out, overwrite, restart)
     resumes = bool(checkpoints(directory))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,7 +99,7 @@ def open_source(
         rows = split_training(table, test.fraction, test.seed, test.split, test.group)
     else:
         rows = separate_test(table, test.table)
-    return Source(table, rows, None if weights is None else weights[rows.features.index], None)
+    return Source(table, rows, None if weights is None else weights.iloc[rows.train], None)
 
 
 def _open_files(data: Path, target: str, task: str, test: TestRows) -> Source:
@@ -110,7 +111,8 @@ def _open_files(data: Path, target: str, task: str, test: TestRows) -> Source:
     if test.table is not None:
         return Source(table, separate_test(table, test.table), None, files)
     source = f"{plural(len(held_out.y), 'row')} held out by a hash of their position (seed {test.seed})"
-    rows = Split(train.X, train.y, held_out.X.set_axis(held_out.positions), held_out.y, source if len(held_out.y) else "none")
+    features, source = held_out.X.set_axis(held_out.positions), source if len(held_out.y) else "none"
+    rows = Split(train.X, train.y, features, held_out.y, source, np.arange(len(train.y)))
     return Source(table, rows, None, files)
 
 

@@ -26,6 +26,7 @@ class Split:
         features, y: of the training rows.
         test_features, test_y: of the test rows; without rows if none are held out.
         source: where the test rows come from, for the report.
+        train: positions of the training rows in the table, whose labels may be repeated.
     """
 
     features: pd.DataFrame
@@ -33,6 +34,22 @@ class Split:
     test_features: pd.DataFrame
     test_y: pd.Series
     source: str
+    train: np.ndarray
+
+    @property
+    def copies(self) -> int:
+        """The number of test rows that are training rows, too, target included.
+
+        Columns that number the rows are ignored. Where no column has a value of its own in most of the different rows, equal rows
+        may be different cases, and the result is 0.
+        """
+        used = [name for name in self.features if not self.features[name].is_unique and name in self.test_features]
+        targets = pd.concat([self.y, self.test_y], ignore_index=True).rename("target")
+        inputs = pd.concat([self.features[used], self.test_features[used]], ignore_index=True)
+        hashes = pd.util.hash_pandas_object(pd.concat([inputs, targets], axis=1), index=False).to_numpy()
+        known, count = np.unique(hashes[: len(self.y)]), len(self.y)
+        distinct = [targets[:count].nunique(), *(inputs[name][:count].astype(object).nunique() for name in used)]
+        return int(np.isin(hashes[count:], known).sum()) if 2 * max(distinct) >= len(known) else 0
 
 
 def take_weights(table: TrainingTable, name: str) -> tuple[TrainingTable, pd.Series]:
@@ -74,7 +91,7 @@ def split_training(table: TrainingTable, fraction: float, seed: int, by: str = "
         if features.shape[1] == 0:
             raise UsageError(f"--group {group} leaves no input column")
     if fraction == 0:
-        return Split(features, y, features.iloc[:0], y.iloc[:0], "none")
+        return Split(features, y, features.iloc[:0], y.iloc[:0], "none", np.arange(len(y)))
     if groups is not None:
         train, test = _split_groups(groups, fraction, seed)
         source = f"of {plural(groups.iloc[test].nunique(), 'group')} ({group}) held out at random (seed {seed})"
@@ -84,7 +101,8 @@ def split_training(table: TrainingTable, fraction: float, seed: int, by: str = "
     else:
         train, test = split_rows(y, fraction, seed, table.task)
         source = f"held out at random (seed {seed})"
-    split = Split(features.iloc[train], y.iloc[train], features.iloc[test], y.iloc[test], f"{plural(len(test), 'row')} {source}")
+    source = f"{plural(len(test), 'row')} {source}"
+    split = Split(features.iloc[train], y.iloc[train], features.iloc[test], y.iloc[test], source, train)
     _check_classes(split, table.task, "choose another --seed, --split or --group")
     return split
 
@@ -100,7 +118,8 @@ def separate_test(table: TrainingTable, path: Path) -> Split:
         raise UsageError(f"the test table lacks the columns {listing(map(repr, absent))}")
     if table.task == "regression" and not (pd.api.types.is_numeric_dtype(test_y) and np.isfinite(test_y.to_numpy(float)).all()):
         raise UsageError(f"the target {test_y.name!r} of the test table must be a finite number in every row")
-    split = Split(table.features, table.y, test_features, test_y, f"{path}, {plural(len(test_y), 'row')}")
+    source = f"{path}, {plural(len(test_y), 'row')}"
+    split = Split(table.features, table.y, test_features, test_y, source, np.arange(len(table.y)))
     _check_classes(split, table.task, "drop these test rows, or add such rows to the training table")
     return split
 

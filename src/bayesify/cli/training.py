@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pandas as pd
-
 from bayesify.cli.settings import parse, split
+from bayesify.cli.splits import Split
 from bayesify.cli.terminal import UsageError, fail, interruptible, until_the_end
 from bayesify.conformal import least_rows
 from bayesify.core.method import Method
@@ -19,6 +18,8 @@ from bayesify.persistence import CHECKPOINT, check_destination, locked
 from bayesify.tracking import Run
 
 __all__ = ["ESTIMATORS", "caution", "check_calibration", "checkpoints", "make_estimator", "prepare_directory", "train"]
+
+_MANY_COPIES = 0.01  # of the test rows
 
 ESTIMATORS: dict[str, type[BayesianEstimator]] = {"regression": BayesianRegressor, "classification": BayesianClassifier}
 
@@ -72,9 +73,15 @@ def make_estimator(
     return kind(method=chosen, **shared)
 
 
-def caution(features: pd.DataFrame) -> None:
-    """Warn about a training table with many columns for its rows."""
-    rows, columns = features.shape
+def caution(split_rows: Split) -> None:
+    """Warn about test rows that are copies of training rows, and about a training table with many columns for its rows."""
+    tested, copies = len(split_rows.test_y), split_rows.copies
+    if tested and copies >= _MANY_COPIES * tested:
+        warn(
+            f"{copies:,} of {tested:,} test rows are also training rows, target included: the results will be better than for new "
+            "rows. Drop the duplicates, or keep copies together with --group COLUMN"
+        )
+    rows, columns = split_rows.features.shape
     if 2 * columns > rows:
         warn(
             f"{columns:,} columns for {rows:,} training rows: the network can fit their noise. Select columns first, such as by "
