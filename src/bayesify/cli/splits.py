@@ -40,10 +40,11 @@ class Split:
     def copies(self) -> int:
         """The number of test rows that are training rows, too, target included.
 
-        Columns that number the rows are ignored. Where no column has a value of its own in most of the different rows, equal rows
+        Columns that number or name the rows are ignored. Where no column has a value of its own in most of the different rows, equal rows
         may be different cases, and the result is 0.
         """
-        used = [name for name in self.features if not self.features[name].is_unique and name in self.test_features]
+        is_float = pd.api.types.is_float_dtype
+        used = [name for name, values in self.features.items() if is_float(values) or not values.is_unique]
         targets = pd.concat([self.y, self.test_y], ignore_index=True).rename("target")
         inputs = pd.concat([self.features[used], self.test_features[used]], ignore_index=True)
         hashes = pd.util.hash_pandas_object(pd.concat([inputs, targets], axis=1), index=False).to_numpy()
