@@ -40,8 +40,8 @@ class Split:
     def copies(self) -> int:
         """The number of test rows that are training rows, too, target included.
 
-        Columns that number or name the rows are ignored. Where no column has a value of its own in most of the different rows, equal rows
-        may be different cases, and the result is 0.
+        Columns that number or name the rows are ignored. Where no column has a value of its own in most of the different rows,
+        equal rows may be different cases, and the result is 0.
         """
         is_float = pd.api.types.is_float_dtype
         used = [name for name, values in self.features.items() if is_float(values) or not values.is_unique]
