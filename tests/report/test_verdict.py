@@ -165,6 +165,22 @@ def test_rare_classes_are_judged_by_probabilities_and_not_by_accuracy():
     assert "one class is predicted for every row" in skill.finding
 
 
+def test_class_weights_are_no_fault_of_the_columns():
+    generator = torch.Generator().manual_seed(0)
+    logit = -3.5 + 1.5 * torch.randn(4000, generator=generator)
+    y = torch.bernoulli(logit.sigmoid(), generator=generator)
+    shift = (1 / y.mean() - 1).log()  # with equal totals of both classes, the odds are multiplied by the ratio of the weights
+    weighted = BernoulliPredictive.from_logits((logit + shift).unsqueeze(0))
+    assert "columns may not be informative" in about(sentences(weighted, y), "log loss").meaning
+    calibration, skill, *_ = sentences(weighted, y, class_weights=True)
+    assert calibration.mark == skill.mark == "caution"
+    assert "those of the weighted training table" in calibration.meaning
+    assert "informative" not in skill.meaning
+    assert "compare the balanced accuracy" in skill.meaning
+    right = BernoulliPredictive.from_logits(logit.unsqueeze(0))
+    assert sentences(right, y, class_weights=True) == sentences(right, y)
+
+
 def test_verdict_when_the_constant_is_as_good():
     p = GaussianPredictive(torch.zeros(2, 500), torch.tensor(1.0))
     y = torch.randn(500, generator=torch.Generator().manual_seed(0))

@@ -81,6 +81,7 @@ def assess_estimator(
         note="" if baselines is None else baselines.note,
         labels=list(estimator.classes_) if isinstance(estimator, BayesianClassifier) else None,
         held_out=held_out,
+        class_weights=estimator.class_weight is not None,
     )
 
 

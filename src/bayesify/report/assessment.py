@@ -72,6 +72,7 @@ def assess(
     unit: str = "",
     labels: Sequence[object] | None = None,
     held_out: bool = True,
+    class_weights: bool = False,
 ) -> Assessment:
     """Evaluate predictions of N rows.
 
@@ -84,6 +85,7 @@ def assess(
         unit: of the target (regression).
         labels: names of the K classes.
         held_out: whether the model was not trained on these rows.
+        class_weights: whether the classes had weights in training, which probabilities then contain.
 
     Raises:
         ConfigurationError: no rows, or `y` or a baseline of another length.
@@ -114,7 +116,9 @@ def assess(
         from_training=training_y is not None,
         held_out=held_out,
         cards=_cards(scores, others, unit),
-        verdict=verdict(predictive, y, references, labels=labels, row="held-out row" if held_out else "row"),
+        verdict=verdict(
+            predictive, y, references, labels=labels, row="held-out row" if held_out else "row", class_weights=class_weights
+        ),
     )
 
 

@@ -23,6 +23,10 @@ _FALSE_ALARMS = 0.05  # of the tests of calibration
 _RANKED_ROWS = 50  # to compare a fifth of them with the others
 _CLOSE = 0.02  # deviation of a share that hardly matters
 _LARGE = 0.1  # deviation of a share that matters
+_OF_CLASS_WEIGHTS = (
+    "Class weights shift the probabilities: they are those of the weighted training table, not of these rows.",
+    "The log loss counts this shift as an error; compare the balanced accuracy and the ROC AUC instead.",
+)
 
 
 def verdict(
@@ -32,6 +36,7 @@ def verdict(
     *,
     labels: Sequence[object] | None = None,
     row: str = "held-out row",
+    class_weights: bool = False,
 ) -> list[Sentence]:
     """Findings on calibration, on the comparison with baselines, and on whether uncertain rows have larger errors.
 
@@ -41,6 +46,7 @@ def verdict(
         baselines: predictives of the same rows by name, among them that of `constant_baseline` as "constant".
         labels: names of the K classes.
         row: the noun for one row.
+        class_weights: whether the classes had weights in training.
     """
     if isinstance(predictive, NumericPredictive):
         y = align_targets(torch.as_tensor(y).to(predictive.mean.device), tuple(predictive.mean.shape))
@@ -54,11 +60,16 @@ def verdict(
             *_ranking(_relative_uncertainty(predictive, y), squared_errors(predictive, y), "RMSE", squared=True),
         ]
     values = class_predictions(predictive, y)
-    return [
+    of_probabilities = [
         _classes(class_calibration(values.probs, values.y), len(values.y), row, labels),
         *skill(predictive, y, baselines, row),
-        *_ranking(values.entropy, 1 - values.correct, "error rate", squared=False),
     ]
+    if class_weights:
+        of_probabilities = [
+            sentence if sentence.mark == "good" else Sentence("caution", sentence.finding, meaning)
+            for sentence, meaning in zip(of_probabilities, _OF_CLASS_WEIGHTS, strict=True)
+        ]
+    return [*of_probabilities, *_ranking(values.entropy, 1 - values.correct, "error rate", squared=False)]
 
 
 def _intervals(result: IntervalCalibration, rows: int, outputs: int, size: str) -> Sentence:
