@@ -130,6 +130,21 @@ class TestText:
         assert list(read(tmp_path, "#id,a\n1,2\n")) == ["#id", "a"]
         assert not recwarn
 
+    def test_stray_quotes_that_hide_lines(self, tmp_path, recwarn):
+        lines = ["id,text,number", *(f"{i},t{i},{2 * i}" for i in range(10))]
+        (tmp_path / "good.csv").write_text("\n".join([*lines, '10,"Dear all,\nthank you",20']))
+        assert len(read_table(tmp_path / "good.csv")) == 11
+        assert not recwarn.list
+        lines[3], lines[6] = '2,"5 inch,4', '5,"6 inch,10'
+        (tmp_path / "stray.csv").write_text("\n".join(lines))
+        with pytest.warns(
+            BayesifyWarning, match=r"column 'text' has a text that looks like lines of the table, in row 2.*, 3 lines"
+        ):
+            assert len(read_table(tmp_path / "stray.csv")) == 10 - 3
+        (tmp_path / "open.csv").write_text("\n".join(lines[:6]))
+        with pytest.raises(DataError, match="double quote that is not closed, in row 3 below the header"):
+            read_table(tmp_path / "open.csv")
+
     def test_separators_at_the_end_of_lines(self, tmp_path):
         assert read(tmp_path, "a,b\n1,2,\n3,4,\n").to_numpy().tolist() == [[1, 2], [3, 4]]
 

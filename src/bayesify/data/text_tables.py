@@ -27,6 +27,8 @@ _FRACTION = {decimal: re.compile(rf"[+-]?\d+[{decimal}]\d+") for decimal in ",."
 _THOUSANDS = {decimal: re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{decimal}]\d{{3}})+") for decimal in ",."}
 _SMALL = re.compile(r"[+-]?\d{1,3}")  # integers that need no thousands separator
 _GROUPED = re.compile(r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+|\d+)(?:,\d+)?")
+_UNCLOSED = re.compile(r"EOF inside string starting at row (\d+)")
+_LEAST_COLUMNS = 3  # from which on separators and line breaks of a text tell that it is lines of the table
 _TOO_LONG = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 
@@ -170,9 +172,7 @@ def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str]
             **options,
         )
     except pd.errors.ParserError as error:
-        if match := _TOO_LONG.search(str(error)):
-            raise _too_long(int(match[1]), f"line {match[2]}", int(match[3]), separator) from None
-        raise
+        raise _explained(error, separator) from None
     table.columns = table.columns.str.strip()
     if decimal == ",":
         _read_thousands(table, as_text)
@@ -189,7 +189,23 @@ def parse_text(text: str, separator: str, decimal: str, as_text: Collection[str]
         )
         for i, name in zip(positions, cells, strict=True):
             table[table.columns[i]] = cells[name].to_numpy()
+    _tell_hidden_lines(table, separator, len(header))
     return strip_text(table)
+
+
+def _tell_hidden_lines(table: pd.DataFrame, separator: str, columns: int) -> None:
+    """Warn of texts that look like lines of the table: a stray quote takes all until the next one for a single field."""
+    for name in table.columns if columns >= _LEAST_COLUMNS else ():
+        if not all_text(table[name]):
+            continue
+        breaks = table[name].str.count("\n")
+        hides = (breaks > 0) & (table[name].str.count(re.escape(separator)) == (columns - 1) * breaks)
+        if hides.any():
+            lines, first = int(breaks[hides].sum()), table.index[hides][0]
+            warn(
+                f"column {name!r} has a text that looks like lines of the table, in row {first}: if a field starts with a double "
+                f"quote of its text, {lines:,} lines are hidden in that field. Remove such quotes, or double them in a quoted field"
+            )
 
 
 def _read_thousands(table: pd.DataFrame, as_text: Collection[str]) -> None:
@@ -198,6 +214,17 @@ def _read_thousands(table: pd.DataFrame, as_text: Collection[str]) -> None:
         present = table[name].dropna()
         if len(present) and all(isinstance(value, str) and _GROUPED.fullmatch(value.strip()) for value in present):
             table[name] = parse_numbers(present.astype(str), ",").reindex(table.index)
+
+
+def _explained(error: pd.errors.ParserError, separator: str) -> ValueError:
+    """The error of pandas with the way out, or itself."""
+    if match := _TOO_LONG.search(str(error)):
+        return _too_long(int(match[1]), f"line {match[2]}", int(match[3]), separator)
+    if match := _UNCLOSED.search(str(error)):
+        return DataError(
+            f"a field starts with a double quote that is not closed, in row {match[1]} below the header; close or remove it"
+        )
+    return error
 
 
 def _too_long(header: int, line: str, fields: int, separator: str) -> DataError:
