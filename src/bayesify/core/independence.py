@@ -152,7 +152,7 @@ class Independence(TwoDraws):
         finally:
             for (weight, bias), before in zip(pairs, biases, strict=True):
                 weight[s].div_(factor)
-                if bias is not None:
+                if bias is not None and before is not None:
                     bias[s].copy_(before)
 
     def _folded(

@@ -80,6 +80,6 @@ def _state(net: nn.Module) -> tuple[tuple[object, ...], int]:
             stack += [child for child in module._modules.values() if child is not None]
         else:
             for p in (*module._parameters.values(), *module.posterior._parameters.values()):
-                if p.__class__ is nn.Parameter and not p.is_inference() and p._version > version:
-                    version = p._version
+                if p is not None and p.__class__ is nn.Parameter and not p.is_inference():
+                    version = max(version, p._version)
     return tuple(found), version
