@@ -313,10 +313,12 @@ _CONCRETE = References(collapse=_concrete_shrink, to_prior=_to_zero)
 
 
 def _emp_log_ratio(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Components are equal."""
-    points = [layer.posterior.get_parameter("weight")[0]] + ([] if bias is None else [layer.posterior.get_parameter("bias")[0]])
-    w, center = _flat(weight, bias), torch.cat([point.flatten() for point in points])
-    return (Normal(center, 0.5).log_prob(w) - Normal(torch.zeros_like(w), 0.7).log_prob(w)).sum(-1)
+    """Of weights and choices together: the mean over the choices that may have drawn the weights."""
+    names = ["weight"] if bias is None else ["weight", "bias"]
+    centers = torch.cat([layer.posterior.get_parameter(name).flatten(1) for name in names], 1)  # (K, elements)
+    w = _flat(weight, bias)
+    log_q = Normal(centers.unsqueeze(1), 0.5).log_prob(w).sum(-1)  # (K, S)
+    return (log_q.softmax(0) * log_q).sum(0) - Normal(torch.zeros_like(w), 0.7).log_prob(w).sum(-1)
 
 
 _EMP_NORMAL = References(log_ratio=_emp_log_ratio)

@@ -7,22 +7,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from broken_methods import FAULTS, Broken, verdict
+from broken_methods import FAULTS, Broken, Estimating, verdict
 
 from bayesify import MCDropout
 from bayesify.core.method import Method
 from bayesify.errors import ContractError
-from bayesify.testing import LAYERS, check_method
+from bayesify.testing import LAYERS, Case, References, check_method
+from bayesify.testing.layer_checks import check_kl
 from bayesify.testing.nets import TwoLayers
 from bayesify.testing.trial import Trial, fixed_inputs, require_equal_moments
+from bayesify.testing.usage_checks import check_kl_of_larger_layers
 
 _CHECKS = {
     "": "",
     "variance": "fails the check of moments",
+    "variances of other weights": "fails the check of moments",
     "mean KL": "fails the check of kl",
+    "KL of one variance": "fails the check of kl",
     "refilled buffer": "fails the check of accumulated gradients",
     "gradient of sigma": "fails the check of gradients numerically",
     "noise of predictions": "fails the check of noise of predictions",
+    "unregistered state": "fails the check of copies",
+    "ignored checkpoint": "fails the check of plain checkpoint",
+    "misspelled means": "fails the check of declared means",
+    "error in build": "cannot be converted: IndexError: of a hyperparameter",
 }
 
 # Compiles bayesify as `python -O` does; that flag would compile all of PyTorch anew, too.
@@ -78,6 +86,19 @@ def test_moments_of_networks_tell_a_factor_of_two(fault: str) -> None:
             trial.require_equal_moments()
     else:
         trial.require_equal_moments()
+
+
+def test_a_mean_in_place_of_the_sum_is_found_without_references() -> None:
+    check_kl_of_larger_layers(Broken())
+    with pytest.raises(ContractError, match="a sum over parameters, not their mean"):
+        check_kl_of_larger_layers(Broken(fault="mean KL"))
+
+
+def test_a_kl_of_passes_that_grows_with_the_draws_is_found() -> None:
+    """Estimates differ between passes, so their means are compared."""
+    check_kl(Case(Estimating(), LAYERS["Linear"], References(noisy_kl=True)))
+    with pytest.raises(ContractError, match="the KL of passes with three draws"):
+        check_kl(Case(Estimating(sums_draws=True), LAYERS["Linear"], References(noisy_kl=True)))
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from bayesify.core.method import Method
 from bayesify.errors import ContractError, NothingRandomError
-from bayesify.testing import folding_checks, layer_checks, pass_checks, usage_checks
+from bayesify.testing import folding_checks, layer_checks, pass_checks, state_checks, usage_checks
 from bayesify.testing.cases import LAYERS, Case, References
-from bayesify.testing.layer_checks import SINGLE_LAYER_CHECKS
 from bayesify.testing.require import NotApplicable, require
 
 __all__ = ["CHECKS", "LAYERS", "NET_CHECKS", "Case", "NotApplicable", "References", "check_method"]
@@ -24,8 +23,18 @@ def _checks_in(*modules: ModuleType) -> tuple[Callable[[Any], None], ...]:
     return tuple(check for module in modules for name, check in vars(module).items() if name.startswith("check_"))
 
 
-CHECKS: tuple[Callable[[Case], None], ...] = _checks_in(layer_checks)
+CHECKS: tuple[Callable[[Case], None], ...] = _checks_in(layer_checks, state_checks)
 NET_CHECKS: tuple[Callable[[Method], None], ...] = _checks_in(folding_checks, usage_checks, pass_checks)
+
+# checks of the network's single random layer, without meaning for ensembles
+_OF_SINGLE_LAYERS = (
+    layer_checks.check_moments,
+    layer_checks.check_kl,
+    layer_checks.check_collapse,
+    state_checks.check_declared_means,
+    state_checks.check_plain_checkpoint,
+    state_checks.check_return,
+)
 
 
 def check_method(
@@ -55,18 +64,21 @@ def check_method(
         >>> check_method(Deterministic(), layers={"Linear": LAYERS["Linear"]}, nets=())
         ['Linear']
     """
-    supported = []
+    supported, reason = [], ""
     for name, make in (LAYERS if layers is None else layers).items():
         case = Case(method, make, references or References())
         try:
             ensemble = bool(case.fresh().members)
-        except NothingRandomError:
+        except NothingRandomError as error:
+            reason = f": {error}"
             continue
+        except Exception as error:
+            raise ContractError(f"{method} on {name} cannot be converted: {type(error).__name__}: {error}") from error
         for check in CHECKS if checks is None else checks:
-            if not (ensemble and check in SINGLE_LAYER_CHECKS):
+            if not (ensemble and check in _OF_SINGLE_LAYERS):
                 _run(check.__name__, partial(check, case), f"{method} on {name}")
         supported.append(name)
-    require(supported, f"{method} supports none of the layers")
+    require(supported, f"{method} supports none of the layers{reason}")
     for check in NET_CHECKS if nets is None else nets:
         _run(check.__name__, partial(check, method), str(method))
     return supported

@@ -17,7 +17,7 @@ from bayesify.core.model import Bayesian
 from bayesify.core.outputs import Draws
 from bayesify.objectives import elbo
 
-__all__ = ["LAYERS", "Case", "References"]
+__all__ = ["LAYERS", "Case", "References", "seeded_outputs"]
 
 
 def _trained_norm(norm: nn.Module, x: Tensor) -> nn.Module:
@@ -88,7 +88,7 @@ class References:
         collapse: changes a layer's posterior in place so that its variance vanishes.
         to_prior: changes a layer's posterior in place so that it equals the prior.
         log_ratio: from (layer, weight (S, *), bias (S, *) or None) to log q - log p of each draw (S,), in nats, computed
-            independently of the method (`torch.distributions`).
+            independently of the method (`torch.distributions`) from the present parameters, whatever their values.
         noisy_kl: whether the KL is a Monte Carlo estimate.
 
     Example:
@@ -118,18 +118,40 @@ class Case:
     """
 
     def __init__(self, method: Method, make: Callable[[], tuple[nn.Module, Tensor]], references: References) -> None:
-        torch.manual_seed(7)
-        layer, x = make()
         self.method = method
         self.references = references
-        self.plain = nn.Sequential(layer).double().eval()
+        self.plain, x = self._made(make, seed=7)
+        self.other_plain, _ = self._made(make, seed=8)
         self.x = x.double() if x.is_floating_point() else x
+
+    @staticmethod
+    def _made(make: Callable[[], tuple[nn.Module, Tensor]], seed: int) -> tuple[nn.Sequential, Tensor]:
+        torch.manual_seed(seed)
+        layer, x = make()
+        return nn.Sequential(layer).double().eval(), x
 
     def fresh(self) -> Bayesian:
         """A new Bayesian network in eval mode, with the same initial weights every time."""
+        return self._converted(self.plain, seed=7)
+
+    def other(self, seed: int = 8) -> Bayesian:
+        """As `fresh`, from other weights, and by default from other random numbers."""
+        return self._converted(self.other_plain, seed)
+
+    def uneven(self) -> Bayesian:
+        """As `fresh`, with unequal parameters, as after training: equal ones do not show which belongs to which weight."""
+        bnn, generator = self.fresh(), torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in bnn.parameters():
+                if parameter.requires_grad:
+                    noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64, device="cpu").to(parameter)
+                    parameter.add_(_sizes(parameter) * (1.2 * noise - 0.6))  # equal parameters keep their sign
+        return bnn
+
+    def _converted(self, plain: nn.Module, seed: int) -> Bayesian:
         with own_noise((self.x,)) as reseed:
-            reseed(7)
-            return bayesify(copy.deepcopy(self.plain), self.method)
+            reseed(seed)
+            return bayesify(copy.deepcopy(plain), self.method)
 
     def layer(self, bnn: Bayesian) -> BayesianLayer:
         """The random layer of a network of `fresh`."""
@@ -139,3 +161,16 @@ class Case:
         """A loss of every draw and the KL."""
         log_prob = -draws.outputs.square().flatten(2).sum(-1)
         return -elbo(draws, log_prob, n=100)
+
+
+def _sizes(parameter: Tensor) -> Tensor:
+    """How much to change elements of a parameter: by its size, or if it is zero by 0.5. Vectors of padding stay zero."""
+    size = parameter.square().mean().sqrt()
+    is_padding = (parameter == 0).all(-1, keepdim=True) & (size > 0)
+    return torch.where(is_padding, 0.0, torch.where(size > 0, size, 0.5))
+
+
+def seeded_outputs(bnn: Callable[..., Draws], x: Tensor, coherent: bool) -> Tensor:
+    """Outputs of two draws, always of the same random numbers."""
+    torch.manual_seed(13)
+    return bnn(x, samples=2, coherent=coherent).outputs

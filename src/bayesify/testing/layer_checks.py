@@ -6,24 +6,17 @@ They run in float64 with fixed seeds; statistical checks state their tolerance i
 from __future__ import annotations
 
 import copy
-import io
-import json
 import math
-import pickle
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayesify.core.convert import bayesify, unbayesify
-from bayesify.core.method import Method
-from bayesify.core.outputs import Draws
-from bayesify.errors import ConfigurationError, ContractError, NothingRandomError
-from bayesify.testing.cases import Case
+from bayesify.core.convert import bayesify
+from bayesify.core.model import Bayesian
+from bayesify.errors import ContractError, NothingRandomError
+from bayesify.testing.cases import Case, seeded_outputs
 from bayesify.testing.require import require, require_close, require_equal_means
-
-__all__ = ["SINGLE_LAYER_CHECKS"]
 
 
 def check_shapes_and_dtypes(case: Case) -> None:
@@ -38,12 +31,6 @@ def check_shapes_and_dtypes(case: Case) -> None:
             require_close(draws.kl, bnn.kl(), "the KL of a pass differs from kl()")
         require(draws.local_kl.shape == expected[:1], f"local_kl has shape {tuple(draws.local_kl.shape)}")
         require(all(v.isfinite().all() for v in draws if isinstance(v, Tensor)), "not finite")
-
-
-def check_configuration(case: Case) -> None:
-    """The method can be saved as JSON."""
-    text = json.dumps(case.method.to_dict())
-    require(Method.from_dict(json.loads(text)) == case.method, text)
 
 
 def check_gradients(case: Case) -> None:
@@ -71,7 +58,7 @@ def check_accumulated_gradients(case: Case) -> None:
 
 def check_gradients_numerically(case: Case) -> None:
     """Gradients of outputs and KL agree with finite differences, for fixed noise."""
-    bnn = case.fresh()
+    bnn = case.uneven()
     names, values = zip(*((n, p.detach().clone().requires_grad_()) for n, p in bnn.named_parameters()), strict=True)
 
     for coherent in (False, True):
@@ -85,37 +72,9 @@ def check_gradients_numerically(case: Case) -> None:
         require(torch.autograd.gradcheck(run, values, fast_mode=True, atol=1e-5), "gradcheck")
 
 
-def check_copies(case: Case) -> None:
-    """deepcopy, pickle and state_dict give equal draws with equal seeds."""
-    bnn = case.fresh()
-    loaded = case.fresh()
-    with torch.no_grad():
-        for parameter in bnn.parameters():
-            parameter.mul_(0.9)
-    loaded.load_state_dict(bnn.state_dict())
-    for other in (copy.deepcopy(bnn), pickle.loads(pickle.dumps(bnn)), loaded):
-        for coherent in (False, True):
-            require(torch.equal(_seeded(other, case.x, coherent), _seeded(bnn, case.x, coherent)), "copies draw differently")
-    buffer = io.BytesIO()
-    torch.save(bnn.state_dict(), buffer)
-    buffer.seek(0)
-    loaded.load_state_dict(torch.load(buffer, weights_only=True))
-
-
-def check_plain_checkpoint(case: Case) -> None:
-    """A checkpoint of the plain network loads: only keys of the posterior are missing."""
-    bnn = case.fresh()
-    result = bnn.net.load_state_dict(case.plain.state_dict(), strict=False)
-    foreign = [key for key in result.missing_keys if ".posterior." not in key]
-    require(not foreign, f"missing keys {foreign}")
-    replaced = {"0.weight", "0.bias"} - {name for name, _ in bnn.net.named_parameters()}
-    unexpected = [key for key in result.unexpected_keys if key not in replaced]
-    require(not unexpected, f"unexpected keys {unexpected}")
-
-
 def check_moments(case: Case) -> None:
     """Outputs of `forward` have the mean and variance of those of `sample`, and `mean` is the mean of `sample`."""
-    bnn, n = case.fresh(), 4000
+    bnn, n = case.uneven(), 4000
     layer = case.layer(bnn)
     with torch.no_grad():
         drawn_weight, drawn_bias = layer.posterior.sample(layer, n)
@@ -132,7 +91,7 @@ def check_moments(case: Case) -> None:
 
 def check_noise_of_predictions(case: Case) -> None:
     """Without gradients, outputs have the noise of training: the same means, and covariances of rows, positions and features."""
-    bnn = case.fresh()
+    bnn = case.uneven()
 
     def outputs(gradients: bool) -> Tensor:
         with torch.set_grad_enabled(gradients):
@@ -164,20 +123,33 @@ def check_coherence(case: Case) -> None:
 
 def check_kl(case: Case) -> None:
     """The KL is not negative, zero at the prior, and agrees with a Monte Carlo estimate from `log_ratio`."""
-    bnn, references = case.fresh(), case.references
-    layer = case.layer(bnn)
+    references = case.references
     with torch.no_grad():
-        kl = torch.stack([bnn.kl() for _ in range(200 if references.noisy_kl else 1)])
-        require(kl.mean() >= 0, f"the KL is {kl.mean()}")
-        if references.log_ratio is not None:
-            weight, bias = layer.posterior.sample(layer, 20_000)
-            ratios = references.log_ratio(layer, weight, bias)
-            error = 5 * math.hypot(ratios.std() / math.sqrt(len(ratios)), kl.std(correction=0) / math.sqrt(len(kl)))
-            gap = abs(kl.mean() - ratios.mean())
-            require(gap <= error + 1e-9, f"the KL is {kl.mean()}, by Monte Carlo {ratios.mean()} +- {error}")
+        for bnn in (case.fresh(), case.uneven()):
+            _require_kl(bnn, case)
         if references.to_prior is not None:
-            references.to_prior(layer)
+            bnn = case.fresh()
+            references.to_prior(case.layer(bnn))
             require(bnn.kl().abs() < 1e-9, f"the KL at the prior is {bnn.kl()}")
+
+
+def _require_kl(bnn: Bayesian, case: Case) -> None:
+    references, layer = case.references, case.layer(bnn)
+    n = 200 if references.noisy_kl else 1
+    kl = torch.stack([bnn.kl() for _ in range(n)])
+    require(kl.mean() >= -_error(kl), f"the KL is {kl.mean()}")
+    if references.noisy_kl:
+        of_passes = torch.stack([bnn(case.x, samples=3).kl for _ in range(n)])
+        require_equal_means(of_passes, kl, "the mean of the KL of passes with three draws")
+    if references.log_ratio is not None:
+        ratios = references.log_ratio(layer, *layer.posterior.sample(layer, 20_000))
+        error, gap = math.hypot(_error(ratios), _error(kl)), abs(kl.mean() - ratios.mean())
+        require(gap <= error + 1e-9, f"the KL is {kl.mean()}, by Monte Carlo {ratios.mean()} +- {error}")
+
+
+def _error(values: Tensor) -> float:
+    """Five standard errors of a mean."""
+    return 5 * float(values.std(correction=0)) / math.sqrt(len(values))
 
 
 def check_collapse(case: Case) -> None:
@@ -200,7 +172,7 @@ def check_precision(case: Case) -> None:
         outputs: list[Tensor] = []
         for _ in range(2):
             with torch.autocast(x.device.type, dtype=torch.bfloat16):
-                outputs.append(_seeded(single, x, coherent).float())
+                outputs.append(seeded_outputs(single, x, coherent).float())
         require_close(outputs[0], outputs[1], "the first pass under autocast", rtol=1e-2, atol=1e-2)
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         draws = single(x, samples=2)
@@ -220,8 +192,8 @@ def check_compile(case: Case) -> None:
     torch.compiler.reset()
     compiled = torch.compile(bnn, fullgraph=True, backend="aot_eager")
     for eager, coherent in ((case.fresh().train(), False), (bnn, True)):
-        expected = _seeded(eager, case.x, coherent)
-        require_close(_seeded(compiled, case.x, coherent), expected, "compiled and eager outputs")
+        expected = seeded_outputs(eager, case.x, coherent)
+        require_close(seeded_outputs(compiled, case.x, coherent), expected, "compiled and eager outputs")
         case.loss(compiled(case.x, samples=2, coherent=coherent)).backward()
 
 
@@ -235,34 +207,6 @@ def check_export(case: Case) -> None:
     require(outputs.shape == bnn(x, samples=2).outputs.shape, f"exported outputs {tuple(outputs.shape)}")
 
 
-def check_return(case: Case) -> None:
-    """unbayesify restores the original class and keys, with the posterior mean, or refuses where no plain layer has it."""
-    bnn = case.fresh()
-    layer = case.layer(bnn)
-    if not layer.posterior.is_plain:
-        before = bnn(case.x).outputs.shape
-        try:
-            unbayesify(bnn)
-        except ConfigurationError:
-            require(bnn(case.x).outputs.shape == before, "a refused unbayesify changes the network")
-            return
-        raise ContractError("unbayesify restores a plain layer, although the posterior declares that there is none")
-    means = [None if mean is None else mean.detach().clone() for mean in layer.posterior.mean(layer)]
-    net = unbayesify(bnn)
-    if not isinstance(net, nn.Sequential):
-        raise ContractError(f"the network is a {type(net).__name__}, not a Sequential")
-    require(type(net[0]) is type(case.plain[0]), f"the class of the layer is {type(net[0])}")
-    require(list(net.state_dict()) == list(case.plain.state_dict()), "the keys of the state_dict changed")
-    for name, mean in zip(("weight", "bias"), means, strict=True):
-        if mean is not None:
-            require(torch.equal(net.state_dict()[f"0.{name}"], mean), f"{name} is not the posterior mean")
-    require(vars(net[0]).keys() == vars(case.plain[0]).keys(), "the layer has attributes left over")
-
-
-# checks of the network's single random layer, without meaning for ensembles
-SINGLE_LAYER_CHECKS = (check_plain_checkpoint, check_moments, check_kl, check_collapse, check_return)
-
-
 class _Twice(nn.Module):
     """A layer applied twice to the same input."""
 
@@ -272,8 +216,3 @@ class _Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([self.net(x), self.net(x)], 1)
-
-
-def _seeded(bnn: Callable[..., Draws], x: Tensor, coherent: bool) -> Tensor:
-    torch.manual_seed(13)
-    return bnn(x, samples=2, coherent=coherent).outputs

@@ -31,6 +31,24 @@ from bayesify.testing.require import NotApplicable, require
 from bayesify.testing.trial import Trial, convert, fixed_inputs, is_random, skip_ensembles, skip_unless_weights
 
 
+def check_kl_of_larger_layers(method: Method) -> None:
+    """The KL of a layer with 256 times the weights is at least twice as large: a sum over parameters, not their mean."""
+    skip_ensembles(method)
+    values, sizes = [], []
+    for inputs, outputs in ((4, 3), (64, 48)):
+        torch.manual_seed(7)
+        bnn = convert(method, nn.Sequential(nn.Linear(inputs, outputs)).double(), "0")
+        kl = torch.stack([bnn.kl() for _ in range(50)]).mean()  # it may be an estimate
+        parameters = [p for p in bnn.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(kl, parameters, allow_unused=True, materialize_grads=True) if kl.requires_grad else ()
+        values.append(float(kl.detach()))
+        sizes.append(sum(int(gradient.count_nonzero()) for gradient in gradients))
+    if not 0 < 10 * sizes[0] <= sizes[1]:
+        raise NotApplicable("the KL does not depend on more parameters in a larger layer")
+    of_two = " and ".join(f"{value:.4g} in a layer with {size} parameters" for value, size in zip(values, sizes, strict=True))
+    require(values[1] >= 2 * values[0], f"the KL is {of_two}: it must be a sum over parameters, not their mean")
+
+
 def check_read_weights(method: Method) -> None:
     """A network that reads `layer.weight` gets the draw of the pass."""
     trial = Trial(method, Reader, (fixed_inputs(5, 4),), ("layer",))
