@@ -242,6 +242,25 @@ def test_a_normalization_in_lower_precision_than_the_network_is_no_difference() 
     bnn(_inputs(5), samples=2)
 
 
+@pytest.mark.filterwarnings("error::bayesify.errors.BayesifyWarning")
+def test_an_output_of_another_dtype_under_autocast_is_no_difference() -> None:
+    class Projection(nn.Module):
+        """x @ W has the lower precision, and with the bias float32; `F.linear` keeps the lower one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight + self.bias
+
+    plain, x = Projection(), _inputs(5).float()
+    bnn = bayesify(nn.Sequential(copy.deepcopy(plain)), MeanField(initial_std=1e-6))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = bnn(x, samples=2).outputs
+    torch.testing.assert_close(outputs.float(), plain(x).expand(2, -1, -1), rtol=0.02, atol=0.02)
+
+
 def _penalized(names: Callable[[str], bool]) -> Callable[..., Tensor]:
     """A network that keeps a penalty on parameters, which the outputs do not show."""
 
