@@ -580,6 +580,16 @@ def test_uniform_inputs_fill_the_doubled_box() -> None:
         fit(words, (tokens, torch.zeros(8)), Gaussian(), accelerator="cpu", progress=False)
 
 
+@pytest.mark.parametrize("method", [VIFO(), VIFO(regularizer="mean-variance", separate_std=True)])
+def test_a_batch_without_rows(method: VIFO) -> None:
+    bnn = noisy(method)
+    for samples in (1, 3):
+        draws = bnn(torch.empty(0, 4, dtype=F64), samples=samples)
+        assert draws.outputs.shape == (samples, 0, 3)
+        assert draws.local_kl.shape == (0,)
+        assert bnn(torch.randn(2, 4, dtype=F64), samples=samples).outputs.shape == (samples, 2, 3)
+
+
 def test_the_linear_case_recovers_inference_over_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Theorem 3.1, with d / 2 for N / 2."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))

@@ -40,7 +40,7 @@ class MomentsPass(ForwardPass):
     def check_rows(self, mean: Tensor) -> None:
         """Check that the layer's output has all rows: parts of a batch, each with both halves, would be put together wrongly."""
         before, self.last_rows = self.last_rows, mean.shape[self.batch_dim]
-        if self.batch_dim != 0 or torch.compiler.is_compiling() or self.last_rows % self.inputs.batch == 0:
+        if self.batch_dim != 0 or torch.compiler.is_compiling() or self.last_rows % max(self.inputs.batch, 1) == 0:
             return
         if before or not self.inputs.accepts(self.last_rows):
             raise ConfigurationError(
