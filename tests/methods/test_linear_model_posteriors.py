@@ -17,7 +17,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from bayesify import SLANG, VOGN, Bayesian, Gaussian, NoisyAdam, NoisyKFAC, TensorFactorized, bayesify, elbo
+from bayesify import IVON, SLANG, VOGN, Bayesian, Gaussian, NoisyAdam, NoisyKFAC, TensorFactorized, bayesify, elbo
 from bayesify.core.method import Method
 
 F64 = torch.float64
@@ -115,6 +115,34 @@ def test_squares_of_batch_gradients_widen_the_posterior_of_noisy_adam(batch: int
     torch.testing.assert_close(precision.diagonal(), expected, rtol=0.15, atol=0)
     ratio = exact.diagonal() / precision.diagonal()  # of variances, to the best by independent weights
     assert (ratio < 1.3).all() if batch == 1 else (ratio > 4).all()
+
+
+@pytest.mark.default("NoisyKFAC", "SLANG", extended=["*"])
+@pytest.mark.parametrize(
+    "method",
+    [IVON(), VOGN(), NoisyAdam(), NoisyKFAC(), SLANG(rank=3)],
+    ids=["IVON", "VOGN", "NoisyAdam", "NoisyKFAC", "SLANG"],
+)
+def test_the_bias_of_a_frozen_weight_is_trained(method: Method) -> None:
+    """As in BitFit, which trains biases alone: its mean is that of the posterior given the weight."""
+    x, y, *_ = _problem()
+    y = y + 1
+    torch.manual_seed(1)
+    net = nn.Linear(3, 1).double()
+    weight = net.weight.requires_grad_(False).detach().clone()
+    exact = (y - x @ weight.T).sum() / NOISE**2 / (ROWS / NOISE**2 + 1)
+    bnn, likelihood = bayesify(net, method), Gaussian(std=NOISE).double()
+    optimizer, biases = bnn.optimizer(likelihood, learning_rate=0.1), []
+    for step in range(200):
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / 200)
+        optimizer.zero_grad()
+        draws = bnn(x, samples=2)
+        (-elbo(draws, likelihood.log_prob(draws.outputs, y), n=ROWS)).backward()
+        optimizer.step()
+        biases.append(net.bias.item())
+    assert torch.equal(net.weight, weight)
+    assert np.mean(biases[-60:]) == pytest.approx(exact.item(), abs=0.08)
+    assert biases[0] < exact.item() - 0.4
 
 
 @pytest.mark.extended

@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesify.core.layer import BayesianLayer, Posterior
 from bayesify.functional import at_least_float32, dropout_kl
 
-__all__ = ["StoredPosterior", "layer_parts", "layer_vector"]
+__all__ = ["StoredPosterior", "add_where_trained", "gradients_of", "layer_parts", "layer_vector"]
 
 
 class StoredPosterior(Posterior):
@@ -53,3 +53,18 @@ def layer_parts(layer: BayesianLayer, vectors: Tensor) -> tuple[Tensor, Tensor |
     size = math.prod(layer.weight_shape)
     weight = vectors[:, :size].unflatten(1, layer.weight_shape)
     return weight, None if layer.bias_shape is None else vectors[:, size:].unflatten(1, layer.bias_shape)
+
+
+def gradients_of(layer: BayesianLayer) -> tuple[Tensor, Tensor | None] | None:
+    """Gradients of the layer's own weight and bias, zeros of one that is frozen; None if neither has one."""
+    if all(part is None or part.grad is None for part in (layer.weight, layer.bias)):
+        return None
+    weight, bias = (p if p is None else torch.zeros_like(p) if p.grad is None else p.grad for p in (layer.weight, layer.bias))
+    return weight, bias
+
+
+def add_where_trained(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:
+    """Add changes (1, *) to the layer's own weight and bias, in place, unless they are frozen."""
+    for parameter, change in ((layer.weight, weight), (layer.bias, bias)):
+        if parameter is not None and change is not None and parameter.grad is not None:
+            parameter.add_(change.squeeze(0))

@@ -44,6 +44,7 @@ from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
 from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.core.per_example import Record
+from bayesify.core.stored import add_where_trained, gradients_of
 from bayesify.errors import DivergenceError
 from bayesify.functional import at_least_float32, standard_normal
 
@@ -147,16 +148,13 @@ class KroneckerPosterior(NaturalPosterior):
         if state["step"] % method.invert_every == 0:
             self._follow(state, delta, step.ess)
         state["step"] += 1
-        if layer.weight.grad is None:
+        if (gradients := gradients_of(layer)) is None:
             return
-        gradient = _matrix(layer.weight.grad, _gradient_of(layer.bias)) - step.kl_weight / method.prior_std**2 * mean
+        gradient = _matrix(*gradients) - step.kl_weight / method.prior_std**2 * mean
         state["momentum"].lerp_(gradient, 1 - method.momentum)
         average = state["momentum"] / (1 - method.momentum ** state["step"])
         change = state["output_inverse"] @ (average + delta * mean) @ state["input_inverse"]
-        weight, bias = _parts(layer, -step.learning_rate * change.unsqueeze(0))
-        layer.weight.add_(weight.squeeze(0))
-        if bias is not None and layer.bias.grad is not None:
-            layer.bias.add_(bias.squeeze(0))
+        add_where_trained(layer, *_parts(layer, -step.learning_rate * change.unsqueeze(0)))
 
     def precisions(self, layer: BayesianLayer) -> Tensor | None:
         log_std = self.row_tril.diagonal().mean() + self.column_tril.diagonal().mean()
@@ -209,13 +207,6 @@ def _parts(layer: BayesianLayer, matrices: Tensor) -> tuple[Tensor, Tensor | Non
     if layer.bias_shape is None:
         return matrices.unflatten(2, layer.weight_shape[1:]), None
     return matrices[..., :-1].unflatten(2, layer.weight_shape[1:]), matrices[..., -1]
-
-
-def _gradient_of(parameter: Tensor | None) -> Tensor | None:
-    """The gradient of a bias; zeros if it is frozen, None if there is none."""
-    if parameter is None:
-        return None
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _factor(tril: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ from bayesify.core.method import Method
 from bayesify.core.modes import without_autocast
 from bayesify.core.natural import NaturalPosterior, NaturalStep
 from bayesify.core.per_example import Record, per_example_gradients
-from bayesify.core.stored import layer_parts, layer_vector
+from bayesify.core.stored import add_where_trained, gradients_of, layer_parts, layer_vector
 from bayesify.errors import DivergenceError
 from bayesify.functional import at_least_float32, identity_plus_gram_root, standard_normal
 
@@ -169,9 +169,9 @@ class PrecisionPosterior(NaturalPosterior):
             self.log_diagonal.copy_(diagonal.log())
             self.factor.copy_(factor)
             self.ess.fill_(step.ess)
-        if layer.weight.grad is None:
+        if (parts := gradients_of(layer)) is None:
             return
-        gradient = torch.cat([_gradient(p) for p in (layer.weight, layer.bias) if p is not None])
+        gradient = torch.cat([part.flatten() for part in parts if part is not None])
         gradient = gradient.to(mean) - step.kl_weight * prior * mean
         if not state:
             state["step"], state["momentum"] = 0, torch.zeros_like(gradient)
@@ -179,10 +179,7 @@ class PrecisionPosterior(NaturalPosterior):
         state["momentum"].lerp_(gradient, 1 - method.momentum)
         average = state["momentum"] / (1 - method.momentum ** state["step"])
         change = _solved(diagonal / step.ess + method.damping, factor / step.ess**0.5, average + prior / step.ess * mean)
-        weight, bias = layer_parts(layer, -step.learning_rate * change.unsqueeze(0))
-        layer.weight.add_(weight.squeeze(0))
-        if bias is not None and layer.bias.grad is not None:
-            layer.bias.add_(bias.squeeze(0))
+        add_where_trained(layer, *layer_parts(layer, -step.learning_rate * change.unsqueeze(0)))
 
     def precisions(self, layer: BayesianLayer) -> Tensor | None:
         _, diagonal, factor = self._parts(layer)
@@ -191,11 +188,6 @@ class PrecisionPosterior(NaturalPosterior):
     def _parts(self, layer: BayesianLayer) -> tuple[Tensor, Tensor, Tensor]:
         """m, d and U, at least float32."""
         return layer_vector(layer), at_least_float32(self.log_diagonal).exp(), at_least_float32(self.factor)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    """The gradient as a vector; zeros if the parameter is frozen."""
-    return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
 
 
 def _solved(diagonal: Tensor, factor: Tensor, vector: Tensor) -> Tensor:
