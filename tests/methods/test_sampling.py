@@ -110,6 +110,43 @@ class TestConjugate:
         bnn.complete(batches, Gaussian(std=STD))
         check_moments(bnn.net.posterior.draws, mean, covariance, 0.1)
 
+    @pytest.mark.parametrize(
+        "method",
+        [
+            SGHMC(prior_std=PRIOR, step_size=2e-3, draws=4, chains=500, burn_in=300, thinning=60),
+            HMC(prior_std=PRIOR, draws=100, chains=2, warmup=40, max_tree_depth=3),
+        ],
+        ids=["SGHMC", "HMC"],
+    )
+    @pytest.mark.parametrize("frozen", ["weight", "bias"])
+    def test_a_frozen_half_of_a_layer_is_a_constant(self, method: HMC | SGLD, frozen: str):
+        """The others come from the normal distribution that is conditional on its value."""
+        if isinstance(method, HMC):
+            pytest.importorskip("pyro")
+        x, y = line()
+        bnn = at_the_mode(method, x, y)
+        with torch.no_grad():
+            kept = getattr(bnn.net, frozen).requires_grad_(False).add_(0.2).clone()
+        bnn.complete([(x, y)], Gaussian(std=STD))
+        weights = bnn.net.posterior.draws.split([2, 1], 1)
+        of = 0 if frozen == "weight" else 1
+        assert (weights[of] == kept.flatten()).all()
+        known, others = (slice(2), slice(2, 3)) if frozen == "weight" else (slice(2, 3), slice(2))
+        mean, precision = exact(x, y)[0], exact(x, y)[1].inverse()
+        covariance = precision[others, others].inverse()
+        center = mean[others] - covariance @ precision[others, known] @ (kept.flatten() - mean[known])
+        check_moments(weights[1 - of], center, covariance, 0.25 if isinstance(method, HMC) else 0.12)
+
+    @pytest.mark.parametrize("name", ["", "net"])
+    def test_a_frozen_layer_that_a_pattern_names_is_sampled(self, name: str):
+        x, y = line()
+        net = nn.Linear(2, 1).double().requires_grad_(False)
+        method = SGLD(prior_std=PRIOR, draws=4, chains=20, burn_in=10, thinning=5)
+        bnn = bayesify(net, {"": method}) if not name else bayesify(nn.Sequential(net), {"0": method})
+        bnn.complete([(x, y)], Gaussian(std=STD))
+        layer = next(layer for _, layer in bnn.random_layers())
+        assert (layer.posterior.draws.std(0) > 0).all()
+
     def test_hmc(self):
         pytest.importorskip("pyro")
         x, y = line()

@@ -96,7 +96,7 @@ def store_chains(bnn: Bayesian, names: Sequence[str], density: WeightDensity, ch
     worst = torch.stack([r_hat.nan_to_num(nan=1.0).max().clamp_max(_LARGEST), size.nan_to_num(nan=chains[..., 0].numel()).min()])
     layers = dict(bnn.random_layers())
     sizes = [math.prod(layers[name].weight_shape) + math.prod(layers[name].bias_shape or (0,)) for name in names]
-    for name, part in zip(names, flat.split(sizes, 1), strict=True):
+    for name, part in zip(names, density.completed(flat).split(sizes, 1), strict=True):
         posterior = layers[name].posterior
         assert isinstance(posterior, DrawsPosterior)
         posterior.store(draws=part, diagnostics=worst)

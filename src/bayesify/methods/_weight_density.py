@@ -44,11 +44,13 @@ class WeightDensity:
         scale: λ.
         prior_std: s.
         dtype: of weights and inputs; None for that of the network.
+        keeps_frozen: whether the weight or the bias of a layer is fixed, and not in the vector, where it alone is frozen.
 
     Attributes:
         net: a copy of the network with plain layers of the same names.
         parameters: names of its weights and biases, in the order of the vector.
         start: the trained weights, (P,).
+        frozen: the weights and biases that are fixed, by name.
 
     Raises:
         ConfigurationError: a likelihood that trains with a penalty, which belongs to no density, or a layer without own weight.
@@ -62,6 +64,7 @@ class WeightDensity:
         scale: float,
         prior_std: float,
         dtype: torch.dtype | None = None,
+        keeps_frozen: bool = False,
     ) -> None:
         check_density(likelihood)
         self.scale, self.prior_std, self.batch_dim, self.select = scale, prior_std, bnn.batch_dim, bnn.passes.select
@@ -81,7 +84,10 @@ class WeightDensity:
                 "them, or other layers share them; leave these layers out by patterns"
             )
         layers = [f"{name}.{part}".lstrip(".") for name in names for part in ("weight", "bias")]
-        self.parameters = [name for name in layers if name in values]
+        self._all = [name for name in layers if name in values]
+        kept = _frozen_parts(bnn, names) if keeps_frozen else set[str]()
+        self.frozen = {name: values[name].detach() for name in self._all if name in kept}
+        self.parameters = [name for name in self._all if name not in kept]
         self.shapes = [values[name].shape for name in self.parameters]
         self.start = torch.cat([values[name].detach().flatten() for name in self.parameters])
 
@@ -89,6 +95,12 @@ class WeightDensity:
         """The weights of a vector (P,), by name."""
         parts = vector.split([shape.numel() for shape in self.shapes])
         return {name: part.view(shape) for name, part, shape in zip(self.parameters, parts, self.shapes, strict=True)}
+
+    def completed(self, vectors: Tensor) -> Tensor:
+        """Vectors (N, P) with the frozen weights and biases in their places, (N, weights and biases of all layers)."""
+        parts = dict(zip(self.parameters, vectors.split([shape.numel() for shape in self.shapes], 1), strict=True))
+        parts |= {name: value.flatten().to(vectors).expand(len(vectors), -1) for name, value in self.frozen.items()}
+        return torch.cat([parts[name] for name in self._all], 1)
 
     def outputs(self, vector: Tensor, inputs: Any) -> Tensor:
         """The network's outputs (B, ...) with the weights of a vector (P,)."""
@@ -146,6 +158,16 @@ class WeightDensity:
 
     def _cast(self, x: Any) -> Any:
         return _in_precision(x.to(self.start.device), self.start.dtype) if isinstance(x, Tensor) else x
+
+
+def _frozen_parts(bnn: Bayesian, names: Sequence[str]) -> set[str]:
+    """The names of frozen weights and biases whose layers have another parameter that is trained."""
+    layers, frozen = dict(bnn.random_layers()), set[str]()
+    for name in names:
+        own = [(part, p) for part, p in layers[name].named_parameters(recurse=False) if part in ("weight", "bias")]
+        if any(p.requires_grad for _, p in own):
+            frozen |= {f"{name}.{part}".lstrip(".") for part, p in own if not p.requires_grad}
+    return frozen
 
 
 def _in_precision(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,8 @@ $$H(\theta, v) = U(\theta) + \tfrac12 v^\top M^{-1} v, \qquad U = -\log p(\theta
 
 along a path whose length adapts, and picks a state of the path such that the posterior stays invariant. Step size and diagonal M
 are learned in the warm-up. A chain samples the weights of all layers jointly, in float64, on the full data set. Parameters of the
-likelihood, such as the noise of `Gaussian`, keep their trained values. The sampler is that of `pyro-ppl`.
+likelihood, such as the noise of `Gaussian`, keep their trained values, and a weight or bias that is frozen keeps its own, unless
+its whole layer is. The sampler is that of `pyro-ppl`.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class HMC(Method):
         advance: Callable[[float], object],
     ) -> None:
         mcmc = _sampler()
-        density = WeightDensity(bnn, names, likelihood, scale, self.prior_std, torch.float64)
+        density = WeightDensity(bnn, names, likelihood, scale, self.prior_std, torch.float64, keeps_frozen=True)
         data = [density.moved(batch) for batch in batches]
         density.trial(data[0][0])
 

@@ -15,7 +15,7 @@ length, and the noise of minibatch gradients, which is not corrected. For a quad
 and SGLD, the variance is $T / (N h (1 - r h / 2))$.
 
 C chains run at once, by `torch.func.vmap`, after training to a point estimate. Parameters of the likelihood keep their trained
-values.
+values, and a weight or bias that is frozen keeps its own, unless its whole layer is.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SGLD(Method):
         scale: float,
         advance: Callable[[float], object],
     ) -> None:
-        density = WeightDensity(bnn, names, likelihood, scale, self.prior_std)
+        density = WeightDensity(bnn, names, likelihood, scale, self.prior_std, keeps_frozen=True)
         rows = sum(len(density.moved(batch)[1]) for batch in batches)
         n = scale * rows  # the prior counts as 1 / n of an example in the mean loss
 
