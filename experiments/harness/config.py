@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify.errors import ConfigurationError
+from bayesify.formatting import listing
 from experiments.harness.protocol import Job, Protocol, Table
 
 __all__ = ["QUICK", "ROOT", "UsageError", "find_tables", "jobs_of", "overlay", "read_table", "table_names"]
@@ -18,6 +20,7 @@ __all__ = ["QUICK", "ROOT", "UsageError", "find_tables", "jobs_of", "overlay", "
 ROOT = Path(__file__).parents[1]
 QUICK = ".quick"
 _CONFIG = "config.toml"
+_MOST = 6  # tables that a message names
 _TEXTS = ("title", "source", "protocol")
 
 
@@ -40,7 +43,10 @@ def find_tables(patterns: Sequence[str], root: Path = ROOT, quick: bool = False)
     known = table_names(root)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
-            raise UsageError(f"no table is called {pattern!r}; the tables are {', '.join(known) or f'none in {root}'}")
+            near = difflib.get_close_matches(pattern, known, n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            tables = f"{listing(known, most=_MOST)}; see `list`" if known else f"none in {root}"
+            raise UsageError(f"no table is called {pattern!r}{meant}; the tables are {tables}")
     return [read_table(name, root, quick) for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 

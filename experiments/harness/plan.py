@@ -82,9 +82,10 @@ def plan(experiments: Sequence[Experiment], filters: Filters, data_dir: Path | N
         UsageError: filters that select nothing, a wrong configuration, missing data.
     """
     pairs = [(experiment, job) for experiment in experiments for job in experiment.jobs]
+    run = "smoke runs of these tables" if any(experiment.table.quick for experiment in experiments) else "these tables"
     for setting, names in (("dataset", filters.datasets), ("method", filters.methods)):
-        _check_names(setting, names, {str(job.settings[setting]) for _, job in pairs if setting in job.settings})
-    _check_names("split or seed", filters.units, {unit for _, job in pairs for unit in job.units})
+        _check_names(run, setting, names, {str(job.settings[setting]) for _, job in pairs if setting in job.settings})
+    _check_names(run, "split or seed", filters.units, {unit for _, job in pairs for unit in job.units})
     pairs = [(experiment, job) for experiment, job in pairs if filters.select(job)]
     if not pairs:
         raise UsageError("no job passes all filters; `list` shows the tables")
@@ -101,11 +102,11 @@ def plan(experiments: Sequence[Experiment], filters: Filters, data_dir: Path | N
     return tasks
 
 
-def _check_names(what: str, names: Sequence[str], known: set[str]) -> None:
+def _check_names(run: str, what: str, names: Sequence[str], known: set[str]) -> None:
     for name in names:
         if name not in known:
             order = sorted(known, key=lambda word: (not word.isdigit(), int(word) if word.isdigit() else 0, word))
-            raise UsageError(f"these tables have no {what} {name!r}; they have {', '.join(order) or 'none'}")
+            raise UsageError(f"{run} have no {what} {name!r}; they have {', '.join(order) or 'none'}")
 
 
 def _checksums(names: Iterable[str], data_dir: Path | None) -> dict[str, str]:

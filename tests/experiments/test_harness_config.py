@@ -69,8 +69,12 @@ def test_tables_are_found_by_name_and_pattern(tmp_path):
         write_config(tmp_path, name)
     assert [table.name for table in find_tables(["paper/*", "paper/one"], tmp_path)] == ["paper/one", "paper/two"]
     assert len(find_tables(["*"], tmp_path)) == 3
-    with pytest.raises(UsageError, match=r"no table is called 'paper/three'; the tables are other/one, paper/one, paper/two"):
-        find_tables(["*", "paper/three"], tmp_path)
+    with pytest.raises(
+        UsageError, match=r"no table is called 'x/three'; the tables are other/one, paper/one, paper/two; see `list`"
+    ):
+        find_tables(["*", "x/three"], tmp_path)
+    with pytest.raises(UsageError, match=r"no table is called 'paper/too' \(did you mean paper/two\?\); the tables are"):
+        find_tables(["paper/too"], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -281,8 +281,9 @@ def test_a_failed_job_is_exit_code_1(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["run"], "name the tables to run"),
-        (["run", "paper/nothing"], "no table is called 'paper/nothing'; the tables are paper/toys"),
-        (["run", "*", "--dataset", "x"], "no dataset 'x'"),
+        (["run", "x/nothing"], "no table is called 'x/nothing'; the tables are paper/toys"),
+        (["run", "*", "--dataset", "x"], "these tables have no dataset 'x'"),
+        (["run", "*", "--dataset", "x", "--quick"], "smoke runs of these tables have no dataset 'x'"),
         (["run", "*", "--splits", "3-1"], "the range '3-1' is empty"),
         (["report", "x"], "no table is called 'x'"),
         (["run", "*", "--workers", "0"], "--workers"),
