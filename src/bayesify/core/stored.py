@@ -59,8 +59,11 @@ def gradients_of(layer: BayesianLayer) -> tuple[Tensor, Tensor | None] | None:
     """Gradients of the layer's own weight and bias, zeros of one that is frozen; None if neither has one."""
     if all(part is None or part.grad is None for part in (layer.weight, layer.bias)):
         return None
-    weight, bias = (p if p is None else torch.zeros_like(p) if p.grad is None else p.grad for p in (layer.weight, layer.bias))
-    return weight, bias
+    return _gradient(layer.weight), None if layer.bias is None else _gradient(layer.bias)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def add_where_trained(layer: BayesianLayer, weight: Tensor, bias: Tensor | None) -> None:

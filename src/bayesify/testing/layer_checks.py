@@ -125,8 +125,9 @@ def check_kl(case: Case) -> None:
     """The KL is not negative, zero at the prior, and agrees with a Monte Carlo estimate from `log_ratio`."""
     references = case.references
     with torch.no_grad():
-        for bnn in (case.fresh(), case.uneven()):
-            _require_kl(bnn, case)
+        if not references.noisy_kl:
+            _require_kl(case.fresh(), case)
+        _require_kl(case.uneven(), case)
         if references.to_prior is not None:
             bnn = case.fresh()
             references.to_prior(case.layer(bnn))
@@ -139,7 +140,7 @@ def _require_kl(bnn: Bayesian, case: Case) -> None:
     kl = torch.stack([bnn.kl() for _ in range(n)])
     require(kl.mean() >= -_error(kl), f"the KL is {kl.mean()}")
     if references.noisy_kl:
-        of_passes = torch.stack([bnn(case.x, samples=3).kl for _ in range(n)])
+        of_passes = torch.stack([bnn(case.x, samples=3).kl for _ in range(n // 2)])
         require_equal_means(of_passes, kl, "the mean of the KL of passes with three draws")
     if references.log_ratio is not None:
         ratios = references.log_ratio(layer, *layer.posterior.sample(layer, 20_000))
