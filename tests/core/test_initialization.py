@@ -37,7 +37,7 @@ def test_what_pytorch_draws_is_known_and_what_was_trained_is_not(name: str) -> N
     for seed in range(50):
         torch.manual_seed(seed)
         layer = LAYERS[name]()
-        assert looks_initialized(type(layer), layer.weight), f"seed {seed}"
+        assert looks_initialized(type(layer), layer.get_parameter("weight")), f"seed {seed}"
     assert not looks_initialized(type(layer), trained(layer).weight)
 
 
@@ -67,3 +67,10 @@ def test_methods_that_start_at_random_warn_of_weights_that_were_trained(method: 
         bayesify(half, method)
     with pytest.warns(BayesifyWarning, match="weights of layers were dropped, and these start at random: 0, 2;"):
         bayesify(trained(net()), method)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("layer", [nn.Linear(1, 1), nn.Conv1d(1, 1, 1), nn.Embedding(1, 1)])
+def test_a_single_weight_has_no_spread(layer: nn.Module) -> None:
+    """PyTorch warns of its standard deviation."""
+    assert looks_initialized(type(layer), layer.get_parameter("weight"))

@@ -41,5 +41,7 @@ def looks_initialized(kind: type[nn.Module], weight: Tensor, bound: float | None
 
 def _spread_is(weight: Tensor, std: float) -> bool:
     """Whether the standard deviation is within 25 % of `std`; True for too few elements."""
+    if weight.numel() < _MIN_ELEMENTS:
+        return True
     spread = weight.std() if weight.is_complex() else weight.float().std()
-    return weight.numel() < _MIN_ELEMENTS or abs(float(spread) / std - 1) < 0.25
+    return abs(float(spread) / std - 1) < 0.25
