@@ -139,10 +139,16 @@ def test_a_first_call_with_values_that_show_nothing(value: float) -> None:
     _check_draws(bnn, INPUT)
 
 
-def test_values_that_show_nothing_do_not_forbid_to_fold() -> None:
+@pytest.mark.parametrize("rows", [0, 6])
+def test_values_that_show_nothing_do_not_forbid_to_fold(rows: int) -> None:
     bnn = _made(Net(bias=False))
-    bnn(torch.zeros_like(INPUT), samples=4)  # a warning would be an error
+    assert bnn(torch.zeros_like(INPUT[:rows]), samples=4).outputs.shape == (4, rows, 2)
+    calls = list[int]()
+    bnn.net.mixes = lambda net, x: calls.append(len(x))  # returns None
     _check_draws(bnn, INPUT)
+    calls.clear()
+    bnn(INPUT, samples=4)
+    assert calls == [24]
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 3.0])

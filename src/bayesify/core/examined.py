@@ -49,6 +49,8 @@ class Examined(Bayesian):
         if known is not None and not self.is_outdated(known, call):
             self._report(known)
             return known
+        if not call.batch:  # which shows nothing
+            return None
         kinds, kind = self._kinds.setdefault(repr(call.family), {}), repr(call.kind)
         if kind not in kinds and len(kinds) >= _MOST_KINDS:
             return self._unexamined(kinds)
