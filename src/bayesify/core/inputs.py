@@ -123,10 +123,8 @@ class Inputs:
     def say_little(self) -> bool:
         """Whether floating-point inputs are constant, have equal rows or are not finite: draws may agree whatever is computed."""
         chosen = [x for x, has in zip(self.leaves, self.has_rows, strict=True) if has and x.is_floating_point() and x.numel()]
-        if self.batch > 1:
-            constant = all(bool((x == x.narrow(self.batch_dim, 0, 1)).all()) for x in chosen)
-        else:
-            constant = all(bool((x == x.reshape(-1)[0]).all()) for x in chosen)
+        firsts = [x.narrow(self.batch_dim, 0, 1) if self.batch > 1 else x.reshape(-1)[0] for x in chosen]
+        constant = all(bool((x == first).all()) for x, first in zip(chosen, firsts, strict=True))
         return bool(chosen) and (constant or not all(bool(x.isfinite().all()) for x in chosen))
 
     def without(self, positions: Collection[int]) -> None:

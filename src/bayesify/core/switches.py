@@ -38,7 +38,7 @@ class Switches:
         if torch.compiler.is_compiling():
             return self._current, 0
         state, version = _state(net)
-        if self._first_version is None:
+        if self._first_version is None or version < self._first_version:  # a copy counts anew
             self._first_version = version
         if state not in self._states:
             self._states[state] = self._count
