@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from bayesify.native.compilation import Kernel
+from bayesify.native.compilation import Kernel, inlined
 from bayesify.native.elementary_kernels import SUMS
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _scale_planes(x, factors, shift, out, channels, positions, first, rows):
     for plane in range(first * channels, (first + rows) * channels):
         factor, constant, begin = factors[plane], shift[plane % channels], plane * positions
@@ -20,7 +19,7 @@ def _scale_planes(x, factors, shift, out, channels, positions, first, rows):
             out[i] = x[i] * factor + constant
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _scale_pixels(x, factors, shift, out, channels, positions, first, rows):
     for row in range(first, first + rows):
         for begin in range(row * positions * channels, (row + 1) * positions * channels, channels):
@@ -28,7 +27,7 @@ def _scale_pixels(x, factors, shift, out, channels, positions, first, rows):
                 out[begin + c] = x[begin + c] * factors[row * channels + c] + shift[c]
 
 
-@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+@inlined(SUMS)
 def _plane_gradient(zero, grad, x, factor, by_x, begin, end):
     products = total = zero
     for i in range(begin, end):
@@ -38,14 +37,14 @@ def _plane_gradient(zero, grad, x, factor, by_x, begin, end):
     return products, total
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _planes_gradient(zero, grad, x, factors, by_x, sums, totals, channels, positions, first, rows):
     for plane in range(first * channels, (first + rows) * channels):
         begin = plane * positions
         sums[plane], totals[plane] = _plane_gradient(zero, grad, x, factors[plane], by_x, begin, begin + positions)
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _pixels_gradient(zero, grad, x, factors, by_x, sums, totals, channels, positions, first, rows):
     for row in range(first, first + rows):
         start = row * channels

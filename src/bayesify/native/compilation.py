@@ -5,14 +5,22 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from importlib import resources
 from typing import Any
 
-from numba import cfunc, types
+from numba import cfunc, njit, types
 
-__all__ = ["Kernel"]
+__all__ = ["INLINED", "Kernel", "inlined"]
+
+INLINED = {"error_model": "numpy", "forceinline": True}
+"""Options of numba for a function that kernels call.
+
+Without `forceinline` a function may stay a symbol of its own. The process that compiles a kernel calls the machine code of the
+function alone; one that loads the kernel from disk calls the copy in the kernel, which was optimized twice and may add the parts
+of a sum in another order.
+"""
 
 
 def _digest() -> str:
@@ -23,6 +31,11 @@ def _digest() -> str:
 
 
 _SOURCES = _digest()
+
+
+def inlined(fastmath: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator of functions that kernels call, with numba's flags of fast mathematics."""
+    return njit(**INLINED, fastmath=set(fastmath))
 
 
 class Kernel:

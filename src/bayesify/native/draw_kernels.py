@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from bayesify.native.compilation import Kernel
+from bayesify.native.compilation import Kernel, inlined
 from bayesify.native.records import arguments
 from bayesify.native.vectors import FLOAT, INT, LANES, WIDE, Vector, at, float32_at, load, splat, store
 
@@ -127,7 +127,7 @@ def _local_block(typingctx: Any) -> Any:
     return _POINTER(), emit
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def fill(target, n, kind, limit, upper, key, first, blocks):
     """Fill a range of blocks of n float32 values with draws of a kind: `draw32`."""
     last = _local_block()

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from bayesify.native.compilation import Kernel
+from bayesify.native.compilation import Kernel, inlined
 from bayesify.native.elementary_kernels import exponential
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
@@ -15,7 +14,7 @@ _BLOCK = 64  # elements whose polynomials are evaluated side by side
 f32 = np.float32
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _polynomials(s, p, q, terms, top, bottom, by_top, by_bottom):
     """P, Q and their derivatives at s, by Horner's rule."""
     for i in range(_BLOCK):
@@ -29,7 +28,7 @@ def _polynomials(s, p, q, terms, top, bottom, by_top, by_bottom):
             bottom[i] = bottom[i] * s[i] + b
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _log_uniform(log_alphas, bound, values, slopes, table, terms, begin, end):
     """Values and slopes at the elements or the bound above them; the slope above the bound is 0."""
     p, q, work = float64_at(table), float64_at(table + 8 * terms), np.zeros((6, _BLOCK))
@@ -63,7 +62,7 @@ def log_uniform64(record):
     _log_uniform(float64_at(log_alphas), np.inf, float64_at(values), float64_at(slopes), table, terms, begin, begin + size)
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _factors(one, half, log_alpha, bound, std, eps, out, n, first, rows):
     for k in range(n):
         std[k] = exponential(half * (bound if log_alpha[k] > bound else log_alpha[k]))
@@ -72,7 +71,7 @@ def _factors(one, half, log_alpha, bound, std, eps, out, n, first, rows):
             out[row * n + k] = one + std[k] * eps[row * n + k]
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _factors_and_kl(one, half, log_alpha, bound, eps, out, values, slopes, kl, table, terms, n, first, rows):
     _factors(one, half, log_alpha, bound, values, eps, out, n, first, rows)
     _log_uniform(log_alpha, np.float64(bound), values, slopes, table, terms, 0, n)
@@ -82,7 +81,7 @@ def _factors_and_kl(one, half, log_alpha, bound, eps, out, values, slopes, kl, t
     kl[0] = total
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _gradient(zero, half, grad, eps, log_alpha, bound, slopes, by_kl, by_log_alpha, n, rows):
     for k in range(n):
         by_log_alpha[k] = zero

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
+
+from bayesify.native.compilation import INLINED, inlined
 
 SUMS = {"contract", "nsz", "reassoc"}  # flags of fast mathematics for sums of vectors in any order
 f32, i32 = np.float32, np.int32
@@ -15,7 +17,7 @@ def exponential(x):
     """The exponential, in vector instructions for float32: the polynomial of the Cephes library, 0 below 1e-38."""
 
 
-@overload(exponential, jit_options={"fastmath": {"contract"}, "error_model": "numpy"})
+@overload(exponential, jit_options={**INLINED, "fastmath": {"contract"}})
 def _(x):
     def wide(x):
         return np.exp(x)
@@ -35,7 +37,7 @@ def _(x):
     return single if x == types.float32 else wide
 
 
-@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+@inlined(SUMS)
 def dot(a, s, b, t, n):
     """The product of row s of a and row t of b, float64."""
     total = 0.0
@@ -44,7 +46,7 @@ def dot(a, s, b, t, n):
     return total
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def add_row(a, t, factor, b, s, n):
     """Add row s of b, times a factor, to row t of a."""
     for k in range(n):

@@ -9,9 +9,8 @@ elements and addresses, and the number of rows. Chunks are numbered through all 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from bayesify.native.compilation import Kernel
+from bayesify.native.compilation import Kernel, inlined
 from bayesify.native.elementary_kernels import SUMS, exponential
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at, int64_at
@@ -19,7 +18,7 @@ from bayesify.native.vectors import float32_at, float64_at, int64_at
 f32 = np.float32
 
 
-@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+@inlined(SUMS)
 def _draw(zero, mean, log_std, shift, eps, out, begin, end):
     squares = logs = zero
     for i in range(begin, end):
@@ -30,7 +29,7 @@ def _draw(zero, mean, log_std, shift, eps, out, begin, end):
     return squares, logs
 
 
-@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+@inlined(SUMS)
 def _variance(zero, log_std, shift, out, begin, end):
     squares = logs = zero
     for i in range(begin, end):
@@ -41,7 +40,7 @@ def _variance(zero, log_std, shift, out, begin, end):
     return squares, logs
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _draw_gradient(by_out, log_std, shift, eps, by_mean, by_log, share, by_kl, begin, end):
     for i in range(begin, end):
         std = exponential(log_std[i])
@@ -49,21 +48,21 @@ def _draw_gradient(by_out, log_std, shift, eps, by_mean, by_log, share, by_kl, b
         by_log[i] = std * (by_out[i] * eps[i] + share * std) - by_kl
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _variance_gradient(by_out, by_variance, variance, shift, by_mean, by_log, share, by_kl, begin, end):
     for i in range(begin, end):
         by_mean[i] = by_out[i] + share * shift[i]
         by_log[i] = variance[i] * (by_variance[i] * 2 + share) - by_kl
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _add_kl_gradient(by_mean, by_log, variance, shift, share, by_kl, begin, end):
     for i in range(begin, end):
         by_mean[i] += share * shift[i]
         by_log[i] = variance[i] * (by_log[i] * 2 + share) - by_kl
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _reparameterize(mean, variance, eps, out, least, half, begin, end):
     for i in range(begin, end):
         std, noise = np.sqrt(least if variance[i] < least else variance[i]), eps[i]
@@ -71,7 +70,7 @@ def _reparameterize(mean, variance, eps, out, least, half, begin, end):
         eps[i] = half * noise / std
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _draw_chunks(zero, mean, log_std, shift, eps, out, kls, n, chunk, half, constant, first, chunks):
     for c in range(first, first + chunks):
         begin, end = c * chunk, min((c + 1) * chunk, n)
@@ -79,7 +78,7 @@ def _draw_chunks(zero, mean, log_std, shift, eps, out, kls, n, chunk, half, cons
         kls[c] = half * squares - logs + constant * (end - begin)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _variance_chunks(zero, log_std, shift, out, kls, n, chunk, half, constant, first, chunks):
     for c in range(first, first + chunks):
         begin, end = c * chunk, min((c + 1) * chunk, n)
@@ -87,28 +86,28 @@ def _variance_chunks(zero, log_std, shift, out, kls, n, chunk, half, constant, f
         kls[c] = half * squares - logs + constant * (end - begin)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _draw_gradient_chunks(by_out, log_std, shift, eps, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
     _draw_gradient(by_out, log_std, shift, eps, by_mean, by_log, share, by_kl, first * chunk, min((first + chunks) * chunk, n))
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _variance_gradient_chunks(by_out, by_variance, variance, shift, by_mean, by_log, n, chunk, share, by_kl, first, chunks):
     begin, end = first * chunk, min((first + chunks) * chunk, n)
     _variance_gradient(by_out, by_variance, variance, shift, by_mean, by_log, share, by_kl, begin, end)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _add_kl_gradient_chunks(by_mean, by_log, variance, shift, n, chunk, share, by_kl, first, chunks):
     _add_kl_gradient(by_mean, by_log, variance, shift, share, by_kl, first * chunk, min((first + chunks) * chunk, n))
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _reparameterize_chunks(mean, variance, eps, out, n, chunk, least, half, first, chunks):
     _reparameterize(mean, variance, eps, out, least, half, first * chunk, min((first + chunks) * chunk, n))
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _own(n, chunk, start, first, chunks):
     """The chunks of a tensor, of which the first has this number, that are in a range: the first of them and how many."""
     begin, end = max(first, start), min(first + chunks, start - (-n // chunk))

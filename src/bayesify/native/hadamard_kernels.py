@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from bayesify.native.compilation import Kernel
+from bayesify.native.compilation import Kernel, inlined
 from bayesify.native.records import arguments
 from bayesify.native.vectors import Vector, float32_at, float64_at, load, store
 
@@ -78,7 +78,7 @@ def _between(builder: Any, values: list[Any]) -> list[Any]:
     return values
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _stage(source, target, begin, end, h, bits):
     """A pass with radix 2**bits at distance h over elements begin to end."""
     lanes = lanes_of(source)
@@ -94,7 +94,7 @@ def _stage(source, target, begin, end, h, bits):
                 _pass(source, target, j, h, 2, 0)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _first(source, target, begin, end, bits):
     """All lanes and 2**bits neighboring vectors."""
     lanes = lanes_of(source)
@@ -111,7 +111,7 @@ def _first(source, target, begin, end, bits):
             _pass(source, target, j, lanes, 1, 1)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _next_bits(h, n):
     left = 0
     while h << left < n:
@@ -120,7 +120,7 @@ def _next_bits(h, n):
     return (left + passes - 1) // passes
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def transform_rows(source, target, n, first, end_row):
     """Transform rows of n elements."""
     lanes = lanes_of(source)
@@ -142,7 +142,7 @@ def transform_rows(source, target, n, first, end_row):
             h <<= bits
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _log2(n):
     bits = 0
     while n > 1:
@@ -172,7 +172,7 @@ def step(compute: Callable[..., tuple[Vector, ...]]) -> Any:
     """
     vectors = _vectors(compute, 0, transforms=False)
 
-    @njit(nogil=True, error_model="numpy")
+    @inlined()
     def run(n, *rows):
         for i in range(0, n, lanes_of(rows[0])):
             vectors(i, *rows)
@@ -184,7 +184,7 @@ def step_and_transform(compute: Callable[..., tuple[Vector, ...]]) -> Any:
     """`step`, and the transform of the first row, in registers if it is short."""
     each, four, eight, sixteen = step(compute), *(_vectors(compute, bits, transforms=True) for bits in (2, 3, 4))
 
-    @njit(nogil=True, error_model="numpy")
+    @inlined()
     def run(n, *rows):
         vectors = n // lanes_of(rows[0])
         if vectors == 4:

@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
-from bayesify.native.compilation import Kernel
+from bayesify.native.compilation import Kernel, inlined
 from bayesify.native.draw_kernels import BLOCK, NORMAL, fill
 from bayesify.native.elementary_kernels import SUMS, exponential
 from bayesify.native.hadamard_kernels import step, step_and_transform
@@ -53,19 +52,19 @@ def _leave(by_s2, by_x, v, x, s2):
     return by_s2 + v * x, by_x + v * s2
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _add(target, source, n):
     for i in range(n):
         target[i] += source[i]
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _clear(target, n):
     for i in range(n):
         target[i] = 0
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _pad(target, source, used, n):
     for i in range(used):
         target[i] = source[i]
@@ -73,13 +72,13 @@ def _pad(target, source, used, n):
         target[i] = 0
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _scratches(work, n, blocks, outputs, draws):
     """Where the scratches begin, in the line of a cache."""
     return at(work, 2 * blocks * n + (draws * outputs + n - 1) // n * n)
 
 
-@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+@inlined(SUMS)
 def _kl(mean, log_std, std, prior_std, n):
     total, scale = 0.0, 1 / prior_std**2
     for i in range(n):
@@ -88,7 +87,7 @@ def _kl(mean, log_std, std, prior_std, n):
     return total + n * (math.log(prior_std) - 0.5)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _prepare(s1, mean, log_std, bias, bias_log_std, noise, work, n, blocks, outputs, draws, kl, wants_kl, unit, bias_prior_std):
     """Write the beginning of work, and the KL if it is wanted."""
     size, drawn = blocks * n, 2 * blocks * n
@@ -110,7 +109,7 @@ def _prepare(s1, mean, log_std, bias, bias_log_std, noise, work, n, blocks, outp
         kl[0] = total
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _layer(x, s2, mean, eps, work, n, blocks, inputs, outputs, draws, total, chunk, y, first, chunks):
     size = blocks * n
     for c in range(first, first + chunks):
@@ -131,7 +130,7 @@ def _layer(x, s2, mean, eps, work, n, blocks, inputs, outputs, draws, total, chu
                     _add(out, at(work, 2 * size + row * draws // total * outputs + own), used)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _layer_gradient(x, s2, mean, eps, bias_noise, work, n, blocks, inputs, outputs, draws, total, chunk, grad, by_x, first, chunks):
     """Sums over the rows of a chunk are kept apart, so that threads do not change their order."""
     size = blocks * n
@@ -165,7 +164,7 @@ def _layer_gradient(x, s2, mean, eps, bias_noise, work, n, blocks, inputs, outpu
                 _pad(at(by_x, row * inputs), own_by_x, inputs, inputs)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _finish(
     means, bias_mean, bias_log_std, work, n, blocks, outputs, draws, total, chunk, s1, s2, mean, log_std, bias, by_bias_log_std,
     unit, bias_prior_std, by_kl,
@@ -187,7 +186,7 @@ def _finish(
         by_bias_log_std[i] = sums[5 * size + i] * std + by_kl * (std * std * scale - 1)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _fill(eps, n, blocks, total, chunk, upper, key, c):
     """Draw the noise of a chunk, which has a multiple of eight rows: whole blocks of a draw, except at its end."""
     size = blocks * n

@@ -8,9 +8,8 @@ $R\,\mathrm{diag}(\alpha)\,R^\top$. A connection maps a vector v to the next one
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from bayesify.native.compilation import Kernel
+from bayesify.native.compilation import Kernel, inlined
 from bayesify.native.elementary_kernels import add_row, dot, exponential
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at, int64_at
@@ -18,7 +17,7 @@ from bayesify.native.vectors import float32_at, float64_at, int64_at
 f32 = np.float32
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _variances(std, n):
     """alpha."""
     alpha = np.empty(n)
@@ -27,7 +26,7 @@ def _variances(std, n):
     return alpha
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _products(r, alpha, count, n):
     """C."""
     products = np.zeros((count, count))
@@ -38,7 +37,7 @@ def _products(r, alpha, count, n):
     return products
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _spread(w, r, products, alpha, k, count, n):
     """S_k, the variance of noise variable k."""
     spread = alpha
@@ -50,7 +49,7 @@ def _spread(w, r, products, alpha, k, count, n):
     return spread
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _connect(w1, b1, w2, b2, vectors, t, hidden, n, rank):
     """Vector t from the one before."""
     for j in range(rank):
@@ -62,7 +61,7 @@ def _connect(w1, b1, w2, b2, vectors, t, hidden, n, rank):
         vectors[t * n + k] = total
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _connect_gradient(w1, w2, by_w1, by_b1, by_w2, by_b2, vectors, t, hidden, by_vectors, n, rank):
     """Gradients of the parameters, given that of vector t; that of the vector before is added to."""
     for j in range(rank):
@@ -79,7 +78,7 @@ def _connect_gradient(w1, w2, by_w1, by_b1, by_w2, by_b2, vectors, t, hidden, by
         by_b2[k] = by_vectors[t * n + k]
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _form(half, vectors, log_alpha, w, r, std, inverses, kl, count, n, columns, shortest):
     for t in range(count):
         norm = np.sqrt(dot(vectors, t, vectors, t, n))
@@ -98,7 +97,7 @@ def _form(half, vectors, log_alpha, w, r, std, inverses, kl, count, n, columns, 
     kl[0] = 0.5 * columns * total
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _kl_gradient(alpha, w, r, products, share, by_w, by_r, by_products, by_log_alpha, count, n):
     """Gradients of the KL for given C, with share = by_kl Q / 2, added to those in W, R and C, and set in log alpha."""
     for k in range(n):
@@ -116,7 +115,7 @@ def _kl_gradient(alpha, w, r, products, share, by_w, by_r, by_products, by_log_a
         by_log_alpha[k] = alpha[k] * by_alpha - share
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@inlined({"contract"})
 def _products_gradient(alpha, r, by_products, by_r, by_log_alpha, count, n):
     """Gradients of C, added to those in R and log alpha."""
     for k in range(n):
@@ -128,7 +127,7 @@ def _products_gradient(alpha, r, by_products, by_r, by_log_alpha, count, n):
         by_log_alpha[k] += alpha[k] * by_alpha
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _normals_gradient(w, r, by_r, by_w, count, n):
     """Gradients of R, the solution of a triangular system with inner products of W, added to those in W."""
     for t in range(count - 1, -1, -1):
@@ -142,7 +141,7 @@ def _normals_gradient(w, r, by_r, by_w, count, n):
             add_row(by_w, s, by_overlap, w, t, n)
 
 
-@njit(nogil=True, error_model="numpy")
+@inlined()
 def _form_gradient(w, r, std, inverses, sums, chunks, by_kl, by_vectors, by_log_alpha, count, n, columns):
     """Gradients in the vectors, float64, and in log alpha, from the sums of every chunk of rows."""
     by_r, by_std, by_logs, size = np.zeros(count * n), np.zeros(n), np.empty(n), count * n

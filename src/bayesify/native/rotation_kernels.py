@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from bayesify.native.compilation import Kernel
+from bayesify.native.compilation import Kernel, inlined
 from bayesify.native.elementary_kernels import SUMS, add_row
 from bayesify.native.records import arguments
 from bayesify.native.vectors import float32_at, float64_at
@@ -14,7 +13,7 @@ from bayesify.native.vectors import float32_at, float64_at
 f32 = np.float32
 
 
-@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+@inlined(SUMS)
 def _rotate(zero, one, eps, w, r, std, along, out, count, n, first, rows):
     scaled = np.full(count * n, zero)  # R diag(std)
     for t in range(count):
@@ -32,7 +31,7 @@ def _rotate(zero, one, eps, w, r, std, along, out, count, n, first, rows):
             add_row(out, row, -(total + total), w, t, n)
 
 
-@njit(nogil=True, error_model="numpy", fastmath=SUMS)
+@inlined(SUMS)
 def _rotate_gradient(zero, by_noise, eps, w, along, sums, count, n, begin, end):
     """Sums over rows of the gradients in W, in R diag(std), and in std without U: (2 T + 1, K)."""
     for i in range((2 * count + 1) * n):
