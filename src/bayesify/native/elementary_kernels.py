@@ -1,5 +1,5 @@
 """Elementary functions that kernels share."""
-# pyright: reportMissingImports=false, reportOperatorIssue=false, reportUntypedFunctionDecorator=false
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportUntypedFunctionDecorator=false, reportArgumentType=false
 
 from __future__ import annotations
 
