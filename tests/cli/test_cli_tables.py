@@ -18,6 +18,7 @@ from bayesify.cli.predictions import rounded
 from bayesify.cli.splits import split_training
 from bayesify.cli.tables import TextOptions, read_training
 from bayesify.cli.terminal import UsageError
+from bayesify.estimators.base import BayesianEstimator
 
 FAST = ("--method", "MCDropout", "--epochs", "3", "--set", "hidden=8")
 
@@ -179,6 +180,24 @@ class TestSplits:
         assert 16 <= len(rows) <= 18
         assert not set(shops[rows]) & set(shops.drop(rows))
         assert "shop" not in [column["name"] for column in json.loads((tmp_path / "m" / "config.json").read_text())["columns"]]
+
+    def test_the_model_holds_out_whole_groups_too(self, tmp_path, table, monkeypatch):
+        table["shop"] = table["shop"].where(table.index > 4)  # a group of their own
+        table.to_csv(tmp_path / "t.csv", index=False)
+        seen = []
+        fit = BayesianEstimator.fit
+        monkeypatch.setattr(BayesianEstimator, "fit", lambda *args, **given: seen.append((args, given)) or fit(*args, **given))
+        options = ("--epochs", "1", "--set", "hidden=8", "--compare", "MCDropout")
+        command = ("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *options)
+        run(*command, "--group", "shop")
+        assert len(seen) == 2
+        rows = table.reset_index(drop=True).drop(written(tmp_path)["row"])
+        for (_, X, _, _), given in seen:
+            assert len(X) == len(given["groups"]) == len(rows)
+            pairs = set(zip(rows["shop"].astype(str), given["groups"].tolist(), strict=True))
+            assert len(pairs) == rows["shop"].nunique(dropna=False) == len(set(given["groups"].tolist()))
+        run(*command, "--overwrite")
+        assert all(given["groups"] is None for _, given in seen[2:])
 
     def test_weights_follow_their_rows_where_labels_are_repeated(self, tmp_path, frame):
         frame["w"] = np.arange(80.0) % 3 + 1

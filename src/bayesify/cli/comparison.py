@@ -47,7 +47,7 @@ def train_others(
         shared = {name: getattr(estimator, name) for name in ("epochs", "random_state", "progress")}
         other = type(estimator)(method=method, **shared)
         try:
-            other.fit(rows.features, rows.y, weights)
+            other.fit(rows.features, rows.y, weights, groups=rows.groups)
         except DivergenceError as error:
             warn(f"{method} diverged and is not compared: {error}")
             continue

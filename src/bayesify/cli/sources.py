@@ -56,7 +56,8 @@ class Source:
     def fit(self, estimator: BayesianEstimator, checkpoint: Path, runs: Sequence[Run]) -> None:
         """Train the estimator."""
         if self.files is None:
-            estimator.fit(self.rows.features, self.rows.y, self.weights, checkpoint=checkpoint, loggers=runs)
+            rows = self.rows
+            estimator.fit(rows.features, rows.y, self.weights, groups=rows.groups, checkpoint=checkpoint, loggers=runs)
         else:
             estimator.fit_files(self.files, checkpoint=checkpoint, loggers=runs)
 

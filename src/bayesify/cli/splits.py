@@ -27,6 +27,7 @@ class Split:
         test_features, test_y: of the test rows; without rows if none are held out.
         source: where the test rows come from, for the report.
         train: positions of the training rows in the table, whose labels may be repeated.
+        groups: an integer per training row, for the groups that are held out as a whole; None without --group.
     """
 
     features: pd.DataFrame
@@ -35,6 +36,7 @@ class Split:
     test_y: pd.Series
     source: str
     train: np.ndarray
+    groups: np.ndarray | None = None
 
     @property
     def copies(self) -> int:
@@ -91,11 +93,12 @@ def split_training(table: TrainingTable, fraction: float, seed: int, by: str = "
         features = features.drop(columns=group)
         if features.shape[1] == 0:
             raise UsageError(f"--group {group} leaves no input column")
+    codes = None if groups is None else _codes(groups)
     if fraction == 0:
-        return Split(features, y, features.iloc[:0], y.iloc[:0], "none", np.arange(len(y)))
-    if groups is not None:
-        train, test = _split_groups(groups, fraction, seed)
-        source = f"of {plural(groups.iloc[test].nunique(), 'group')} ({group}) held out at random (seed {seed})"
+        return Split(features, y, features.iloc[:0], y.iloc[:0], "none", np.arange(len(y)), codes)
+    if codes is not None:
+        train, test = _split_groups(codes, fraction, seed)
+        source = f"of {plural(len(np.unique(codes[test])), 'group')} ({group}) held out at random (seed {seed})"
     elif time_column is not None:
         train, test = _split_latest(_times(_column(features, f"--split {by}", time_column), by), fraction, by)
         source = f"with the latest {time_column}, held out"
@@ -103,7 +106,8 @@ def split_training(table: TrainingTable, fraction: float, seed: int, by: str = "
         train, test = split_rows(y, fraction, seed, table.task)
         source = f"held out at random (seed {seed})"
     source = f"{plural(len(test), 'row')} {source}"
-    split = Split(features.iloc[train], y.iloc[train], features.iloc[test], y.iloc[test], source, train)
+    codes = None if codes is None else codes[train]
+    split = Split(features.iloc[train], y.iloc[train], features.iloc[test], y.iloc[test], source, train, codes)
     _check_classes(split, table.task, "choose another --seed, --split or --group")
     return split
 
@@ -143,14 +147,20 @@ def split_rows(y: pd.Series, fraction: float, seed: int, task: str) -> tuple[np.
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def _split_groups(groups: pd.Series, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out random groups until they have the fraction of the rows; rows without a group are one group."""
+def _codes(groups: pd.Series) -> np.ndarray:
+    """Return an integer per row for its group; rows without a group are one group."""
     codes, values = pd.factorize(groups, use_na_sentinel=False)
     if len(values) < 2:
         raise UsageError(f"--group {groups.name} has the single value {values[0]!r}; at least two groups are needed")
-    order = np.random.default_rng(seed).permutation(len(values))
+    return codes
+
+
+def _split_groups(codes: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hold out random groups until they have the fraction of the rows."""
+    groups = int(codes.max()) + 1
+    order = np.random.default_rng(seed).permutation(groups)
     sizes = np.bincount(codes)[order].cumsum()
-    count = min(int(np.searchsorted(sizes, _test_rows(len(groups), fraction))) + 1, len(values) - 1)
+    count = min(int(np.searchsorted(sizes, _test_rows(len(codes), fraction))) + 1, groups - 1)
     held_out = np.isin(codes, order[:count])
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 

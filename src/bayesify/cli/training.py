@@ -90,13 +90,13 @@ def caution(split_rows: Split) -> None:
 
 
 def check_calibration(estimator: BayesianEstimator, rows: int, *, random: bool) -> None:
-    """Check what a conformal model needs: rows for level 95 %, and test rows that are a random part of the table.
+    """Check what a conformal model needs: rows for level 95 %, and test rows that are not the latest of the table.
 
     Raises:
         UsageError: too few rows.
     """
     if estimator.conformal and not random:
-        warn("calibration rows are a random part of the training rows: the guarantee does not extend to later rows or other groups")
+        warn("calibration rows are a random part of the training rows: the guarantee does not extend to later rows")
     if estimator.conformal and (count := calibration_rows(rows, estimator.conformal)) < least_rows(0.95):
         raise UsageError(
             f"--conformal needs at least {least_rows(0.95)} calibration rows for level 95%, and {rows:,} training rows give "

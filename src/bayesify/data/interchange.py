@@ -69,8 +69,8 @@ def _check_text(array: np.ndarray) -> None:
         return
 
 
-def warn_of_other_order(X: Any, y: Any) -> None:
-    """Warn if rows have the same labels as targets in another order: they are paired by position, not by label."""
+def warn_of_other_order(X: Any, y: Any, name: str = "y") -> None:
+    """Warn if rows have the same labels as the argument `name` in another order: they are paired by position, not by label."""
     if not isinstance(X, pd.DataFrame) or not isinstance(y, pd.DataFrame | pd.Series):
         return
     rows, targets = X.index, y.index
@@ -78,6 +78,6 @@ def warn_of_other_order(X: Any, y: Any) -> None:
         return
     if rows.is_unique and targets.is_unique and rows.isin(targets).all():
         warn(
-            "X and y have the same index in another order, and are paired by position; if labels should decide, give "
-            "y.loc[X.index], otherwise reset both indices"
+            f"X and {name} have the same index in another order, and are paired by position; if labels should decide, give "
+            f"{name}.loc[X.index], otherwise reset both indices"
         )

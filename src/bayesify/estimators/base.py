@@ -23,6 +23,7 @@ from bayesify.data.interchange import warn_of_other_order
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.from_files import FileTraining
+from bayesify.estimators.groups import group_codes
 from bayesify.estimators.network import PiecewiseLinearEncoding, mlp
 from bayesify.estimators.schedule import Schedule
 from bayesify.estimators.stacking import Stacking
@@ -94,6 +95,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         y: ArrayLike,
         sample_weight: ArrayLike | None = None,
         *,
+        groups: ArrayLike | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         loggers: Iterable[str | Run | Logger | Callable[[dict[str, float]], object]] = (),
     ) -> Self:
@@ -105,6 +107,9 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             y: (N,) targets; in regression also (N, D).
             sample_weight: (N,) weights of the rows, at least 0: a row of weight 2 counts like two rows (`bayesify.train.Weighted`).
                 Not with `conformal` or `calibrate`, whose calibration rows count alike.
+            groups: (N,) labels of any kind, such as of patients or shops, for predictions of groups without training rows. Wherever
+                rows are held out (early stopping, the weights of "auto", `conformal`, `calibrate`), rows of a group stay together.
+                Otherwise networks that recognize a group are stopped too late, and intervals of new groups are too narrow.
             checkpoint: file for the state of training, from which the same call continues (needs an integer `random_state`). An
                 ensemble and "auto" have further files, with more after the name.
             loggers: as for `bayesify.train.fit`; "auto" logs every model when it is trained, with its name before those of the
@@ -120,21 +125,25 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         with Loggers(loggers, path) as log:
             log.start({"estimator": self.resolved()})
             if self.is_stacked:
-                self._fit_stack(X, y, sample_weight, path, log)
+                self._fit_stack(X, y, sample_weight, groups, path, log)
             else:
-                training, settings = self._prepare(X, y, sample_weight)
+                training, settings = self._prepare(X, y, sample_weight, groups)
                 self._train(training, settings, path, log)
                 self.settle()
             self._calibrate()
         return self
 
     def _prepare(
-        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None = None
+        self,
+        X: ArrayLike | pd.DataFrame,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | Tensor | None = None,
     ) -> tuple[Training, dict[str, Any]]:
         """Preprocess the data and build the network; return the training, and the settings that several can share."""
-        table, y, weights = self._rows(X, y, sample_weight)
+        table, y, weights, codes = self._rows(X, y, sample_weight, groups)
         target = self._learn_target(y)
-        train, validation = self._split(len(target))
+        train, validation = self._split(len(target), codes)
         inputs = self._preprocess(table, describe_columns(table))
 
         def data(rows: Tensor) -> Any:
@@ -145,6 +154,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             data=data(train),
             likelihood=self.likelihood_,
             validation=data(validation) if isinstance(validation, Tensor) else validation,
+            groups=codes if isinstance(validation, str) else None,
             seed=self.seed_,
             beta=self.beta_in_use(),
             learning_rate=self.in_use("learning_rate"),
@@ -164,37 +174,41 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         return inputs
 
     def _rows(
-        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None
-    ) -> tuple[pd.DataFrame, Any, Tensor | None]:
-        """Check parameters and data; return the rows to train on, their targets and weights."""
+        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None, groups: ArrayLike | Tensor | None
+    ) -> tuple[pd.DataFrame, Any, Tensor | None, Tensor | None]:
+        """Check parameters and data; return the rows to train on, their targets, weights and codes of groups."""
         self.stack_, self.stack_weights_, self.updates_ = (), (), 0
         self._check_parameters()
         if y is None:
             raise DataError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         table = self._table(X, reset=True)
-        check_consistent_length(X, y, sample_weight)
+        check_consistent_length(X, y, sample_weight, groups)
         warn_of_other_order(X, y)
+        warn_of_other_order(X, groups, "groups")
         sample_weight = self._row_weights(y, sample_weight)
-        weights = None
+        weights, codes = None, None if groups is None else group_codes(groups)
         if sample_weight is not None:
-            table, y, weights = self._weighted(table, y, sample_weight)
+            table, y, weights, codes = self._weighted(table, y, sample_weight, codes)
         generator = check_random_state(self.random_state)
         self.seed_ = int(generator.randint(2**31 - 1))
-        table, y = self._hold_out(table, y)
-        return table, y, weights
+        table, y, codes = self._hold_out(table, y, codes)
+        return table, y, weights, codes
 
     def _row_weights(self, y: Any, sample_weight: Any) -> Any:
         """Return the weights of the rows: those that the caller gave."""
         return sample_weight
 
-    def _weighted(self, table: pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike) -> tuple[pd.DataFrame, Any, Tensor]:
-        """Return the rows with a positive weight, and their weights."""
+    def _weighted(
+        self, table: pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike, groups: Tensor | None
+    ) -> tuple[pd.DataFrame, Any, Tensor, Tensor | None]:
+        """Return the rows with a positive weight, their weights and their groups."""
         if self.conformal or self.calibrate:
             name = "conformal" if self.conformal else "calibrate"
             raise ConfigurationError(f"sample_weight cannot be combined with {name}={getattr(self, name)!r}; drop one of them")
         weights = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
         rows = np.flatnonzero(weights)
-        return table.iloc[rows], _safe_indexing(indexable(y)[0], rows), torch.from_numpy(weights[rows]).float()
+        groups = None if groups is None else groups[torch.from_numpy(rows)]
+        return table.iloc[rows], _safe_indexing(indexable(y)[0], rows), torch.from_numpy(weights[rows]).float(), groups
 
     def _encoded(self, inputs: Tensor) -> list[int]:
         """The indices of the inputs with a piecewise linear encoding: numbers with four values or more."""

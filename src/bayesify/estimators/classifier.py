@@ -57,7 +57,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         calibrate: holds out a random 20 % of the rows, at most 2,000, and fits the probabilities to them. "temperature" scales the
             logits by one number (`fit_temperature`), which is `likelihood_.temperature`; "vector" has a factor and an offset per
             class (`VectorScaling`); "isotonic" has a nondecreasing function per class (`IsotonicCalibration`) and "histogram" the
-            frequencies in ten bins per class (`HistogramBinning`), both for many rows.
+            frequencies in ten bins per class (`HistogramBinning`), both for many rows. `fit(groups=)` holds out whole groups.
         ordered: whether the classes have an order, which the likelihood `Ordinal` uses: True for that of numbers or of an ordered
             categorical column, or all labels from the lowest to the highest, such as `["low", "medium", "high"]`.
         class_weight: weights of the classes in training: "balanced" gives all classes the same total weight; a dict has a weight

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from bayesify.conformal import ConformalIntervals, ConformalSets, least_rows
 from bayesify.errors import DataError, MissingDependencyError, warn
+from bayesify.estimators.groups import with_known_classes
 from bayesify.estimators.together import train_together
+from bayesify.train.group_folds import fold_groups, hold_out_groups
 
 try:
     import numpy as np
@@ -31,6 +33,7 @@ __all__ = ["ConformalCalibration", "calibration_rows"]
 _FRACTION, _MOST = 0.2, 2000  # rows for calibration; with 2,000, the coverage of 95 % intervals varies by half a percent
 _FOLDS = 5
 _LEVEL = 0.95  # the default level of intervals
+_FEW_GROUPS = 95  # with fewer, the coverage that is guaranteed at this level is lower by more than 0.01
 
 
 def calibration_rows(rows: int, conformal: bool | str = True) -> int:
@@ -42,7 +45,8 @@ class ConformalCalibration:
     """Calibration of an estimator, if its parameter `conformal` is not False.
 
     With True, a part of the rows calibrates, and the model is trained on the others. With "cross", the model is trained on all
-    rows, and every row calibrates one of five more models, which are trained on the rows of the other folds.
+    rows, and every row calibrates one of five more models, which are trained on the rows of the other folds. Rows of a group are
+    in one part or fold, so that scores are those of groups that a model has not seen.
 
     Attributes:
         conformal_: the scores of the calibration rows; None without calibration.
@@ -57,7 +61,7 @@ class ConformalCalibration:
     seed_: int
     named_columns_: bool
     progress: bool | None
-    _kept: tuple[Any, Any, list[np.ndarray]] | None = None
+    _kept: tuple[Any, Any, Tensor | None, list[np.ndarray]] | None = None
 
     if TYPE_CHECKING:
 
@@ -65,33 +69,47 @@ class ConformalCalibration:
         def _learn_target(self, y: Any) -> Tensor: ...
         def _encode_target(self, y: Any) -> Tensor: ...
 
-    def _hold_out(self, table: pd.DataFrame, y: Any) -> tuple[pd.DataFrame, Any]:
-        """Return the rows to train on, and keep those that `_calibrate` needs.
+    def _hold_out(self, table: pd.DataFrame, y: Any, groups: Tensor | None = None) -> tuple[pd.DataFrame, Any, Tensor | None]:
+        """Return the rows to train on and their groups, and keep those that `_calibrate` needs.
 
         Neither preprocessing nor early stopping nor the scale of the targets uses the calibration rows of a model, so they are
         exchangeable with new rows.
 
         Raises:
-            DataError: a class with a single row, with `conformal="cross"`.
+            DataError: a class in a single row (or fold of groups) with `conformal="cross"`; no group without all rows of a class.
         """
         self._keep_for_calibration(None)
         if not (self.conformal or self.calibrate):
-            return table, y
+            return table, y, groups
         target = self._learn_target(y)  # checks all rows
         order = torch.from_numpy(np.random.default_rng((self.seed_, 1)).permutation(len(table)))
         count = calibration_rows(len(table), self.conformal)
         if self.conformal == "cross":
-            self._kept = table, y, _folds(target, order)
-            others = order.sort().values
+            folds = _folds(target, order) if groups is None else _group_folds(target, groups, self.seed_)
+            calibrating, others = order, order.sort().values
         else:
-            calibrating = torch.zeros(len(table), dtype=torch.bool)
-            calibrating[order[:count]] = True
-            if not target.is_floating_point():  # a class is known only if it has a row to train on
-                calibrating &= torch.isin(target, target[~calibrating])
-            self._kept = table, y, [calibrating.nonzero().squeeze(1).numpy()]
-            others = (~calibrating).nonzero().squeeze(1)
-        self._warn_of_few(count, len(table))
-        return table.iloc[others.numpy()], _safe_indexing(y, others.numpy())
+            held_out = torch.zeros(len(table), dtype=torch.bool).index_fill_(0, order[:count], True)
+            if groups is not None:
+                held_out = hold_out_groups(groups, count, self.seed_)
+            held_out = with_known_classes(held_out, target, groups)
+            calibrating, others = held_out.nonzero().squeeze(1), (~held_out).nonzero().squeeze(1)
+            folds = [calibrating.numpy()]
+        self._kept = table, y, groups, folds
+        self._warn_of_few(count if groups is None else len(calibrating), len(table))
+        if groups is not None:
+            self._check_groups(groups[calibrating])
+        return table.iloc[others.numpy()], _safe_indexing(y, others.numpy()), None if groups is None else groups[others]
+
+    def _check_groups(self, groups: Tensor) -> None:
+        """Check that groups calibrate, and warn of few: rows of a group are alike, so that the guarantee is one of groups."""
+        count = len(groups.unique())
+        if not count:
+            raise DataError("every group that could calibrate has all rows of a class; leave out groups, conformal and calibrate")
+        if self.conformal and count < _FEW_GROUPS:
+            warn(
+                f"conformal={self.conformal!r} calibrates with {count} groups: the coverage of rows of new groups may be lower "
+                f"than the level by level / {count + 1}, {_LEVEL / (count + 1):.2g} at level {_LEVEL:g}; add groups"
+            )
 
     def _warn_of_few(self, count: int, rows: int) -> None:
         """Warn of fewer calibration rows than intervals of the default level need."""
@@ -105,20 +123,21 @@ class ConformalCalibration:
         """Keep rows that are held out already, of a table with a number of `rows`, for `_calibrate`."""
         self.conformal_, self.folds_, self._kept = None, (), None
         if table is not None:
-            self._kept = table, y, [np.arange(len(table))]
+            self._kept = table, y, None, [np.arange(len(table))]
             self._warn_of_few(len(table), rows)
 
     def _calibrate(self) -> None:
         """Compute the scores of the calibration rows, in cross-conformal prediction with models of the folds."""
         if self._kept is None:
             return
-        (table, y, folds), self._kept = self._kept, None
+        (table, y, groups, folds), self._kept = self._kept, None
         X = table if self.named_columns_ else table.to_numpy()
         models: Sequence[Any] = [self]
         if self.conformal == "cross":
             rest = [np.setdiff1d(np.arange(len(table)), rows) for rows in folds]
             models = self.folds_ = [clone(self).set_params(conformal=False, random_state=self.seed_) for _ in folds]
-            parts = [(_safe_indexing(X, rows), _safe_indexing(y, rows)) for rows in rest]
+            codes = [None if groups is None else groups.numpy()[rows] for rows in rest]
+            parts = [(_safe_indexing(X, rows), _safe_indexing(y, rows), None, of) for rows, of in zip(rest, codes, strict=True)]
             train_together([(model, *part) for model, part in zip(models, parts, strict=True)], progress=self.progress)
         self.conformal_ = self.calibration_type.calibrate(
             [model.predictive(_safe_indexing(X, rows)) for model, rows in zip(models, folds, strict=True)],
@@ -128,7 +147,7 @@ class ConformalCalibration:
     def _take_kept(self) -> tuple[Any, Any]:
         """Return table and targets of the rows of the only fold that `_hold_out` has kept, and forget them."""
         assert self._kept is not None
-        (table, y, (rows,)), self._kept = self._kept, None
+        (table, y, _, (rows,)), self._kept = self._kept, None
         return _safe_indexing(table if self.named_columns_ else table.to_numpy(), rows), _safe_indexing(y, rows)
 
     def _calibrated(self, X: Any) -> list[Predictive]:
@@ -144,3 +163,16 @@ def _folds(target: Tensor, order: Tensor) -> list[np.ndarray]:
             raise DataError(f"conformal='cross' needs two rows of each class, and {int(single.sum())} have one; drop these rows")
         order = order[target[order].argsort(stable=True)]
     return [order[fold::_FOLDS].sort().values.numpy() for fold in range(min(_FOLDS, len(order)))]
+
+
+def _group_folds(target: Tensor, groups: Tensor, seed: int) -> list[np.ndarray]:
+    """Return the rows of each fold, whole groups, sorted."""
+    folds = [rows.numpy() for rows in fold_groups(groups, _FOLDS, seed)]
+    if not target.is_floating_point():
+        single = sum(len(set(target.tolist()) - set(np.delete(target.numpy(), rows).tolist())) for rows in folds)
+        if single:
+            raise DataError(
+                f"conformal='cross' needs rows of each class in two folds of groups, and {single} have them in one; drop these "
+                "classes, or use conformal=True"
+            )
+    return folds

@@ -94,7 +94,8 @@ def cross_validate(
         X: (N, columns), as for `fit`.
         y: (N,) targets.
         cv: the number of folds (stratified for a classifier), a scikit-learn splitter, or pairs of arrays of row numbers.
-        groups: (N,), for splitters by group.
+        groups: (N,), for splitters by group, such as scikit-learn's `GroupKFold`. They reach `fit`, too, where rows of a group stay
+            together.
         progress: whether to show a progress bar; None shows it on a terminal.
 
     Raises:
@@ -115,8 +116,11 @@ def cross_validate(
     splitter = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = [(np.asarray(train), np.asarray(test)) for train, test in splitter.split(X, y, groups)]
     estimators = [clone(estimator) for _ in splits]
-    parts = [(_safe_indexing(X, train), _safe_indexing(y, train)) for train, _ in splits]
-    fit_together([(model, *part) for model, part in zip(estimators, parts, strict=True)], progress=progress)
+    parts = [
+        (_safe_indexing(X, train), _safe_indexing(y, train), None, None if groups is None else _safe_indexing(groups, train))
+        for train, _ in splits
+    ]
+    train_together([(model, *part) for model, part in zip(estimators, parts, strict=True)], progress=progress)
     predictives, scores = [], []
     for model, (_, test) in zip(estimators, splits, strict=True):
         table, target = _safe_indexing(X, test), _safe_indexing(y, test)

@@ -17,6 +17,7 @@ from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.methods import DeepEnsemble
 from bayesify.plain_numbers import plain
 from bayesify.train import History, Training, fit
+from bayesify.train.group_folds import hold_out_groups
 from bayesify.train.loggers import Loggers
 
 try:
@@ -36,13 +37,19 @@ class Schedule(EstimatorParameters):
     seed_: int
     history_: History
 
-    def _split(self, rows: int) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
-        """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble."""
+    def _split(self, rows: int, groups: Tensor | None) -> tuple[Tensor, Tensor | Literal["folds"] | None]:
+        """Return the rows to train on, and those that choose the epoch: "folds" for another part per member of an ensemble.
+
+        Rows of one of the `groups` (N,) stay together.
+        """
         if members := self._members_by_folds():
             return torch.arange(rows), "folds" if rows >= _ROWS_PER_MEMBER * members else None
         validation_rows = math.ceil(self.in_use("validation_fraction") * rows)
         if validation_rows >= rows:
             raise ConfigurationError(f"validation_fraction={self.validation_fraction} leaves no row of {rows} to train on")
+        if groups is not None and validation_rows:
+            held_out = hold_out_groups(groups, validation_rows, self.seed_)
+            return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
         order = torch.from_numpy(np.random.RandomState(self.seed_).permutation(rows))
         return order[validation_rows:].sort().values, order[:validation_rows].sort().values if validation_rows else None
 
@@ -83,6 +90,7 @@ class Schedule(EstimatorParameters):
             training.data,
             training.likelihood,
             validation=training.validation,
+            groups=training.groups,
             seed=training.seed,
             beta=training.beta,
             learning_rate=training.learning_rate,

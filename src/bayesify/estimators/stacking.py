@@ -15,10 +15,12 @@ from torch import Tensor
 
 from bayesify.core.method import Method
 from bayesify.errors import DivergenceError, MissingDependencyError, warn
+from bayesify.estimators.groups import with_known_classes
 from bayesify.estimators.parameters import EstimatorParameters
 from bayesify.estimators.together import train_together
 from bayesify.stacking import stacking_weights
 from bayesify.train.checkpoint import check_identity, read, write
+from bayesify.train.group_folds import fold_groups, hold_out_groups
 from bayesify.train.loggers import Loggers
 
 try:
@@ -69,7 +71,9 @@ class Stacking(EstimatorParameters):
 
     if TYPE_CHECKING:
 
-        def _rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[pd.DataFrame, Any, Tensor | None]: ...
+        def _rows(
+            self, X: Any, y: Any, sample_weight: Any, groups: Any
+        ) -> tuple[pd.DataFrame, Any, Tensor | None, Tensor | None]: ...
         def _learn_target(self, y: Any) -> Tensor: ...
 
     def method_in_use(self) -> Method:
@@ -86,11 +90,18 @@ class Stacking(EstimatorParameters):
             setattr(self, name, getattr(models[0], name))
 
     def _fit_stack(
-        self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None, checkpoint: Path | None, log: Loggers
+        self,
+        X: ArrayLike | pd.DataFrame,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
+        groups: ArrayLike | None,
+        checkpoint: Path | None,
+        log: Loggers,
     ) -> Self:
         started = time.perf_counter()
-        table, y, weights = self._rows(X, y, sample_weight)
-        splits = _splits(self._learn_target(y), self.seed_)
+        table, y, weights, codes = self._rows(X, y, sample_weight, groups)
+        splits = _splits(self._learn_target(y), self.seed_, codes)
+        given = table if self.named_columns_ else table.to_numpy(), y, weights, codes
         held_out = None if weights is None or not splits else torch.cat([weights[rows] for _, rows in splits])
         models: dict[str, BayesianEstimator] = {}
         scores: dict[str, Tensor] = {}
@@ -107,7 +118,7 @@ class Stacking(EstimatorParameters):
             part = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.name}.auto{number}")
             begun = time.perf_counter()
             try:
-                scores[name] = _train(candidate, table if self.named_columns_ else table.to_numpy(), y, weights, splits, part)
+                scores[name] = _train(candidate, *given, splits, part)
                 models[name] = candidate
             except DivergenceError as error:
                 warn(f"{name} diverged and is left out: {error}")
@@ -208,22 +219,36 @@ class _Clock:
         write(path, {"settings": self.identity, "seconds": self.seconds})
 
 
-def _splits(target: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
+def _splits(target: Tensor, seed: int, groups: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
     """Return the rows to train on and those held out, of every fold; none of fewer than 20 rows.
 
-    Rows of a class (integers) are in as many folds as possible, and a class with a single row is never held out.
+    Rows of a class (integers) are in as many folds as possible, and a class with a single row is never held out. Of `groups` (N,),
+    whole ones are held out, but none that has all rows of a class.
     """
     rows = len(target)
     if rows < _FEWEST:
         return []
-    order = torch.from_numpy(np.random.default_rng((seed, 2)).permutation(rows))
-    if not target.is_floating_point():
-        order = order[target.bincount()[target[order]] > 1]
-        order = order[target[order].argsort(stable=True)]
     step = _FOLDS if rows < _ROWS_FOR_FOLDS else max(round(1 / _FRACTION), math.ceil(rows / _MOST))
-    parts = [order[start::step] for start in range(_FOLDS if rows < _ROWS_FOR_FOLDS else 1)]
+    if groups is not None:
+        parts = _group_parts(target, seed, groups, step)
+    else:
+        order = torch.from_numpy(np.random.default_rng((seed, 2)).permutation(rows))
+        if not target.is_floating_point():
+            order = order[target.bincount()[target[order]] > 1]
+            order = order[target[order].argsort(stable=True)]
+        parts = [order[start::step] for start in range(_FOLDS if rows < _ROWS_FOR_FOLDS else 1)]
     kept = [torch.ones(rows, dtype=torch.bool).index_fill_(0, part, False) for part in parts]
     return [(mask.nonzero().squeeze(1), part.sort().values) for mask, part in zip(kept, parts, strict=True)]
+
+
+def _group_parts(target: Tensor, seed: int, groups: Tensor, step: int) -> list[Tensor]:
+    """Return the rows that are held out: folds of groups, or one part of whole groups."""
+    rows = len(target)
+    folds = fold_groups(groups, _FOLDS, seed) if rows < _ROWS_FOR_FOLDS else []
+    masks = [torch.zeros(rows, dtype=torch.bool).index_fill_(0, fold, True) for fold in folds]
+    masks = masks or [hold_out_groups(groups, math.ceil(rows / step), seed)]
+    parts = [with_known_classes(mask, target, groups).nonzero().squeeze(1) for mask in masks]
+    return [part for part in parts if len(part)]
 
 
 def _train(
@@ -231,20 +256,22 @@ def _train(
     X: Any,
     y: Any,
     weights: Tensor | None,
+    groups: Tensor | None,
     splits: Sequence[tuple[Tensor, Tensor]],
     checkpoint: Path | None,
 ) -> Tensor:
     """Train a model on all rows, and copies on the rows of the splits; return the log density of the held-out rows."""
 
-    def part(rows: Tensor) -> tuple[Any, Any, Any]:
+    def part(rows: Tensor) -> tuple[Any, Any, Any, Any]:
         index = rows.numpy()
-        return _safe_indexing(X, index), _safe_indexing(y, index), None if weights is None else weights[rows].numpy()
+        of_rows = (None if values is None else values[rows].numpy() for values in (weights, groups))
+        return _safe_indexing(X, index), _safe_indexing(y, index), *of_rows
 
     copies = [clone(candidate) for _ in splits]
     fits = [(model, *part(rows)) for model, (rows, _) in zip(copies, splits, strict=True)]
     train_together([(candidate, *part(torch.arange(len(X)))), *fits], progress=candidate.progress, checkpoint=checkpoint)
     log_probs = [torch.zeros(0, dtype=torch.float64)]
     for model, (_, held_out) in zip(copies, splits, strict=True):
-        table, target, _ = part(held_out)
+        table, target, *_ = part(held_out)
         log_probs.append(model.predictive(table).log_prob(model._encode_target(target)).double())
     return torch.cat(log_probs)

@@ -16,7 +16,7 @@ __all__ = ["train_together"]
 
 
 def train_together(fits: Sequence[tuple[Any, ...]], *, progress: bool | None = None, checkpoint: Path | None = None) -> None:
-    """Train `(estimator, X, y)` or `(estimator, X, y, sample_weight)` of different estimators, those of one schedule at once.
+    """Train `(estimator, X, y)` of different estimators, also with `sample_weight` and `groups`, those of one schedule at once.
 
     Args:
         fits: the estimators and their data.
@@ -30,11 +30,12 @@ def train_together(fits: Sequence[tuple[Any, ...]], *, progress: bool | None = N
     """
     groups: dict[str, list[tuple[int, Training]]] = {}
     settings: dict[str, dict[str, Any]] = {}
-    for i, (estimator, *data) in enumerate(fits):
+    for i, (estimator, X, y, *of_rows) in enumerate(fits):
+        sample_weight, of_group = (*of_rows, None, None)[:2]
         if estimator.is_stacked:  # which trains its models together
-            estimator.fit(*data)
+            estimator.fit(X, y, sample_weight, groups=of_group)
             continue
-        training, shared = estimator._prepare(*data)
+        training, shared = estimator._prepare(X, y, sample_weight, of_group)
         settings[repr(shared)] = shared
         groups.setdefault(repr(shared), []).append((i, training))
     failures = []

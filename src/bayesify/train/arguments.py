@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -38,6 +38,7 @@ class Training:
     data: Data
     likelihood: Likelihood
     validation: Data | Literal["folds"] | None = None
+    groups: Tensor | None = None
     auxiliary: AuxiliaryInputs | None = None
     seed: int = 0
     beta: float | KLSchedule = 1.0
@@ -132,6 +133,11 @@ def _check_model(training: Training, settings: Settings) -> None:
     if isinstance(training.validation, str) and (training.validation != "folds" or not getattr(bnn, "separate_members", ())):
         raise ConfigurationError(
             f"validation must be data, or 'folds' for an ensemble, got {training.validation!r}; give validation=(inputs, y)"
+        )
+    if training.groups is not None and not isinstance(training.validation, str):
+        raise ConfigurationError(
+            "groups says which rows stay together in the folds of an ensemble, and needs validation='folds'; leave it out, or hold "
+            "out groups with validation=(inputs, y)"
         )
     if patience is not None:
         check_integer("patience", patience)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -55,6 +55,7 @@ def fit(
     accumulate: int = 1,
     auxiliary: AuxiliaryInputs | None = None,
     validation: Data | Literal["folds"] | None = None,
+    groups: Tensor | None = None,
     validation_samples: int = 16,
     patience: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -110,6 +111,9 @@ def fit(
             a `DataLoader`, with or without targets, restarted when exhausted. None draws them around the training data.
         validation: data of the same types, evaluated after every epoch in eval mode. "folds", for an ensemble of M members: each
             holds out another M-th of the rows of `data` (tensors), so that all rows serve both purposes.
+        groups: (N,) integer codes for "folds", such as of patients: rows of a group are held out together. Of fewer groups than
+            members, several members hold out the same one. Folds are as equal as groups allow; members whose numbers of training
+            rows differ by at most 5 % leave out rows at random to be equal, as training them together needs.
         validation_samples: draws of the predictive distribution in validation, with the same noise every epoch.
         patience: stop after this number of epochs without a lower validation NLL; needs `validation`, and a posterior that is not
             collected along training.
@@ -162,8 +166,8 @@ def fit(
         True
     """
     training = Training(
-        bnn=bnn, data=data, likelihood=likelihood, auxiliary=auxiliary, validation=validation, seed=seed, beta=beta,
-        local_beta=local_beta, learning_rate=learning_rate, n=n,
+        bnn=bnn, data=data, likelihood=likelihood, auxiliary=auxiliary, validation=validation, groups=groups, seed=seed,
+        beta=beta, local_beta=local_beta, learning_rate=learning_rate, n=n,
     )  # fmt: skip
     settings = Settings(
         epochs=epochs, batch_size=batch_size, samples=samples, optimizer=optimizer, scheduler=scheduler, clip_norm=clip_norm,

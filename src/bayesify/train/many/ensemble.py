@@ -1,6 +1,6 @@
 """Ensembles in `fit_many`: one training per member, whose results are merged afterwards.
 
-With `validation="folds"` every member is validated on another part of the rows, and trained on the rest.
+With `validation="folds"` every member is validated on another part of the rows, or other groups of them, and trained on the rest.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from bayesify.core.model import Bayesian
 from bayesify.errors import ConfigurationError, DataError
 from bayesify.likelihoods import Likelihood
 from bayesify.train.arguments import Training
-from bayesify.train.batch import Weighted, as_batch, select_rows
+from bayesify.train.batch import Batch, Weighted, as_batch, select_rows
+from bayesify.train.group_folds import fold_groups
 from bayesify.train.history import History
 from bayesify.train.process_state import seed_for
 
 __all__ = ["fold_rows", "merge_members", "split_members"]
+
+_MOST_LEFT_OUT = 0.05  # of the training rows of a member, for equal numbers of rows
 
 
 def split_members(training: Training) -> list[Training]:
@@ -58,12 +61,47 @@ def _split_rows(training: Training, members: list[Training]) -> list[Training]:
     if data.size < 2 * len(members):
         raise DataError(f"validation='folds' needs two rows per member, {2 * len(members)}, got {data.size}")
     dim, unbatched = training.bnn.batch_dim, training.bnn.unbatched
+    if training.groups is None:
+        folds = fold_rows(data.size, len(members), training.seed)
+    else:
+        folds = fold_groups(_checked_groups(training.groups, data.size), len(members), training.seed)
+    folds = [folds[k % len(folds)] for k in range(len(members))]
+    rest = [torch.ones(data.size, dtype=torch.bool).index_fill_(0, fold, False).nonzero().squeeze(1) for fold in folds]
+    fewest, most = min(map(len, rest)), max(map(len, rest))
+    equal = most - fewest <= _MOST_LEFT_OUT * most
     parts = []
-    for member, held_out in zip(members, fold_rows(data.size, len(members), training.seed), strict=True):
-        kept = torch.ones(data.size, dtype=torch.bool).index_fill_(0, held_out, False).nonzero().squeeze(1)
+    for member, held_out, others in zip(members, folds, rest, strict=True):
+        kept = _some(others, fewest, member.seed) if equal else others
         train, validation = (select_rows(data, index.to(data.y.device), dim, unbatched) for index in (kept, held_out))
-        parts.append(dataclasses.replace(member, data=train.data, validation=validation.data))
+        validation = _padded(validation, max(map(len, folds)), dim, unbatched) if equal and fewest < most else validation
+        parts.append(dataclasses.replace(member, data=train.data, validation=validation.data, groups=None))
     return parts
+
+
+def _checked_groups(groups: Tensor, rows: int) -> Tensor:
+    """Return the groups if they are one integer per row."""
+    if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
+        got = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
+        raise TypeError(f"groups must be a tensor of integers, one per row, got {got}; give codes, as of pandas.factorize")
+    if groups.shape != (rows,):
+        raise DataError(f"groups must be ({rows},), one integer per row of data, got {tuple(groups.shape)}")
+    return groups
+
+
+def _some(rows: Tensor, count: int, seed: int) -> Tensor:
+    """Return a number of the rows, chosen at random, in their order."""
+    if count == len(rows):
+        return rows
+    generator = torch.Generator().manual_seed(seed_for(seed, "left out"))
+    return rows[torch.randperm(len(rows), generator=generator, device="cpu")[:count].sort().values]
+
+
+def _padded(batch: Batch, size: int, dim: int, unbatched: tuple[str, ...]) -> Batch:
+    """Return a batch of a certain size, whose further rows have weight 0: no result of validation depends on them."""
+    index = torch.arange(size, device=batch.y.device)
+    rows = select_rows(batch, index % batch.size, dim, unbatched)
+    weights = torch.ones(size, device=index.device) if rows.weights is None else rows.weights
+    return Batch(rows.inputs, rows.y, weights * (index < batch.size))
 
 
 def merge_members(training: Training, members: Sequence[Training], histories: Sequence[History]) -> History:
