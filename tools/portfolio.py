@@ -87,7 +87,7 @@ def main(task: str) -> None:
         for candidate, params in candidates.items():
             started = time.process_time()
             model = kind(random_state=0, progress=False, **params)
-            held_out = _train(model, table, y[train], None, _splits(model._learn_target(y[train]), 0), None)
+            held_out = _train(model, table, y[train], None, None, _splits(model._learn_target(y[train]), 0), None)
             log_prob = model.predictive(X.iloc[test]).log_prob(model._encode_target(y[test])).double()
             seconds = time.process_time() - started
             scores[name][candidate] = held_out, log_prob, seconds

@@ -125,7 +125,7 @@ def test_stacking_holds_out_whole_groups(rows):
 
 
 def test_models_of_auto_are_trained_by_groups(monkeypatch):
-    X, y, groups = table(12, 5)
+    X, y, groups = table(6, 4)
     monkeypatch.setattr(BayesianRegressor, "portfolio", {"one": {"method": "Deterministic"}, "other": {"method": "MCDropout"}})
     seen = []
     prepare = BayesianEstimator._prepare

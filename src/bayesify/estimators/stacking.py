@@ -264,8 +264,8 @@ def _train(
 
     def part(rows: Tensor) -> tuple[Any, Any, Any, Any]:
         index = rows.numpy()
-        of_rows = (None if values is None else values[rows].numpy() for values in (weights, groups))
-        return _safe_indexing(X, index), _safe_indexing(y, index), *of_rows
+        of_weight, of_group = (None if values is None else values[rows].numpy() for values in (weights, groups))
+        return _safe_indexing(X, index), _safe_indexing(y, index), of_weight, of_group
 
     copies = [clone(candidate) for _ in splits]
     fits = [(model, *part(rows)) for model, (rows, _) in zip(copies, splits, strict=True)]
