@@ -26,7 +26,7 @@ OF_THE_LIBRARY = {
     "integrations.pretrained": {"CONFIG", "STATE"},
     "objectives": {"lower_bound"},
     "prediction": {"batches_of", "draws_per_call", "fast_pooling", "leaves_of", "warn_of_lost_rows"},
-    "testing": {"SINGLE_LAYER_CHECKS", "require"},
+    "testing": {"require"},
 }
 """Names without an underscore that other modules of the library use, and users do not."""
 

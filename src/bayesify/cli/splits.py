@@ -106,7 +106,7 @@ def split_training(table: TrainingTable, fraction: float, seed: int, by: str = "
         train, test = split_rows(y, fraction, seed, table.task)
         source = f"held out at random (seed {seed})"
     source = f"{plural(len(test), 'row')} {source}"
-    codes = None if codes is None else codes[train]
+    codes = None if codes is None or len(np.unique(codes[train])) < 2 else codes[train]  # one group cannot be divided
     split = Split(features.iloc[train], y.iloc[train], features.iloc[test], y.iloc[test], source, train, codes)
     _check_classes(split, table.task, "choose another --seed, --split or --group")
     return split

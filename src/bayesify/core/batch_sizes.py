@@ -42,8 +42,8 @@ class BatchSizes:
         self.two = TwoDraws(net, layers, passes)
         self.two.without_rows = {layer for i, layer in enumerate(layers) if i in verdict.layers_without_rows}
 
-    def fold(self, samples: int) -> bool:
-        """Whether a pass over S*B rows gives what B rows give with each of two draws; in the current mode.
+    def fold(self, samples: int) -> bool | None:
+        """Whether a pass over S*B rows gives what B rows give with each of two draws; None if B rows fail. In the current mode.
 
         Consecutive rows with equal weights count as one draw: copies of a large embedding would take longer than the pass.
         """
@@ -56,7 +56,7 @@ class BatchSizes:
 
         return self._agrees(folded, samples, repeats=samples // draws)
 
-    def replay(self, samples: int) -> bool:
+    def replay(self, samples: int) -> bool | None:
         """`fold` for passes in which a `Prefix` computes the part before the first random layer for B rows."""
         two = self.two
 
@@ -67,7 +67,7 @@ class BatchSizes:
 
         return self._agrees(replayed, samples)
 
-    def act_as_few_rows(self) -> bool:
+    def act_as_few_rows(self) -> bool | None:
         """Whether the first rows give in the batch what they give alone; for inputs that cannot be cut, `fold(2)`. In eval mode."""
         few = Candidate(self.batch.rows, next(candidates(self.inputs)).count)
         with eval_mode(self.net):
@@ -76,8 +76,8 @@ class BatchSizes:
             with self.two.with_draws():
                 try:
                     whole = self.two.single(0, self.inputs, self.batch)
-                except NETWORK_ERRORS:  # the pass will tell
-                    return True
+                except NETWORK_ERRORS:
+                    return None
                 try:
                     alone = self.two.single(0, self.inputs, few)
                 except NETWORK_ERRORS:
@@ -86,14 +86,17 @@ class BatchSizes:
             x.dim() > 0 and y.dim() > 0 and close(y[: len(x)], x) for x, y in zip(alone, whole, strict=True)
         )
 
-    def _agrees(self, run: Callable[[], list[Tensor]], samples: int, repeats: int = 1) -> bool:
+    def _agrees(self, run: Callable[[], list[Tensor]], samples: int, repeats: int = 1) -> bool | None:
         with self.two.with_draws():
             try:
                 first, second = (self.two.single(s, self.inputs, self.batch) for s in (0, 1))
+            except NETWORK_ERRORS:  # S*B rows may be a multiple of a length, such as that of a clip, where B are not
+                return None
+            try:
                 together = run()
             except torch.OutOfMemoryError:
                 raise
-            except NETWORK_ERRORS:  # S*B rows may be a multiple of a length, such as that of a clip, where B are not
+            except NETWORK_ERRORS:
                 return False
         return len(together) == len(first) == len(second) and all(
             equal_rows(x, _repeated(y, repeats), _repeated(z, repeats), samples // repeats)

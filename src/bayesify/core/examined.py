@@ -44,7 +44,7 @@ class Examined(Bayesian):
             fields = self._examine_while_tracing(tuple(call.kwargs), *call.leaves) if flat else None
             return None if fields is None else Verdict(fields[0], without_rows=fields[1], layers_without_rows=fields[2])
         if not can_compare(self.net):
-            return None
+            return self._verdicts.get(call.kind)
         known = self._verdicts.recall(call.kind)
         if known is not None and not self.is_outdated(known, call):
             self._report(known)

@@ -45,29 +45,39 @@ class Planning(Examined):
                 tuple(call.kwargs), (2, 8) if folds else (1,), *call.leaves
             )
             return plan if agrees else Plan(False, False)
-        return plan if self._agrees_at_size(call, samples if folds else 1) else self.plan(call, samples)
+        agrees = self._agrees_at_size(call, samples if folds else 1)
+        if agrees is None:  # the network fails, which a folded pass might hide
+            return Plan(False, False)
+        return plan if agrees else self.plan(call, samples)
 
     def _has_noise_per_row(self) -> bool:
         """Whether a layer may draw noise for each row instead of weights."""
         posteriors = [layer.posterior for layer in self._layers()]
         return any(p.is_random and (p.has_moments or type(p).forward is not Posterior.forward) for p in posteriors)
 
-    def _agrees_at_size(self, call: Inputs, samples: int) -> bool:
-        """Whether the verdict on a few rows holds for S draws of this batch; otherwise it is replaced."""
+    def _agrees_at_size(self, call: Inputs, samples: int) -> bool | None:
+        """Whether the verdict on a few rows holds for S draws of this batch, or else is replaced; None if the network fails."""
         verdict = self._verdicts.get(call.kind)
         if verdict is None or not can_compare(self.net):
             return True
-        if self.is_replaying and samples > 1 and not self._agrees(call, samples, verdict):
+        agrees = self._agrees(call, samples, verdict)
+        if agrees is False and self.is_replaying and samples > 1:
             self.stop_replay()
-        if not self._agrees(call, samples, verdict):
+            agrees = self._agrees(call, samples, verdict)
+        if agrees is None:
+            return None
+        if not agrees:
             if samples > 1:
                 self.distrust(call, other_size(call, samples))
             elif (verdict := self._examine(call, whole=True)) is not None:
                 self._learn(call, verdict)
         return self._verdicts[call.kind].independent_rows
 
-    def _agrees(self, call: Inputs, samples: int, verdict: Verdict) -> bool:
-        """Whether passes over S*B rows agree with passes over B rows or, with S = 1, those with passes over a few rows."""
+    def _agrees(self, call: Inputs, samples: int, verdict: Verdict) -> bool | None:
+        """Whether passes over S*B rows agree with passes over B rows or, with S = 1, those with passes over a few rows.
+
+        None if the network fails for B rows.
+        """
         if shards_of(self.net):  # processes gather parameters together
             return True
         key = self._size(call, samples)
@@ -75,9 +85,12 @@ class Planning(Examined):
             check_no_capture()
             sizes = BatchSizes(self.net, self._layers(), self.passes, call, verdict)
             if samples == 1:
-                self._sizes[key] = sizes.act_as_few_rows()
+                agrees = sizes.act_as_few_rows()
             else:
-                self._sizes[key] = sizes.replay(samples) if self.is_replaying else sizes.fold(samples)
+                agrees = sizes.replay(samples) if self.is_replaying else sizes.fold(samples)
+            if agrees is None:
+                return None
+            self._sizes[key] = agrees
         return self._sizes[key]
 
     def _has_training_parts(self) -> bool:
@@ -158,7 +171,7 @@ class Planning(Examined):
                     return True
                 call.without(verdict.without_rows)
                 for s in samples:
-                    if not self._agrees(call, s, verdict):
+                    if self._agrees(call, s, verdict) is False:
                         self._warn_of_separate_passes(other_size(call, s))
                         return False
                 return True

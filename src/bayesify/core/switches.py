@@ -38,13 +38,14 @@ class Switches:
         if torch.compiler.is_compiling():
             return self._current, 0
         state, version = _state(net)
-        if self._first_version is None or version < self._first_version:  # a copy counts anew
+        if self._first_version is None:
             self._first_version = version
         if state not in self._states:
             self._states[state] = self._count
             self._count += 1
         self._current = self._states[state]
-        return self._current, ((version - self._first_version).bit_length() + 1) // 2
+        updates = max(0, version - self._first_version)  # copies, and tensors in place of parameters, have smaller versions
+        return self._current, (updates.bit_length() + 1) // 2
 
 
 def observer(hook: H) -> H:
