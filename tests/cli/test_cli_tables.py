@@ -251,6 +251,12 @@ class TestSplits:
         held_out = {tuple(split_training(training, 0.2, seed, group="shop").test_y.index) for seed in range(8)}
         assert len(held_out) > 4
 
+    def test_a_single_training_group_is_not_divided(self, tmp_path, table):
+        table.assign(shop=["x", "y"] * 40).to_csv(tmp_path / "t.csv", index=False)
+        split = split_training(read_training(tmp_path / "t.csv", "y", "auto", TextOptions()), 0.2, 0, group="shop")
+        assert len(split.y) == len(split.test_y) == 40
+        assert split.groups is None
+
     def test_errors(self, tmp_path, table):
         table.assign(shop="x", day=table["day"].where(table.index > 3)).to_csv(tmp_path / "t.csv", index=False)
         training = read_training(tmp_path / "t.csv", "y", "auto", TextOptions())
