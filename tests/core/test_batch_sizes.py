@@ -78,6 +78,11 @@ def _top(net: Any, x: Tensor) -> Tensor:
     return net.second(hidden * (hidden >= hidden.topk(min(len(x), max(8, len(x) // 2)), 0).values[-1]))
 
 
+def _upper_half(net: Any, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(hidden * (hidden >= hidden.topk(1 + len(x) // 2, 0).values[-1]))
+
+
 def _in_chunks(net: Any, x: Tensor) -> Tensor:
     parts = net.first(x).split(max(7, len(x) // 3))
     return torch.cat([net.second(part / part.norm(dim=0) if len(part) > 6 else part) for part in parts])
@@ -100,12 +105,25 @@ def _refusing(net: Any, x: Tensor) -> Tensor:
     return net.second(net.first(x) if len(x) not in (45, 60, 80) else x)  # sizes of several draws below
 
 
-COUPLED = [_refusing, _centered_above, _centered_below, _centered_if_odd, _top, _in_chunks, _by_position, _noise_scale, _alone]
+COUPLED = [
+    _refusing,
+    _centered_above,
+    _centered_below,
+    _centered_if_odd,
+    _top,
+    _upper_half,
+    _in_chunks,
+    _by_position,
+    _noise_scale,
+    _alone,
+]
 
 
 @pytest.mark.filterwarnings("ignore::bayesify.errors.BayesifyWarning")
 @pytest.mark.parametrize(
-    "calls", [[(5, 2), (20, 3), (40, 1), (8, 8)], [(40, 2), (5, 9), (1, 3)], [(1, 2), (11, 2), (11, 4), (64, 4)]], ids=str
+    "calls",
+    [[(5, 2), (20, 3), (40, 1), (8, 8)], [(40, 2), (5, 9), (1, 3)], [(1, 2), (11, 2), (11, 4), (64, 4)], [(1, 12), (1, 8), (2, 4)]],
+    ids=str,
 )
 @pytest.mark.parametrize("function", COUPLED)
 def test_draws_are_single_passes_at_every_size(function: Callable[..., Tensor], calls: list[tuple[int, int]]) -> None:

@@ -27,7 +27,7 @@ def close(a: Tensor, b: Tensor, eps: float = 0.0) -> bool:
 
 
 def equal_rows(folded: Tensor, first: Tensor, second: Tensor, samples: int = 2) -> bool:
-    """Whether (S*B, ...) equals two (B, ...) in turn, up to rounding or 0.1 % of the difference between the two.
+    """Whether (S*B, ...) equals a (B, ...), then another S - 1 times, up to rounding or 0.1 % of the difference between the two.
 
     Equal ones, those of a network that is not random, may differ by 0.1 % of their size: sums that nearly cancel have larger
     rounding errors than their size tells.
@@ -43,7 +43,7 @@ def equal_rows(folded: Tensor, first: Tensor, second: Tensor, samples: int = 2) 
         tolerance = max(1e-3 * (_difference(first, second) or size), rounding * size)
     return all(
         torch.equal(rows.isfinite(), expected.isfinite()) and _difference(rows, expected) <= tolerance
-        for rows, expected in zip(folded.split(len(first)), itertools.cycle((first, second)), strict=False)
+        for rows, expected in zip(folded.split(len(first)), itertools.chain([first], itertools.repeat(second)), strict=False)
     )
 
 

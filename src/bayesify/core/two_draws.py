@@ -79,12 +79,13 @@ class TwoDraws:
         """Outputs of draw s."""
         return self.run(candidate.single(inputs, then), WatchedPass(self.draw_of(s)))
 
-    def alternating(self, samples: int) -> dict[BayesianLayer, Any]:
-        """The two draws of all layers, in turn, as S draws."""
-        return {
-            layer: tuple(x if x is None or len(x) == samples else x[torch.arange(samples, device=x.device) % len(x)] for x in pair)
-            for layer, pair in self.drawn.items()
-        }
+    def once_and_repeated(self, samples: int) -> dict[BayesianLayer, Any]:
+        """The first draw of all layers once, then the second, as S draws."""
+
+        def repeated(x: Tensor) -> Tensor:
+            return x if len(x) == samples else x[torch.arange(samples, device=x.device).clamp(max=len(x) - 1)]
+
+        return {layer: tuple(None if x is None else repeated(x) for x in pair) for layer, pair in self.drawn.items()}
 
     def draw_of(self, s: int) -> dict[BayesianLayer, tuple[Tensor, Tensor | None]]:
         """Weight and bias of draw s, by layer."""
