@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.data import DataLoader, Dataset
 
 from bayesify import (
     EMP,
+    SWAG,
     VIFO,
     VSD,
     WHVI,
@@ -31,6 +34,7 @@ from bayesify.core.method import Method
 from bayesify.core.objects import moved
 from bayesify.errors import BayesifyWarning, ConfigurationError, DataError, PassError
 from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.testing.trial import captured_weights
 
 F64 = torch.float64
 
@@ -237,6 +241,72 @@ def test_tokens_with_offsets() -> None:
     draws = bayesify(net, {"last": MeanField(initial_std=1e-10)})(*inputs, samples=2)
     torch.testing.assert_close(draws.outputs.detach(), expected.expand(2, 3, 2), rtol=0, atol=1e-7)
     assert draws.local_kl.shape == (3,)
+
+
+class Bag(nn.Module):
+    """One output of a set (N, 4) of any size, as in multiple-instance learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attention, self.last = nn.Linear(4, 3), nn.Linear(3, 1), nn.Linear(3, 2)
+
+    def forward(self, bag: Tensor) -> Tensor:
+        h = self.first(bag).tanh()
+        return self.last((self.attention(h).softmax(0) * h).sum(0, keepdim=True))
+
+
+class DenseGraph(Bag):
+    """One output of a graph with an adjacency matrix (N, N)."""
+
+    def forward(self, bag: Tensor, adjacency: Tensor) -> Tensor:
+        return super().forward(adjacency @ bag)
+
+
+@pytest.mark.parametrize("make", [Bag, DenseGraph])
+@pytest.mark.parametrize("coherent", [False, True])
+def test_a_set_is_one_example_if_no_input_has_rows(make: Callable[[], Bag], coherent: bool) -> None:
+    """Every draw is the plain network with weights that are drawn once for the set, whatever its size."""
+    net = make().double()
+    names = ["bag"] if type(net) is Bag else ["bag", "adjacency"]
+    with pytest.raises(ConfigurationError, match=r"one example, such as a set or a graph, name all inputs: .*unbatched="):
+        bayesify(copy.deepcopy(net), MeanField(initial_std=0.5))(*bags(net, 7))
+    bnn = bayesify(copy.deepcopy(net), MeanField(initial_std=0.5), unbatched=names).eval()
+    for size in (7, 1, 4):
+        inputs = bags(net, size)
+        with captured_weights(bnn) as weights:
+            draws = bnn(*inputs, samples=3, coherent=coherent)
+            expected = torch.stack([functional_call(net, each, inputs) for each in weights[-3:]])
+        torch.testing.assert_close(draws.outputs, expected)
+        assert float(expected.std(0).min()) > 0
+        assert draws.local_kl.shape == (1,)
+
+
+def test_sets_are_trained_and_predicted_one_by_one() -> None:
+    torch.manual_seed(0)
+    data = [(torch.randn(3 + i % 4, 4), torch.tensor([i % 2])) for i in range(12)]
+    bnn = bayesify(Bag(), MeanField(), unbatched=["bag"], fold=False)
+    history = fit(bnn, DataLoader(data, batch_size=None, shuffle=True), Categorical(), epochs=2, n=12, accelerator="cpu")
+    assert history.n == 12
+    net = Bag()
+    bnn = bayesify(copy.deepcopy(net), MeanField(initial_std=1e-10), unbatched=["bag"], fold=False)
+    expected = torch.cat([net(bag).softmax(1) for bag, _ in data]).detach()
+    assert_near(predict(bnn, [bag for bag, _ in data], Categorical(), samples=3).mean, expected)
+
+
+@pytest.mark.parametrize(
+    "method", [VIFO(), EMP(), VSD(), DeepEnsemble(members=2), SWAG()], ids=lambda method: type(method).__name__
+)
+def test_every_method_takes_sets(method: Method) -> None:
+    members = getattr(method, "members", 1)
+    bnn = bayesify([Bag() for _ in range(members)] if members > 1 else Bag(), method, unbatched=["bag"], fold=False)
+    draws = bnn(torch.randn(5, 4), samples=2)
+    assert draws.outputs.shape == (2, 1, 2)
+    (-elbo(draws, Categorical().log_prob(draws.outputs, torch.tensor([1])), n=12)).backward()
+
+
+def bags(net: nn.Module, size: int) -> tuple[Tensor, ...]:
+    bag = torch.randn(size, 4, dtype=F64)
+    return (bag,) if type(net) is Bag else (bag, torch.rand(size, size, dtype=F64))
 
 
 def test_an_object_beside_a_tensor() -> None:

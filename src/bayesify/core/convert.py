@@ -69,7 +69,8 @@ def bayesify(
         fold: run S draws as one pass over S*B rows. By default the first pass tests on a few rows whether the results are equal;
             if not, every draw takes a separate pass. True skips the test, False never folds.
         unbatched: names of inputs without a batch dimension, such as an attention mask. Tensors whose first dimension is not the
-            batch size are always treated as unbatched.
+            batch size are always treated as unbatched. If all inputs are named, a call has one example, such as a set or a graph,
+            or those that the rows of its output are.
         output: the part of the network's output that passes return: a key or attribute ("logits"), a position, or a function of
             the output. None for all of it.
 

@@ -142,8 +142,8 @@ def _verdict(net: nn.Module, examination: Examination, inputs: Inputs) -> Verdic
             f"the network takes numbers from the values of its batch ({names}), by which it may decide what it computes (use "
             "fold=True if its rows are independent nevertheless)",
         )
-    if inputs.holder:
-        return Verdict(False, f"its input is an object, a {inputs.holder}, whose rows cannot be repeated")
+    if inputs.indivisible:
+        return Verdict(False, inputs.indivisible)
     if inputs.batch_dim != 0:
         return Verdict(False, f"the batch is dimension {inputs.batch_dim}")
     with eval_mode(net):

@@ -46,7 +46,7 @@ class Inputs:
     Attributes:
         batch: B; rows are examples, or parts of them, such as the nodes of graphs.
         objects: those that hold tensors, such as graphs.
-        holder: the type of the object that has all tensors; empty if there are tensors beside it.
+        indivisible: why no input has rows that can be repeated: an object has all tensors, or all are `unbatched`; else empty.
         kind: numbers of dimensions, types, which inputs have rows, settings, and the state of the network; no sizes. Verdicts on
             folding are stored by it.
         family: `kind` without what may have ever new values: integers, strings, and the state.
@@ -89,7 +89,7 @@ class Inputs:
         else:
             self.may_have_rows = [name not in unbatched for name, x in zip(top_names, tops, strict=True) for _ in tree_leaves(x)]
         self.objects = [] if self.spec is None else [x for x in self.leaves if is_object(x) and any(True for _ in tensors_in(x))]
-        self.holder = ""
+        self.indivisible = ""
         self.batch = self._batch(top_names)
         self.has_rows = [may and self._sized(x) for x, may in self.pairs()]
         kinds = tuple(
@@ -146,8 +146,12 @@ class Inputs:
         for x in self.objects:
             for tensor in tensors_in(x):
                 if tensor.dim() > self.batch_dim:
-                    self.holder = type(x).__name__
+                    self.indivisible = f"its input is an object, a {type(x).__name__}, whose rows cannot be repeated"
                     return tensor.shape[self.batch_dim]
+        for x in self.leaves:
+            if isinstance(x, Tensor) and x.dim() > self.batch_dim:
+                self.indivisible = "none of its inputs has rows (unbatched)"
+                return x.shape[self.batch_dim]
         kinds = {name: type(x).__name__ for name, x in zip(names, (*self.args, *self.kwargs.values()), strict=True)}
         raise DataError(
             f"the network needs an input with a batch dimension {self.batch_dim}, a tensor or an object with tensors, got {kinds}"
@@ -175,7 +179,7 @@ class Inputs:
     def can_be_cut(self) -> bool:
         """Whether the first rows are valid inputs: no tensor can hold indices of rows, as the edges of a graph do."""
         tensors = [x for x in self.leaves if isinstance(x, Tensor)]
-        if self.objects or any(x.layout is not torch.strided for x in tensors):  # the adjacency of a graph
+        if self.indivisible or self.objects or any(x.layout is not torch.strided for x in tensors):  # the adjacency of a graph
             return False
         integers = list(map(_has_integers, tensors))
         return not any(integers) or (all(integers) and all(self.has_rows))
@@ -183,15 +187,17 @@ class Inputs:
     def accepts(self, rows: int) -> bool:
         """Whether outputs may have this number of rows, B or another where rows are parts of examples, such as nodes of graphs.
 
-        They may be if an object holds them, or if a tensor has indices of them: edges, the offsets of tokens, or the number of
-        the graph of each node.
+        They may be if an object holds them, if no input has rows, or if a tensor has indices of them: edges, the offsets of
+        tokens, or the number of the graph of each node.
         """
         if rows == self.batch:
             return True
         if self.can_be_cut:
             return False
         tensors = [(x, has) for x, has in zip(self.leaves, self.has_rows, strict=True) if isinstance(x, Tensor)]
-        if self.objects or any(x.layout is not torch.strided or (_has_integers(x) and not has) for x, has in tensors):
+        if self.indivisible or self.objects:
+            return True
+        if any(x.layout is not torch.strided or (_has_integers(x) and not has) for x, has in tensors):
             return True
         return any(_has_integers(x) and x.dim() == 1 and int(x.max()) + 1 == rows for x, _ in tensors)
 

@@ -68,8 +68,9 @@ def _check_output(y: Any, batch: int, batch_dim: int, samples: int) -> None:
             way_out = (
                 "For a batch in dimension 1 of inputs and outputs, use bayesify(net, method, batch_dim=1); if only the inputs have "
                 "it there (an LSTM without batch_first=True), transpose them in the network's forward. One of several outputs, of "
-                "graphs and not of nodes, is selected by bayesify(net, method, output=...). A network without a row per example, "
-                "such as an object detector, gives one draw at a time: bnn.function(seed)(images)"
+                "graphs and not of nodes, is selected by bayesify(net, method, output=...). If rows of the inputs are parts of one "
+                "example, such as a set or a graph, name all inputs: bayesify(net, method, unbatched=[...]). A network without a "
+                "row per example, such as an object detector, gives one draw at a time: bnn.function(seed)(images)"
             )
         else:
             way_out = "It must be the same dimension in inputs and outputs: transpose one of them in the network's forward"
