@@ -2,12 +2,15 @@
 
 import itertools
 import math
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from bayesify import Constant, Cyclical, Draws, KLSchedule, LinearWarmup, MeanField, bayesify, elbo
+from bayesify import VIFO, Constant, Cyclical, Draws, KLSchedule, LinearWarmup, MeanField, Method, bayesify, elbo
 from bayesify.errors import DataError
 
 LOG_PROB = torch.tensor([[-1.0, -2.0, -6.0], [-3.0, -4.0, -2.0]], dtype=torch.float64)
@@ -153,6 +156,33 @@ def test_the_gradient_of_the_score_has_the_mean_of_the_other_draws_as_baseline(s
         expected = sum(float(log_prob[s, b] - others[:, b].mean()) for b in range(4)) / (4 * samples)
         assert score.grad is not None
         assert score.grad[s].item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("method", [MeanField(), VIFO()], ids=["KL", "KL per example"])
+def test_a_kl_that_counts_twice_is_noticed(method: Method) -> None:
+    """Two bounds of the same draws in one loss; not a sum of log likelihoods, a mean of bounds, betas that add up to 1 or a log."""
+    x, y = torch.randn(8, 3), torch.randn(2, 8)
+
+    def told(loss: Callable[[Draws, Tensor, Tensor], Tensor]) -> list[str]:
+        draws = bayesify(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), method).train()(x, samples=2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss(draws, *(-0.5 * (draws.outputs[..., i] - y[i]).square() for i in range(2))).backward()
+        return [str(each.message) for each in caught]
+
+    assert told(lambda draws, a, b: -elbo(draws, a + b, n=8)) == []
+    assert told(lambda draws, a, b: -0.5 * elbo(draws, 2 * a, n=8) - 0.5 * elbo(draws, 2 * b, n=8)) == []
+    local = bayesify(nn.Linear(3, 2), method).local_beta
+    half: dict[str, Any] = {"beta": 0.5, "local_beta": 0.5 * local}
+    none: dict[str, Any] = {"beta": 0.0, "local_beta": 0.0}
+    assert told(lambda draws, a, b: -elbo(draws, a, n=8, **half) - elbo(draws, b, n=8, **half)) == []
+    assert told(lambda draws, a, b: -elbo(draws, a, n=8) - elbo(draws, b, n=8, **none)) == []
+    assert told(lambda draws, a, b: elbo(draws, a, n=8).detach() - elbo(draws, a + b, n=8)) == []
+    (message,) = told(lambda draws, a, b: -elbo(draws, a, n=8) - elbo(draws, b, n=8))
+    assert "the loss has 2 bounds of the same draws" in message
+    first, rest = slice(4), slice(4, 8)
+    of_rows = told(lambda draws, a, b: -elbo(draws.rows(first), a[:, first], n=8) - elbo(draws.rows(rest), a[:, rest], n=8))
+    assert len(of_rows) == isinstance(method, MeanField), "rows have a KL of their own with VIFO"
 
 
 def test_some_rows_of_a_batch_have_the_bound_of_these_alone() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from bayesify.core.checks import check_integer, check_nonnegative, check_positive, check_rate
 from bayesify.core.values import may_look_at
@@ -59,7 +60,40 @@ def elbo(draws: Draws, log_prob: Tensor, n: int, beta: float | Tensor = 1.0, loc
     bound = lower_bound(draws, log_prob, n, beta, local_beta)
     if looks and not _is_finite(bound):
         _check_divergence(draws, log_prob)
+    if looks and bound.requires_grad:
+        _Bounds.observe(draws, bound, beta, draws.local_beta if local_beta is None else local_beta)
     return bound
+
+
+class _Bounds:
+    """Notices in the backward pass that a loss has several bounds of the same draws, each with the KL."""
+
+    of_kl: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
+
+    def __init__(self, whole: float) -> None:
+        self.whole = whole
+        self.weights: list[float] = []  # of the KL in the loss, times n if it is that of the data set
+
+    @classmethod
+    def observe(cls, draws: Draws, bound: Tensor, beta: float | Tensor, local_beta: float | Tensor) -> None:
+        is_global = draws.kl.requires_grad
+        kl, weight, whole = (draws.kl, beta, 1.0) if is_global else (draws.local_kl, local_beta, draws.local_beta)
+        if not kl.requires_grad:
+            return
+        if kl not in cls.of_kl:
+            cls.of_kl[kl] = cls(whole)
+            kl.register_hook(cls.of_kl[kl].check)  # after those of the bounds
+        bounds = cls.of_kl[kl]
+        bound.register_hook(lambda gradient: bounds.weights.append(abs(float(gradient)) * float(weight)))
+
+    def check(self, gradient: Tensor) -> None:
+        weights, self.weights = [weight for weight in self.weights if weight > 0], []
+        if len(weights) > 1 and sum(weights) > 1.01 * self.whole:
+            warn(
+                f"the loss has {len(weights)} bounds of the same draws, each with their KL, so that it counts too much: call elbo "
+                "once, with the sum of the log likelihoods, elbo(draws, log_prob_1 + log_prob_2, n), or with beta=0 and "
+                "local_beta=0 in all bounds but one"
+            )
 
 
 def _is_finite(value: Tensor) -> bool:
