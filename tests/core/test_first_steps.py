@@ -24,6 +24,7 @@ from bayesify import (
     MCDropout,
     MeanField,
     Method,
+    NoisyKFAC,
     VariationalDropout,
     bayesify,
     elbo,
@@ -86,6 +87,19 @@ def test_passes_without_an_optimizer_say_nothing(method: Method) -> None:
     bnn = bayesify(_net(), method).train()
     assert not _train(bnn, torch.optim.SGD([nn.Parameter(torch.zeros(1))]), steps=220)
     assert bnn.first_steps is None, "no longer observed"
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_optimizers_of_the_network_may_leave_parameters_for_some_steps(mixed: bool) -> None:
+    """NoisyKFAC inverts its factors in every tenth step, so that a resumed training may begin with nine without a change."""
+    bnn = bayesify(_net(), {"0": MeanField(), "2": NoisyKFAC()} if mixed else NoisyKFAC())
+    optimizer = bnn.optimizer(Categorical(), learning_rate=0.01)
+    _train(bnn, optimizer, 2)
+    resumed = bayesify(_net(), {"0": MeanField(), "2": NoisyKFAC()} if mixed else NoisyKFAC())
+    resumed.load_state_dict(bnn.state_dict())
+    continued = resumed.optimizer(Categorical(), learning_rate=0.01)
+    continued.load_state_dict(optimizer.state_dict())
+    assert _train(resumed, continued, 12) == []
 
 
 def test_lazy_layers_are_not_observed() -> None:

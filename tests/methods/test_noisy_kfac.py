@@ -72,7 +72,7 @@ def test_draws_and_kl_are_those_of_dense_normals(make) -> None:
 def _observed(bnn: Bayesian, x: Tensor, likelihood: nn.Module, y: Tensor, samples: int = 1) -> dict[str, Tensor]:
     optimizer = bnn.optimizer(likelihood)
     draws = bnn(x, samples=samples)
-    elbo(draws, likelihood.log_prob(draws.outputs, y), n=10)
+    elbo(draws, likelihood.log_prob(draws.outputs, y), n=10).backward()
     ((values, passes),) = optimizer.observed.values()
     assert passes == 1
     return values
@@ -248,7 +248,7 @@ def test_a_weight_of_two_is_two_copies() -> None:
         bnn = bayesify(nn.Linear(3, 2).double(), NoisyKFAC(fisher_rate=0.3, initial_std=1e-6))
         optimizer, likelihood = bnn.optimizer(_likelihood()), _likelihood()
         batch = as_batch("data", data)
-        Objective(bnn, likelihood)(batch, 1, 12, 1.0, None)
+        Objective(bnn, likelihood)(batch, 1, 12, 1.0, None)[0].backward()
         ((values, _),) = optimizer.observed.values()
         states.append(values["output"])
     torch.testing.assert_close(*states)

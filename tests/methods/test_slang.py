@@ -191,7 +191,7 @@ def test_gradients_of_examples_are_those_of_a_loop(fold: bool) -> None:
     optimizer = bnn.optimizer()
     bnn(x, samples=2)  # which examines the network
     draws = bnn(x, samples=2)
-    elbo(draws, _log_prob(draws.outputs, y), n=10)
+    elbo(draws, _log_prob(draws.outputs, y), n=10).backward()
     for name, layer in bnn.random_layers():
         gradients = optimizer.observed[layer][0]["gradients"]
         products = torch.zeros(len(gradients.T), len(gradients.T), dtype=F64)

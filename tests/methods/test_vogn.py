@@ -18,6 +18,7 @@ from bayesify import (
     BayesianLayer,
     ConfigurationError,
     Gaussian,
+    Method,
     NoisyAdam,
     NoisyKFAC,
     bayesify,
@@ -105,7 +106,7 @@ def test_squared_gradients_are_those_of_a_loop_over_examples(name: str, fold: bo
     bnn(x, samples=2)  # which examines the network
     weights = _held(bnn, 2)
     draws = bnn(x, samples=2)
-    elbo(draws, -0.5 * (draws.outputs - y).square().sum(-1), n=10)
+    elbo(draws, -0.5 * (draws.outputs - y).square().sum(-1), n=10).backward()
     for layer_name, layer in bnn.random_layers():
         prefix = f"{layer_name}." if layer_name else ""
         observed, passes = bnn.passes.optimizer.observed[layer]
@@ -156,6 +157,66 @@ def test_steps_are_those_of_the_papers(kind: type[VOGN] | type[NoisyAdam]) -> No
         np.testing.assert_allclose(bnn.net.weight.detach().numpy().ravel(), m, rtol=1e-9)
         stds = bnn.net.posterior.weight_log_std.exp().detach().numpy().ravel()
         np.testing.assert_allclose(stds, 1 / np.sqrt(ess * (f + delta)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", [VOGN(), NoisyKFAC(), SLANG(rank=2)], ids=lambda m: type(m).__name__)
+def test_examples_are_observed_in_the_backward_pass(method: Method) -> None:
+    """Gradients may be set to zero between the pass and its backward pass, as Lightning does; passes without one do not count."""
+    x, y = _data()
+    states = []
+    for late in (False, True):
+        torch.manual_seed(0)
+        bnn = bayesify(nn.Linear(3, 1).double(), method)
+        optimizer = bnn.optimizer(Gaussian(std=0.3).double(), learning_rate=0.1)
+        for step in range(3):
+            if late:  # the value of the bound alone
+                draws = bnn(5 * x)
+                elbo(draws, _log_prob(draws.outputs, y), n=12)
+            torch.manual_seed(step)
+            draws = bnn(x)
+            loss = -elbo(draws, _log_prob(draws.outputs, y), n=12)
+            if late:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if not late:
+                optimizer.zero_grad()
+        states.append(bnn.state_dict())
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", [VOGN(), NoisyKFAC(), SLANG(rank=2)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("whole", [True, False])
+def test_examples_are_observed_under_autocast(method: Method, whole: bool) -> None:
+    """Whether the loss is computed within it or after it; statistics are those of float32, up to the precision of outputs."""
+    x, y = torch.randn(16, 3, 5), torch.randn(16, 1)
+    likelihood, statistics = Gaussian(std=0.3), []
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(20, 1))
+        bnn = bayesify(net, method)
+        optimizer = bnn.optimizer(likelihood)
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            draws = bnn(x, samples=2)
+            loss = -elbo(draws, likelihood.log_prob(draws.outputs, y), n=16) if whole else None
+        (-elbo(draws, likelihood.log_prob(draws.outputs, y), n=16) if loss is None else loss).backward()
+        statistics.append([v.norm() for values, _ in optimizer.observed.values() for v in values.values()])
+        assert all(v.dtype == torch.float32 for values, _ in optimizer.observed.values() for v in values.values())
+        optimizer.step()
+    torch.testing.assert_close(*map(torch.stack, statistics), rtol=0.1, atol=0)
+
+
+def test_a_step_without_observed_examples_is_an_error() -> None:
+    x, y = _data()
+    bnn = bayesify(nn.Linear(3, 1).double(), VOGN())
+    optimizer = bnn.optimizer()
+    optimizer.objective = 12.0, 1.0
+    draws = bnn(x)
+    (draws.kl / 12 - _log_prob(draws.outputs, y).mean()).backward()
+    with pytest.raises(ConfigurationError, match="gradients of single examples, and got none"):
+        optimizer.step()
 
 
 def test_the_fixed_point_has_the_posterior_mean_and_the_gauss_newton_precision() -> None:

@@ -97,8 +97,13 @@ class FirstSteps:
     def __reduce__(self) -> tuple[type[FirstSteps], tuple[()]]:
         return FirstSteps, ()
 
-    def finding(self, bnn: nn.Module) -> str | None:
-        """What a pass in training mode shows: a sentence, an empty string if there is nothing more to observe, else None."""
+    def finding(self, bnn: nn.Module, has_optimizer: bool = False) -> str | None:
+        """What a pass in training mode shows: a sentence, an empty string if there is nothing more to observe, else None.
+
+        Args:
+            bnn: the root of the converted network.
+            has_optimizer: whether it has made an optimizer, which has all parameters and may leave some for a few steps.
+        """
         if self.first is None or self.passes == _GIVEN_UP or not any(_is_trainable(place()) for place in self.added.values()):
             return ""
         if id(next(bnn.parameters(), None)) != self.first:  # in a functional call
@@ -109,13 +114,14 @@ class FirstSteps:
         self.steps += before != versions
         self.trained |= {name for name, old, new in zip(self.added, before[1], versions[1], strict=True) if old != new}
         if not self.trained:
-            return self._stale_optimizer()
+            return None if has_optimizer else self._stale_optimizer()
         if self._rewards_kl():
             return (
                 "the loss falls as the KL grows, so that training makes predictions worse: elbo(...) is what to maximize, and the "
                 "loss is -elbo(draws, log_prob, n)"
             )
-        if not (untrained := self._untrained(bnn)) and self.uses_kl is not False:
+        untrained = [] if has_optimizer else self._untrained(bnn)
+        if not untrained and self.uses_kl is not False:
             return ""
         if self.steps < _STEPS:
             return None

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from bayesify.core.initial_precision import InitialPrecision
 from bayesify.core.layer import BayesianLayer, Posterior
+from bayesify.core.modes import without_autocast
 from bayesify.core.per_example import Record
 from bayesify.core.shards import is_distributed
 from bayesify.errors import ConfigurationError
@@ -120,7 +121,7 @@ class Observation:
         return any(layer.posterior.observes for layer in self.optimizer.layers)
 
     def __call__(self, outputs: Any, log_prob: Tensor, n: float, beta: float | Tensor) -> None:
-        """Tell the optimizer n and beta, and let posteriors observe the examples.
+        """Tell the optimizer n and beta, and let posteriors observe the examples, which count once `log_prob` gets a gradient.
 
         Args:
             outputs: (S, B, ...), of the network.
@@ -128,10 +129,24 @@ class Observation:
             n, beta: number of examples in the training set and weight of the KL.
         """
         self.optimizer.objective = float(n), float(beta)
+        if not self.sees_examples:
+            return
+        if not log_prob.requires_grad:
+            raise ConfigurationError(
+                "log_prob has no gradient, but the optimizer of this network needs those of single examples; compute it from "
+                "draws.outputs, or call the network under torch.no_grad() for the value of the ELBO alone"
+            )
+        found: dict[BayesianLayer, list[dict[str, Tensor]]] = {}
         for sampled in (False, True):
             chosen = [layer for layer in self.optimizer.layers if _observes(layer.posterior, sampled)]
             if chosen:
-                self._observe(chosen, self._sampled(outputs) if sampled else log_prob)
+                found |= self._observed(chosen, self._sampled(outputs) if sampled else log_prob)
+
+        def count(gradient: Tensor) -> None:
+            self.optimizer.add(found)
+            found.clear()  # a second backward pass adds nothing
+
+        log_prob.register_hook(count)
 
     def _sampled(self, outputs: Any) -> Tensor:
         """Log likelihoods (S, B) of targets that are drawn from the model, one per draw and example."""
@@ -144,12 +159,8 @@ class Observation:
         log_prob = likelihood.log_prob_of_samples(rows, targets.flatten(0, 1)).unflatten(1, outputs.shape[:2]).squeeze(0)
         return log_prob if self.weights is None else log_prob * self.weights
 
-    def _observe(self, layers: Sequence[BayesianLayer], log_prob: Tensor) -> None:
-        if not log_prob.requires_grad:
-            raise ConfigurationError(
-                "log_prob has no gradient, but the optimizer of this network needs those of single examples; compute it from "
-                "draws.outputs, or call the network under torch.no_grad() for the value of the ELBO alone"
-            )
+    def _observed(self, layers: Sequence[BayesianLayer], log_prob: Tensor) -> dict[BayesianLayer, list[dict[str, Tensor]]]:
+        """What the posteriors of layers observe in each pass that calls them."""
         chosen = set(layers)
         calls = [(k, *call) for k, each in enumerate(self.passes) for call in each.calls if call[0] in chosen]
         if missing := [layer for layer in layers if layer.is_used is not False and layer not in {call[1] for call in calls}]:
@@ -164,16 +175,13 @@ class Observation:
         found: dict[BayesianLayer, dict[int, dict[str, Tensor]]] = {}
         for (k, layer, x, y), gradient in zip(calls, gradients, strict=True):
             assert isinstance(layer.posterior, NaturalPosterior)
-            record = Record(x.detach(), y.detach(), rows, gradient)
+            record = Record.of_call(x, y, rows, gradient)
             record.check(layer)
-            values = layer.posterior.observe(layer, record if self.weights is None else record.weighted(self.weights))
+            with without_autocast(y.device):
+                values = layer.posterior.observe(layer, record if self.weights is None else record.weighted(self.weights))
             _add(found.setdefault(layer, {}).setdefault(k, {}), values)
-        for layer, passes in found.items():
-            sums, count = self.optimizer.observed.get(layer, ({}, 0))
-            stacks = _stacks(layer)
-            for values in passes.values():
-                _add(sums, {name: _divided(value, len(self.passes), stacks) for name, value in values.items()}, stacks)
-            self.optimizer.observed[layer] = sums, count + 1
+        count = len(self.passes)
+        return {layer: [_scaled(values, count, _stacks(layer)) for values in by_pass.values()] for layer, by_pass in found.items()}
 
 
 class NaturalGradient(Optimizer):
@@ -182,7 +190,8 @@ class NaturalGradient(Optimizer):
     Attributes:
         objective: number of examples and weight of the KL, as the last `elbo` told them; None before, if you do not set it.
         initial: how much of the precision is left from the start.
-        observed: sums, or stacks, of what posteriors observed in passes since the last step, and the number of passes.
+        observed: sums, or stacks, of what posteriors observed in passes since the last step, and the number of passes. A
+            pass counts from its backward pass on, as its gradients do.
     """
 
     def __init__(
@@ -229,6 +238,12 @@ class NaturalGradient(Optimizer):
         rate, state = float(self.param_groups[0]["lr"]), self.state.__getitem__
         for layer in self.layers:
             assert isinstance(layer.posterior, NaturalPosterior)
+            has_gradient = any(p.grad is not None for p in layer.posterior.parameters())
+            if layer.posterior.observes and has_gradient and layer not in self.observed:
+                raise ConfigurationError(
+                    "the optimizer of this network needs the gradients of single examples, and got none since the last step. "
+                    "Compute the loss with elbo(draws, log_prob, n) from draws in training mode, without torch.compile, or use IVON"
+                )
             observed = _average(*self.observed.get(layer, ({}, 0)), _stacks(layer))
             layer.posterior.update(layer, NaturalStep(rate, *self.objective, state, observed))
         self.observed = {}
@@ -237,6 +252,14 @@ class NaturalGradient(Optimizer):
             self._adam.param_groups, self._adam.state = self.param_groups[1:], self.state
             self._adam.step()
         return loss
+
+    def add(self, found: Mapping[BayesianLayer, Sequence[Mapping[str, Tensor]]]) -> None:
+        """Add what posteriors observed in one call of the network."""
+        for layer, passes in found.items():
+            sums, count = self.observed.get(layer, ({}, 0))
+            for values in passes:
+                _add(sums, values, _stacks(layer))
+            self.observed[layer] = sums, count + 1
 
     def complaint(self) -> str:
         """What to say after training; empty if the data determine the posterior's precision."""
@@ -267,8 +290,9 @@ def _stacks(layer: BayesianLayer) -> bool:
     return isinstance(layer.posterior, NaturalPosterior) and layer.posterior.stacks
 
 
-def _divided(value: Tensor, count: int, stacks: bool) -> Tensor:
-    return value / (count**0.5 if stacks else count)
+def _scaled(values: Mapping[str, Tensor], count: int, stacks: bool) -> dict[str, Tensor]:
+    """Values divided by the number of passes or processes, or, if they are stacked, by its root."""
+    return {name: value / (count**0.5 if stacks else count) for name, value in values.items()}
 
 
 def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor], stacks: bool = False) -> None:
@@ -282,17 +306,15 @@ def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor], stacks: bool = F
 
 def _average(sums: Mapping[str, Tensor], passes: int, stacks: bool) -> dict[str, Tensor]:
     """Averages over passes and processes by name; of stacked values those of products of two."""
-    averages = {name: _divided(value, passes, stacks) for name, value in sums.items()}
+    averages = _scaled(sums, passes, stacks)
     if not is_distributed():
         return averages
-    processes = torch.distributed.get_world_size()
     for name, value in averages.items():
         if stacks:
-            averages[name] = _divided(_gathered(value), processes, stacks)
+            averages[name] = _gathered(value)
         else:
             torch.distributed.all_reduce(value)
-            value.div_(processes)
-    return averages
+    return _scaled(averages, torch.distributed.get_world_size(), stacks)
 
 
 def _gathered(value: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ class Optimizing(nn.Module):
         if not self.first_steps.begun:
             self.first_steps.begun = True
             self.tell_of_rounding()
-        finding = self.first_steps.finding(self)
+        finding = self.first_steps.finding(self, has_optimizer=self.passes.optimizer is not None)
         if finding is not None:
             self.first_steps = None
         if finding:

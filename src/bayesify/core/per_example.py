@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import ConfigurationError
+from bayesify.functional import at_least_float32
 
 if TYPE_CHECKING:
     from bayesify.core.folding import Verdict
@@ -34,6 +35,12 @@ class Record:
     y: Tensor
     rows: int
     gradient: Tensor
+
+    @classmethod
+    def of_call(cls, x: Tensor, y: Tensor, rows: int, gradient: Tensor) -> Record:
+        """The record with tensors of one type; autocast has outputs in lower precision, and often not the inputs."""
+        gradient = at_least_float32(gradient)
+        return cls(x.detach().to(gradient.dtype) if x.is_floating_point() else x.detach(), y.detach(), rows, gradient)
 
     def by_example(self, value: Tensor) -> Tensor:
         """A value (R, ...) with its rows grouped by example, (S*B, R / (S*B), ...)."""
