@@ -11,7 +11,8 @@ from bayesify.core.layer_report import LayerReport
 from bayesify.core.layers import register_layer
 from bayesify.core.method import Method
 from bayesify.core.model import Bayesian
-from bayesify.core.natural import NaturalGradient, NaturalPosterior, NaturalStep
+from bayesify.core.natural import NaturalPosterior, NaturalStep
+from bayesify.core.natural_gradient import NaturalGradient
 from bayesify.core.outputs import Draws, NormalOutputs
 from bayesify.core.updating import update_prior
 from bayesify.diagnostics import Summary, spectrum, summary

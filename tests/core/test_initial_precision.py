@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import IVON, SLANG, VOGN, Bayesian, Gaussian, NoisyAdam, NoisyKFAC, bayesify, elbo, fit, summary
-from bayesify.core.natural import NaturalGradient, NaturalPosterior
+from bayesify.core.natural import NaturalPosterior
+from bayesify.core.natural_gradient import NaturalGradient
 from bayesify.errors import BayesifyWarning
 from bayesify.methods.vogn import GaussNewtonPosterior
 

@@ -23,7 +23,8 @@ class Net(nn.Module):
     def __init__(self, mixes: Callable[[Any, Tensor], Any] = lambda net, x: False, bias: bool = True) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 8, bias=bias), nn.Linear(8, 2)
-        self.mixes, self.flag, self.text, self.part = mixes, False, "none", nn.Identity()
+        self.mixes, self.flag, self.text, self.count, self.strength = mixes, False, "none", 0, 0.0
+        self.part = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).tanh()
@@ -86,6 +87,8 @@ def _train_gate(bnn: Any) -> None:
 CHANGES: dict[str, tuple[nn.Module, Callable[[Any], object]]] = {
     "flag": (Net(lambda net, x: net.flag), lambda bnn: setattr(bnn.net, "flag", True)),
     "text": (Net(lambda net, x: net.text == "center"), lambda bnn: setattr(bnn.net, "text", "center")),
+    "integer": (Net(lambda net, x: net.count == 3), lambda bnn: setattr(bnn.net, "count", 3)),
+    "number": (Net(lambda net, x: net.strength > 0.5), lambda bnn: setattr(bnn.net, "strength", 0.7)),
     "hook": (Net(), lambda bnn: bnn.net.first.register_forward_hook(lambda layer, inputs, h: h - h.mean(0))),
     "submodule": (Net(), lambda bnn: setattr(bnn.net, "part", Center())),
     "gate": (Gated(), _train_gate),
@@ -122,6 +125,24 @@ def test_a_network_is_examined_once_in_each_of_two_states() -> None:
         if i == 1:
             calls.clear()
     assert calls == [12] * 4
+
+
+def test_counters_are_not_settings() -> None:
+    """A network with an attribute that counts its calls is examined a few times."""
+    bnn, calls = _made(Net()), list[int]()
+
+    def counted(net: Any, x: Tensor) -> None:
+        net.count += 1
+        calls.append(len(x))
+
+    bnn.net.mixes = counted
+    for _ in range(20):
+        bnn.net.count += 1
+        bnn(INPUT, samples=2)
+    calls.clear()
+    for _ in range(20):
+        bnn(INPUT, samples=2)
+    assert calls == [12] * 20
 
 
 @pytest.mark.filterwarnings("ignore:every draw takes a separate pass")

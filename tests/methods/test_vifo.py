@@ -617,3 +617,20 @@ def test_a_learned_factor_is_refused_whatever_its_value_before_training(value: f
     with pytest.raises(ConfigurationError, match="a factor"):
         bayesify(net, VIFO())(torch.randn(5, 4))
     assert net.factor.tolist() == pytest.approx([value] * 3)
+
+
+def test_a_factor_that_is_set_after_the_first_call_is_refused() -> None:
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.temperature = nn.Linear(4, 3), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x) / self.temperature
+
+    net, x = Tempered(), torch.randn(5, 4)
+    bnn = bayesify(net, VIFO()).eval()
+    bnn(x)
+    net.temperature = 1.7
+    with pytest.raises(ConfigurationError, match="a factor"):
+        bnn(x)

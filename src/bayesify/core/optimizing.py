@@ -12,7 +12,9 @@ from torch import nn
 from bayesify.core.checks import check_positive
 from bayesify.core.first_steps import FirstSteps
 from bayesify.core.layer import BayesianLayer
-from bayesify.core.natural import NaturalGradient, NaturalPosterior, Observation
+from bayesify.core.natural import NaturalPosterior
+from bayesify.core.natural_gradient import NaturalGradient
+from bayesify.core.observation import Observation
 from bayesify.core.shards import shards_of
 from bayesify.core.weight_decay import variational_parameters
 from bayesify.errors import ConfigurationError

@@ -13,7 +13,7 @@ from bayesify.errors import ConfigurationError
 from bayesify.formatting import listing
 
 if TYPE_CHECKING:
-    from bayesify.core.natural import Observation
+    from bayesify.core.observation import Observation
 
 __all__ = ["Draws", "NormalOutputs", "OutputSelection"]
 

@@ -25,7 +25,7 @@ from bayesify.errors import PassError, warn
 
 if TYPE_CHECKING:
     from bayesify.core.layer import BayesianLayer
-    from bayesify.core.natural import NaturalGradient
+    from bayesify.core.natural_gradient import NaturalGradient
 
 __all__ = ["Passes"]
 

@@ -1,4 +1,4 @@
-"""By what a network may choose what it computes: flags and texts among its attributes, hooks, submodules, trained weights."""
+"""By what a network may choose what it computes: flags, texts and numbers of its attributes, hooks, submodules, trained weights."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = ["Switches", "observer"]
 
 H = TypeVar("H", bound=Callable[..., Any])
 _OBSERVES = "bayesify_observes"
+_MOST_NUMBERS = 8  # values of attributes that are numbers, after which they are counters rather than settings
 _STANDARD = len(vars(nn.Module()))  # attributes that every module has, which are set first
 
 
@@ -28,6 +29,7 @@ class Switches:
     def __init__(self) -> None:
         self._states = Recent[tuple[object, ...], int]()
         self._current = self._count = 0
+        self._numbers: set[tuple[float, ...]] | None = set()
         self._first_version: int | None = None
 
     def number(self, net: nn.Module) -> tuple[int, int]:
@@ -37,9 +39,15 @@ class Switches:
         """
         if torch.compiler.is_compiling():
             return self._current, 0
-        state, version = _state(net)
+        state, numbers, version = _state(net)
         if self._first_version is None:
             self._first_version = version
+        if self._numbers is not None:
+            self._numbers.add(numbers)
+            if len(self._numbers) > _MOST_NUMBERS:
+                self._numbers = None
+            else:
+                state += numbers
         if state not in self._states:
             self._states[state] = self._count
             self._count += 1
@@ -54,15 +62,17 @@ def observer(hook: H) -> H:
     return hook
 
 
-def _state(net: nn.Module) -> tuple[tuple[object, ...], int]:
-    """The classes of all modules, their attributes that are flags or texts, and how many hooks they have; no modes.
+def _state(net: nn.Module) -> tuple[tuple[object, ...], tuple[float, ...], int]:
+    """The classes of all modules, their attributes that are flags, texts or numbers, and how many hooks they have; no modes.
 
     Of random layers, only the hooks count: what passes reveal is stored in their attributes.
 
     Returns:
-        The state, and how often a random layer was updated, the largest such number. Sharded parameters have none.
+        The state without numbers, the numbers, and how often a random layer was updated, the largest such count. Sharded
+        parameters have none.
     """
     found: list[object] = []
+    numbers: list[float] = []
     version = 0
     seen: set[nn.Module] = set()
     stack = [net]
@@ -77,10 +87,15 @@ def _state(net: nn.Module) -> tuple[tuple[object, ...], int]:
         if any(hooks) and (count := sum(not hasattr(hook, _OBSERVES) for kind in hooks if kind for hook in kind.values())):
             found.append(count)
         if not isinstance(module, BayesianLayer):
-            found += [x for x in islice(attributes.values(), _STANDARD, None) if x.__class__ is bool or x.__class__ is str]
+            for x in islice(attributes.values(), _STANDARD, None):
+                kind = x.__class__
+                if kind is bool or kind is str:
+                    found.append(x)
+                elif kind is float or kind is int:
+                    numbers.append(x)
             stack += [child for child in module._modules.values() if child is not None]
         else:
             for p in (*module._parameters.values(), *module.posterior._parameters.values()):
                 if p is not None and p.__class__ is nn.Parameter and not p.is_inference():
                     version = max(version, p._version)
-    return tuple(found), version
+    return tuple(found), tuple(numbers), version
