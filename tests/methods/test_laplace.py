@@ -339,6 +339,21 @@ class TestRefused:
         with pytest.raises(DataError, match=r"outputs \(B, K\), one vector per example, got \(4, 5, 1\)"):
             bayesify(mlp(), Laplace()).complete([(x, x[..., :1])], Gaussian())
 
+    def test_a_set_per_example(self):
+        """Also one of as many rows as there are outputs, which would be taken for as many examples of one output."""
+
+        class Pooled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(2, 4).double()
+
+            def forward(self, x):
+                return self.layer(x.mean(0, keepdim=True))
+
+        x, y = torch.randn(4, 2, dtype=torch.float64), torch.randn(1, 4, dtype=torch.float64)
+        with pytest.raises(ConfigurationError, match=r"a row of outputs for each row of inputs, got 1 for 4"):
+            bayesify(Pooled(), Laplace(), unbatched=["x"]).complete([(x, y)], Gaussian())
+
 
 def test_fields():
     for fields in ({"layers": "first"}, {"structure": "kron"}, {"prior_std": 0.0}):
