@@ -164,8 +164,8 @@ def _standardized(density: WeightDensity, batches: Iterable[Any]) -> Iterator[tu
             raise DataError(f"Laplace() takes networks with outputs (B, K), one vector per example, got {tuple(outputs.shape)}")
         if len(outputs) != len(x):
             raise ConfigurationError(
-                f"Laplace() takes networks with a row of outputs for each row of inputs, got {len(outputs)} for {len(x)}, as of a set "
-                "or a graph; use another method such as SWAG()"
+                f"Laplace() takes networks with a row of outputs for each row of inputs, got {len(outputs)} for {len(x)}, as of a "
+                "set or a graph; use another method such as SWAG()"
             )
         if isinstance(likelihood, Gaussian):
             y = y.reshape(len(x), -1) / _output_std(density)
