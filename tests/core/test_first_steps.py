@@ -214,6 +214,16 @@ def test_a_loss_without_its_sign_is_noticed_once(method: Method) -> None:
     assert not _train_with(bayesify(_net(), method).train(), bound, maximize=True)
 
 
+@pytest.mark.parametrize("method", [MeanField(), WHVI(), EMP()])
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_a_kl_that_is_not_divided_by_the_examples_is_noticed_once(method: Method, weight: float) -> None:
+    """Beside a mean over examples, not beside a sum over them."""
+    [text] = _train_with(bayesify(_net(), method).train(), lambda draws: _misfit(draws) + weight * draws.kl)
+    assert f"the loss has `draws.kl` with the weight {weight:.2g}, beside a mean over 6 examples" in text
+    assert not _train_with(bayesify(_net(), method).train(), lambda draws: len(X) * _misfit(draws) + weight * draws.kl)
+    assert not _train_with(bayesify(_net(), method).train(), lambda draws: draws.outputs.square().mean() + weight * draws.kl)
+
+
 @pytest.mark.parametrize("method", [*SPREAD, EMP(), VIFO(), MCDropout(prior_std=1.0), DeepEnsemble(members=2, base=MeanField())])
 def test_a_loss_with_the_kl_is_not(method: Method) -> None:
     log_prob = Categorical().log_prob

@@ -90,6 +90,7 @@ class FirstSteps:
         self.is_local = False  # the KL is one per example
         self.is_maximized = False
         self.kl_gradient: Tensor | None = None  # of the loss
+        self.output_gradient: Tensor | None = None
         self.passes = self.steps = 0
         self.trained: set[str] = set()  # names of those added
         self.versions: tuple[list[int], list[int]] | None = None
@@ -120,6 +121,8 @@ class FirstSteps:
                 "the loss falls as the KL grows, so that training makes predictions worse: elbo(...) is what to maximize, and the "
                 "loss is -elbo(draws, log_prob, n)"
             )
+        if text := self._of_overweight():
+            return text
         untrained = [] if has_optimizer else self._untrained(bnn)
         if not untrained and self.uses_kl is not False:
             return ""
@@ -151,10 +154,34 @@ class FirstSteps:
             return
         self.uses_kl = False
         kl.register_hook(self._notice_kl)
+        if not self.is_local and isinstance(draws.outputs, Tensor) and draws.outputs.requires_grad:
+            draws.outputs.register_hook(self._notice_outputs)
 
     def _notice_kl(self, gradient: Tensor) -> None:
         self.uses_kl = True
         self.kl_gradient = gradient.detach()
+
+    def _notice_outputs(self, gradient: Tensor) -> None:
+        self.output_gradient = gradient.detach()
+
+    def _of_overweight(self) -> str:
+        """What is wrong if the loss has a mean of cross entropies, and the KL with a weight far above 1 / n; empty if nothing.
+
+        The gradient of a cross entropy, probabilities minus a one-hot vector, adds up to 0 and has a norm below 2. A sum over
+        examples has one as small as a mean only after training.
+        """
+        kl, outputs = self.kl_gradient, self.output_gradient
+        if kl is None or outputs is None or outputs.dim() < 3 or not may_look_at(kl, outputs):
+            return ""
+        weight, examples, size = float(kl), outputs.shape[1], float(outputs.abs().sum())
+        is_softmax = any(float(outputs.sum(dim).abs().sum()) < 1e-3 * size for dim in {2, outputs.dim() - 1})
+        if not is_softmax or size > 2 or weight <= 2 / examples:
+            return ""
+        return (
+            f"the loss has `draws.kl` with the weight {weight:.2g}, beside a mean over {examples} examples: the posterior stays at "
+            "the prior, and the network hardly learns. Train with -elbo(draws, log_prob, n), or add draws.kl / n to a mean over "
+            "examples, where n is the number of training examples"
+        )
 
     def _rewards_kl(self) -> bool:
         gradient = self.kl_gradient
