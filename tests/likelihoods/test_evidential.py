@@ -1,6 +1,7 @@
 """Evidential likelihoods against torch.distributions, scipy, quadrature and Monte Carlo, and their training."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -175,6 +176,26 @@ def test_training_weights_the_penalty_by_beta():
     torch.testing.assert_close(weighted - plain - 0.5 / B * kl, 0.5 * penalty)
     torch.testing.assert_close(nll, -likelihood.log_prob(draws.outputs, batch.y).mean())
     assert nll == same
+
+
+@pytest.mark.parametrize(("kind", "y"), [(EvidentialCategorical, torch.tensor([1, 0])), (EvidentialGaussian, torch.randn(2))])
+def test_training_without_the_penalty_is_noticed_once(kind, y):
+    def told(likelihood, weight):
+        outputs = torch.randn(1, 2, 4, requires_grad=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(300):
+                target = likelihood.log_prob(outputs, y)
+                (target - weight * likelihood.penalty(outputs, y) if weight else target).sum().backward()
+        return [str(each.message) for each in caught]
+
+    [text] = told(kind(), 0)
+    assert f"training leaves out the penalty of {kind.__name__}" in text
+    assert not told(kind(), 0.1)
+    assert not told(kind(weight=0.0), 0), "the user's choice"
+    likelihood = kind()
+    for _ in range(300):
+        likelihood.log_prob(torch.randn(1, 2, 4), y)  # of predictions
 
 
 def test_classifier_has_less_evidence_between_the_classes():

@@ -49,6 +49,7 @@ class Likelihood(nn.Module, ABC):
     _has_told: bool = False
     _unchanged: int | None = 0  # calls in which a learned parameter had a gradient and its first value; None: no longer counted
     _first_version: int | None = None
+    _without_penalty: int | None = None  # calls in training before the first of `penalty`, if the likelihood needs one
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -113,11 +114,14 @@ class Likelihood(nn.Module, ABC):
 
         Warns:
             BayesifyWarning: training does not change a learned parameter, because the optimizer lacks `likelihood.parameters()`;
-                the outputs are probabilities where logits are expected; or fixed noise is far above the variation of the targets.
+                it leaves out the `penalty` of an evidential likelihood; the outputs are probabilities where logits are expected; or
+                fixed noise is far above the variation of the targets.
         """
         self.check_outputs(outputs)
         if not torch.compiler.is_compiling() and self._unchanged is not None and torch.is_grad_enabled():
             self._notice_stale_optimizer()
+        if not torch.compiler.is_compiling() and self._without_penalty is not None and outputs.requires_grad:
+            self._notice_missing_penalty()
         targets = align_targets(y, self.target_shape(outputs))
         if not self._has_checked and may_look_at(y, outputs):
             self.check_values(y, outputs)
@@ -137,6 +141,16 @@ class Likelihood(nn.Module, ABC):
         elif self._unchanged > _PASSES:
             self._unchanged = None
             warn(f"{name} of {self!r} has gradients, but does not change: give likelihood.parameters() to the optimizer")
+
+    def _notice_missing_penalty(self) -> None:
+        assert self._without_penalty is not None
+        self._without_penalty += 1
+        if self._without_penalty > _PASSES:
+            self._without_penalty = None
+            warn(
+                f"training leaves out the penalty of {self!r}, without which its epistemic uncertainty means nothing: give elbo "
+                "likelihood.log_prob(outputs, y) - beta * likelihood.penalty(outputs, y), or use fit"
+            )
 
     def _tell_of_misreading(self, outputs: Tensor, y: Tensor | None = None) -> None:
         self._has_told = True

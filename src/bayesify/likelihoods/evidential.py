@@ -64,6 +64,7 @@ class EvidentialCategorical(Likelihood):
         check_nonnegative("weight", weight)
         super().__init__(weight=weight, ignore_index=ignore_index)
         self.weight, self.ignore_index = weight, ignore_index
+        self._without_penalty = 0 if weight else None
 
     def check_outputs(self, outputs: Tensor) -> None:
         check_draws(outputs, 3, "(S, B, K) or (S, B, ..., K), classes last")
@@ -83,6 +84,7 @@ class EvidentialCategorical(Likelihood):
         return torch.where(valid, log_prob, 0)
 
     def penalty(self, outputs: Tensor, y: Tensor) -> Tensor:
+        self._without_penalty = None
         outputs = at_least_float32(outputs)
         valid, labels = self._labels(align_targets(y, self.target_shape(outputs)), outputs)
         alpha = _concentrations(outputs).scatter(-1, labels, 1.0)
@@ -132,6 +134,7 @@ class EvidentialGaussian(Likelihood):
         check_nonnegative("weight", weight)
         super().__init__(weight=weight)
         self.weight = weight
+        self._without_penalty = 0 if weight else None
 
     def check_outputs(self, outputs: Tensor) -> None:
         check_draws(outputs, 3, "(S, B, 4D)")
@@ -149,6 +152,7 @@ class EvidentialGaussian(Likelihood):
         return student_log_density(y.to(outputs.dtype), gamma, _scale(nu, alpha, beta), 2 * alpha)
 
     def penalty(self, outputs: Tensor, y: Tensor) -> Tensor:
+        self._without_penalty = None
         outputs = at_least_float32(outputs)
         gamma, nu, alpha, _ = _normal_inverse_gamma(outputs)
         y = align_targets(y, self.target_shape(outputs)).to(outputs.dtype)
