@@ -251,6 +251,17 @@ class TestSplits:
         held_out = {tuple(split_training(training, 0.2, seed, group="shop").test_y.index) for seed in range(8)}
         assert len(held_out) > 4
 
+    def test_conformal_needs_groups_not_rows(self, tmp_path, table):
+        table = pd.concat([table] * 3).assign(shop=np.arange(240) // 8)
+        table.to_csv(tmp_path / "t.csv", index=False)
+        command = ("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *FAST, "--conformal", "--group", "shop")
+        shown = run(*command, code=2).stderr
+        assert "at least 19 calibration groups for level 95%, and 24 training groups give 5; add groups, --set conf" in shown
+        assert "every group counts alike" in run(*command, "--set", "conformal=cross").stdout
+        table.assign(shop=["x", "y"] * 120).to_csv(tmp_path / "t.csv", index=False)
+        shown = run(*command, "--overwrite", code=2).stderr
+        assert "and 1 training groups give 1; add groups or leave it out" in shown
+
     def test_a_single_training_group_is_not_divided(self, tmp_path, table):
         table.assign(shop=["x", "y"] * 40).to_csv(tmp_path / "t.csv", index=False)
         split = split_training(read_training(tmp_path / "t.csv", "y", "auto", TextOptions()), 0.2, 0, group="shop")

@@ -1,5 +1,7 @@
 """Rows of a group stay together wherever estimators divide rows."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -10,11 +12,12 @@ pd = pytest.importorskip("pandas")
 from sklearn.model_selection import GroupKFold
 
 from bayesify import DeepEnsemble
-from bayesify.errors import BayesifyWarning, CheckpointError, DataError
+from bayesify.errors import BayesifyWarning, CheckpointError, ConfigurationError, DataError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor, cross_validate
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.groups import group_codes, with_known_classes
 from bayesify.estimators.stacking import _splits
+from bayesify.persistence import load_model, save_model
 
 QUICK = {"method": DeepEnsemble(members=2), "epochs": 2, "hidden": (8,), "random_state": 0, "progress": False}
 
@@ -85,8 +88,10 @@ def test_calibration_rows_are_whole_groups(conformal, kind, monkeypatch):
     calibrated = []
     predictive = kind.predictive
     monkeypatch.setattr(kind, "predictive", lambda self, X: calibrated.append((self, X[:, -1])) or predictive(self, X))
-    with pytest.warns(BayesifyWarning, match=r"calibrates with \d+ groups: the coverage of rows of new groups may be lower"):
-        kind(**QUICK, conformal=conformal).fit(X, y if kind is BayesianRegressor else y > 0, groups=groups)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BayesifyWarning)  # of few groups
+        model = kind(**QUICK, conformal=conformal).fit(X, y if kind is BayesianRegressor else y > 0, groups=groups)
+    assert model.conformal_.groups == (40 if conformal == "cross" else 8)
     assert len(calibrated) == (5 if conformal == "cross" else 1)
     for model, held_out in calibrated:
         ((given, codes),) = [(given, codes) for other, given, codes in seen if other is model]
@@ -95,6 +100,37 @@ def test_calibration_rows_are_whole_groups(conformal, kind, monkeypatch):
         assert len(codes) == sum(np.isin(groups, trained))
     if conformal == "cross":
         np.testing.assert_array_equal(np.sort(np.concatenate([held_out for _, held_out in calibrated])), groups)
+
+
+@pytest.mark.parametrize("conformal", [True, "cross"])
+def test_groups_calibrate_by_their_number_whatever_their_rows(conformal):
+    """A fifth of the groups, also if few of them have most rows, and equal numbers of groups in folds."""
+    sizes = np.where(np.arange(100) < 12, 400, 5)
+    groups = np.repeat(np.random.default_rng(0).permutation(100), sizes)
+    X = np.random.default_rng(1).normal(size=(len(groups), 2))
+    options = QUICK | {"method": "Deterministic", "epochs": 1, "hidden": (2,)}
+    model = BayesianRegressor(**options, conformal=conformal).fit(X, X[:, 0], groups=groups)
+    assert [round(float(w.sum())) for w in model.conformal_.weights] == ([20] * 5 if conformal == "cross" else [20])
+    assert "every group counts alike" in model.conformal_.guarantee(0.95)
+
+
+def test_too_few_groups_for_a_level_are_named_with_the_way_out(tmp_path):
+    X, y, groups = table(40, 20)
+    options = QUICK | {"method": "Deterministic", "epochs": 1}
+    with pytest.warns(
+        BayesifyWarning, match="8 of 40 groups, .* 0.889; level 0.95 needs 19: conformal='cross' calibrates with all"
+    ):
+        model = BayesianRegressor(**options, conformal=True).fit(X, y, groups=groups)
+    assert np.isfinite(model.predict_interval(X, 0.8)).all()
+    with pytest.raises(ConfigurationError, match=r"level=0.95 needs at least 19 calibration groups, got 8"):
+        model.predict_interval(X)
+    save_model(model, tmp_path / "m")
+    loaded = load_model(tmp_path / "m")
+    assert loaded.conformal_.groups == 8
+    np.testing.assert_array_equal(loaded.predict_interval(X, 0.8), model.predict_interval(X, 0.8))
+    few = groups < 12
+    with pytest.warns(BayesifyWarning, match="'cross' calibrates with 12 of 12 groups, .* level 0.95 needs 19: add groups"):
+        BayesianRegressor(**options, conformal="cross").fit(X[few], y[few], groups=groups[few])
 
 
 @pytest.mark.parametrize("calibrate", ["temperature", "isotonic"])

@@ -106,7 +106,8 @@ def fit(
     if others and len(rows.test_y) == 0:
         raise UsageError(f"--compare {compare} needs rows to compare on; leave out --test-fraction 0, or give --test")
     caution(rows)
-    check_calibration(estimator, len(rows.features), random=split == "random")
+    units = (len(rows.features), "row") if group is None else (rows.group_count, "group")
+    check_calibration(estimator, *units, random=split == "random")
     directory = prepare_directory(out, overwrite, restart)
     resumes = bool(checkpoints(directory))
     runs = [] if track is None else [until_the_end(tracked(track, directory))]

@@ -39,6 +39,11 @@ class Split:
     groups: np.ndarray | None = None
 
     @property
+    def group_count(self) -> int:
+        """The number of groups of the training rows, with --group."""
+        return 1 if self.groups is None else len(np.unique(self.groups))
+
+    @property
     def copies(self) -> int:
         """The number of test rows that are training rows, too, target included.
 

@@ -89,18 +89,24 @@ def caution(split_rows: Split) -> None:
         )
 
 
-def check_calibration(estimator: BayesianEstimator, rows: int, *, random: bool) -> None:
+def check_calibration(estimator: BayesianEstimator, count: int, unit: str, *, random: bool) -> None:
     """Check what a conformal model needs: rows for level 95 %, and test rows that are not the latest of the table.
 
+    Args:
+        estimator: not fitted.
+        count, unit: number of training rows ("row"), or of their groups ("group") with --group.
+        random: whether the test rows are not the latest.
+
     Raises:
-        UsageError: too few rows.
+        UsageError: too few rows or groups.
     """
     if estimator.conformal and not random:
         warn("calibration rows are a random part of the training rows: the guarantee does not extend to later rows")
-    if estimator.conformal and (count := calibration_rows(rows, estimator.conformal)) < least_rows(0.95):
+    if estimator.conformal and (given := calibration_rows(count, estimator.conformal)) < least_rows(0.95):
+        cross = ", --set conformal=cross to calibrate with all of them," if given < least_rows(0.95) <= count else ""
         raise UsageError(
-            f"--conformal needs at least {least_rows(0.95)} calibration rows for level 95%, and {rows:,} training rows give "
-            f"{count}; add rows, --set conformal=cross to calibrate with all of them, or leave it out"
+            f"--conformal needs at least {least_rows(0.95)} calibration {unit}s for level 95%, and {count:,} training {unit}s give "
+            f"{given}; add {unit}s{cross} or leave it out"
         )
 
 

@@ -40,8 +40,11 @@ class ConformalIntervals(Calibration):
 
     Several outputs are calibrated independently; the guarantee is for each output, not for all outputs of a row together.
 
+    With `groups`, a score has the weight 1 / rows of its group instead of 1, and the G groups take the place of the n rows: the
+    level of the interval is the smallest score up to which the scores have a weight of (G + 1) level.
+
     Source: Chernozhukov, Wüthrich & Zhu (2021); CV+: Barber, Candès, Ramdas & Tibshirani (2021), for nested intervals Gupta,
-    Kuchibhotla & Ramdas (2022).
+    Kuchibhotla & Ramdas (2022); groups: Lee, Barber & Willett (2023).
 
     Example:
         A model of your own: `predict` its calibration rows, then new rows.
@@ -57,17 +60,25 @@ class ConformalIntervals(Calibration):
     region: ClassVar[str] = "Intervals"
 
     @classmethod
-    def calibrate(cls, predictives: Predictive | Sequence[Predictive], y: Tensor | Sequence[Tensor]) -> Self:
+    def calibrate(
+        cls,
+        predictives: Predictive | Sequence[Predictive],
+        y: Tensor | Sequence[Tensor],
+        *,
+        groups: Tensor | Sequence[Tensor] | None = None,
+    ) -> Self:
         """Compute the scores of calibration rows.
 
         Args:
             predictives: the predictive distribution of rows that the model was not trained on; in cross-conformal prediction one
                 per fold, from the model of the other folds. It must have `cdf`.
             y: their targets, (n,) or (n, D), likewise.
+            groups: integers, (n,), likewise: rows with the same one depend on each other, and new rows are of other groups. A
+                group must not have rows in two folds.
 
         Raises:
             TypeError: a predictive distribution of classes.
-            DataError: no rows, or targets of another shape.
+            DataError: no rows, targets or groups of another shape, or a group in two folds.
             DivergenceError: predictions or targets are not finite.
         """
         folds = as_folds(predictives)
@@ -77,7 +88,9 @@ class ConformalIntervals(Calibration):
                 raise TypeError(
                     f"intervals need a predictive distribution of numbers, got {type(fold).__name__}; use ConformalSets"
                 )
-        return cls(sort_scores([_Ruler(fold).signed(part).abs() for fold, part in zip(folds, targets, strict=True)]))
+        scores = [_Ruler(fold).signed(part).abs() for fold, part in zip(folds, targets, strict=True)]
+        ordered, weights = sort_scores(scores, groups)
+        return cls(ordered, weights=weights)
 
     def interval(self, predictives: Predictive | Sequence[Predictive], level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return lower and upper ends, each (N,) or (N, D), like the `interval` of a predictive distribution.
@@ -87,24 +100,30 @@ class ConformalIntervals(Calibration):
             level: in (0, 1).
 
         Raises:
-            ConfigurationError: `level` is not in (0, 1) or needs more calibration rows; not one predictive per fold.
+            ConfigurationError: `level` is not in (0, 1) or needs more calibration rows or groups; not one predictive per fold.
         """
         folds = as_folds(predictives)
         self._check(folds)
-        rank = self.rank(level)
-        score = torch.cat(self.scores).sort(0).values[rank - 1]
+        least = self._least_weight(level)
+        scores, order = torch.cat(self.scores).sort(0)
+        weights = torch.cat(tuple(self._weights)).gather(0, order).cumsum(0)
+        score = scores.gather(0, (weights[:-1] < least).sum(0, keepdim=True)).squeeze(0)
         rulers = [_Ruler(fold) for fold in folds]
-        lower, upper = (self._outermost(rulers, score, rank, sign) for sign in (-1, 1))
+        lower, upper = (self._outermost(rulers, score, least, sign) for sign in (-1, 1))
         if getattr(folds[0], "integers", False):  # counts between the ends stay inside
             return (-lower).ceil().clamp_min(0) + 0.0, upper.floor().clamp_min(0)  # without + 0.0, some would be -0.0
         return -lower, upper
 
-    def _outermost(self, rulers: Sequence[_Ruler], score: Tensor, rank: int, sign: int) -> Tensor:
-        """Return the smallest z = sign * y, up to the tolerance, that is at least `rank` of the n ends; `score` has this rank."""
+    def _outermost(self, rulers: Sequence[_Ruler], score: Tensor, least: float, sign: int) -> Tensor:
+        """Return the smallest z = sign * y, up to the tolerance, such that the ends up to z have at least a weight.
+
+        The scores up to `score` are the fewest that have it.
+        """
         ends = torch.stack([ruler.end(score, sign) for ruler in rulers])
         if len(rulers) == 1:
             return ends[0]
-        # Beyond the ends of this score in all folds there are r of the n ends, and before all of them fewer.
+        # Up to the last end of this score in all folds, the ends have the weight, and before all of them less.
+        cumulative = self._cumulative()
         tolerance = torch.stack([ruler.tolerance for ruler in rulers]).amin(0)
         low, high = ends.amin(0) - 2 * tolerance, ends.amax(0)
         while True:
@@ -112,20 +131,23 @@ class ConformalIntervals(Calibration):
             if not _unfinished(low, middle, high, tolerance):
                 return high
             signed = [sign * ruler.signed(sign * middle) for ruler in rulers]
-            count = torch.stack([_count(part, score) for part, score in zip(self.scores, signed, strict=True)]).sum(0)
-            low, high = torch.where(count < rank, middle, low), torch.where(count < rank, high, middle)
+            parts = zip(self.scores, cumulative, signed, strict=True)
+            less = torch.stack([_weight(part, of_first, bound) for part, of_first, bound in parts]).sum(0) < least
+            low, high = torch.where(less, middle, low), torch.where(less, high, middle)
 
 
 def _unfinished(low: Tensor, middle: Tensor, high: Tensor, tolerance: Tensor) -> bool:
     return bool(((high - low > tolerance) & (low < middle) & (middle < high)).any())
 
 
-def _count(scores: Tensor, bound: Tensor) -> Tensor:
-    """Number of scores (n,) or (n, D) that are at most `bound` (N,) or (N, D), per element of the latter."""
+def _weight(scores: Tensor, cumulative: Tensor, bound: Tensor) -> Tensor:
+    """Weight of the scores (n,) or (n, D) that are at most `bound` (N,) or (N, D), per element of the latter."""
     scores = scores.to(bound.device, bound.dtype)
     if scores.dim() == 1:
-        return torch.searchsorted(scores, bound, right=True)
-    return torch.searchsorted(scores.mT.contiguous(), bound.mT.contiguous(), right=True).mT
+        count = torch.searchsorted(scores, bound, right=True)
+    else:
+        count = torch.searchsorted(scores.mT.contiguous(), bound.mT.contiguous(), right=True).mT
+    return cumulative.to(bound.device).gather(0, count)
 
 
 class _Ruler:

@@ -1,4 +1,4 @@
-"""From the level of coverage to a rank among the scores of calibration rows, and what that rank guarantees."""
+"""From the level of coverage to the weight of calibration scores that it needs, and what that guarantees."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from bayesify.core.checks import check_open_fraction
 from bayesify.errors import ConfigurationError
 
-__all__ = ["conformal_rank", "cross_coverage", "least_rows"]
+__all__ = ["conformal_rank", "cross_coverage", "least_rows", "least_weight"]
 
 _ROUNDING = 1e-9  # (n + 1) * level, such as 100 * 0.07, may be a whole number and a little
 
 
 def least_rows(level: float) -> int:
-    """Return the smallest number of calibration rows for a level.
+    """Return the smallest number of calibration rows for a level, or of calibration groups.
 
     Raises:
         ConfigurationError: `level` is not in (0, 1).
@@ -44,12 +44,17 @@ def conformal_rank(n: int, level: float) -> int:
         >>> conformal_rank(19, 0.95), conformal_rank(100, 0.9)
         (19, 91)
     """
+    return math.ceil(least_weight(n, level))
+
+
+def least_weight(n: int, level: float, unit: str = "row") -> float:
+    """Return (n + 1) level, less a rounding error, for n rows or groups ("group") of weight 1, as `conformal_rank`."""
     if n < least_rows(level):
         raise ConfigurationError(
-            f"level={level:g} needs at least {least_rows(level)} calibration rows, got {n}; "
-            f"choose a level of at most {math.floor(1000 * n / (n + 1)) / 1000:g}, or calibrate with more rows"
+            f"level={level:g} needs at least {least_rows(level)} calibration {unit}s, got {n}; "
+            f"choose a level of at most {math.floor(1000 * n / (n + 1)) / 1000:g}, or calibrate with more {unit}s"
         )
-    return max(1, math.ceil((n + 1) * level - _ROUNDING))
+    return max(_ROUNDING, (n + 1) * level - _ROUNDING)
 
 
 def cross_coverage(sizes: Sequence[int], level: float) -> float:
@@ -63,7 +68,7 @@ def cross_coverage(sizes: Sequence[int], level: float) -> float:
     Ramdas (2022); for labels: Romano, Sesia & Candès (2020).
 
     Args:
-        sizes: of the K folds, at least two, equal up to one row.
+        sizes: rows (or groups) of the K folds, at least two, equal up to one row.
         level: in (0, 1).
 
     Raises:

@@ -31,7 +31,7 @@ class ConformalSets(Calibration):
     the level, coverage is higher than the level for this reason.
 
     With one model per fold, label k is in the set if fewer than r of the n calibration rows have a score below that of k from the
-    model of their fold.
+    model of their fold. With `groups`, weights of rows and groups take the place of numbers of rows, as in `ConformalIntervals`.
 
     Source: LAC: Sadinle, Lei & Wasserman (2019); APS and folds: Romano, Sesia & Candès (2020), algorithms 1 and 2 without
     randomization.
@@ -54,11 +54,17 @@ class ConformalSets(Calibration):
     region: ClassVar[str] = "Sets of labels"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("score", self.score, ("lac", "aps"))
 
     @classmethod
     def calibrate(
-        cls, predictives: Predictive | Sequence[Predictive], y: Tensor | Sequence[Tensor], score: Literal["lac", "aps"] = "lac"
+        cls,
+        predictives: Predictive | Sequence[Predictive],
+        y: Tensor | Sequence[Tensor],
+        score: Literal["lac", "aps"] = "lac",
+        *,
+        groups: Tensor | Sequence[Tensor] | None = None,
     ) -> Self:
         """Compute the scores of calibration rows.
 
@@ -67,11 +73,12 @@ class ConformalSets(Calibration):
                 cross-conformal prediction one per fold, from the model of the other folds.
             y: their labels, (n,) integers, likewise.
             score: "lac" or "aps".
+            groups: integers, (n,), likewise, as for `ConformalIntervals`.
 
         Raises:
             TypeError: a predictive distribution of numbers, or labels that are not integers.
             ConfigurationError: another `score`.
-            DataError: no rows, several labels per row, or labels of another shape or range.
+            DataError: no rows, several labels per row, labels of another shape or range, or groups as for `ConformalIntervals`.
             DivergenceError: predictions are NaN.
         """
         check_choice("score", score, ("lac", "aps"))
@@ -82,7 +89,8 @@ class ConformalSets(Calibration):
             labels = align_targets(target, tuple(every.shape[:1])).to(every.device)
             check_labels(labels, every.shape[1])
             scores.append(every.gather(1, labels.long().unsqueeze(1)).squeeze(1))
-        return cls(sort_scores(scores), score)
+        ordered, weights = sort_scores(scores, groups)
+        return cls(ordered, score, weights=weights)
 
     def sets(self, predictives: Predictive | Sequence[Predictive], level: float = 0.9) -> Tensor:
         """Return which labels are in the set of each row, (N, K) booleans.
@@ -92,15 +100,16 @@ class ConformalSets(Calibration):
             level: in (0, 1).
 
         Raises:
-            ConfigurationError: `level` is not in (0, 1) or needs more calibration rows; not one predictive per fold.
+            ConfigurationError: `level` is not in (0, 1) or needs more calibration rows or groups; not one predictive per fold.
         """
         folds = as_folds(predictives)
         self._check(folds)
-        rank = self.rank(level)
+        least = self._least_weight(level)
         scores = [_scores(fold, self.score) for fold in folds]
-        below = sum(torch.searchsorted(part.to(s.device), s) for part, s in zip(self.scores, scores, strict=True))
+        parts = zip(self.scores, self._cumulative(), scores, strict=True)
+        below = sum(of_first.to(s.device)[torch.searchsorted(part.to(s.device), s)] for part, of_first, s in parts)
         best = torch.stack(scores).sum(0).argmin(1, keepdim=True)
-        return torch.as_tensor(below < rank).scatter(1, best, True)
+        return torch.as_tensor(below < least).scatter(1, best, True)
 
 
 def _scores(predictive: Predictive, score: str) -> Tensor:

@@ -13,7 +13,7 @@ from bayesify.conformal import ConformalIntervals, ConformalSets, least_rows
 from bayesify.errors import DataError, MissingDependencyError, warn
 from bayesify.estimators.groups import with_known_classes
 from bayesify.estimators.together import train_together
-from bayesify.train.group_folds import fold_groups, hold_out_groups
+from bayesify.train.group_folds import order_groups
 
 try:
     import numpy as np
@@ -33,11 +33,10 @@ __all__ = ["ConformalCalibration", "calibration_rows"]
 _FRACTION, _MOST = 0.2, 2000  # rows for calibration; with 2,000, the coverage of 95 % intervals varies by half a percent
 _FOLDS = 5
 _LEVEL = 0.95  # the default level of intervals
-_FEW_GROUPS = 95  # with fewer, the coverage that is guaranteed at this level is lower by more than 0.01
 
 
 def calibration_rows(rows: int, conformal: bool | str = True) -> int:
-    """Return how many of the rows of a table calibrate: 20 %, at most 2,000; all with `conformal="cross"`."""
+    """Return how many of the rows, or groups, of a table calibrate: 20 %, at most 2,000; all with `conformal="cross"`."""
     return rows if conformal == "cross" else min(math.ceil(_FRACTION * rows), _MOST)
 
 
@@ -46,7 +45,8 @@ class ConformalCalibration:
 
     With True, a part of the rows calibrates, and the model is trained on the others. With "cross", the model is trained on all
     rows, and every row calibrates one of five more models, which are trained on the rows of the other folds. Rows of a group are
-    in one part or fold, so that scores are those of groups that a model has not seen.
+    in one part or fold, so that scores are those of groups that a model has not seen. Groups take the place of rows, then: 20 % of
+    the groups calibrate, or equal numbers of groups are in the folds, and every group counts alike.
 
     Attributes:
         conformal_: the scores of the calibration rows; None without calibration.
@@ -85,38 +85,33 @@ class ConformalCalibration:
         order = torch.from_numpy(np.random.default_rng((self.seed_, 1)).permutation(len(table)))
         count = calibration_rows(len(table), self.conformal)
         if self.conformal == "cross":
-            folds = _folds(target, order) if groups is None else _group_folds(target, groups, self.seed_)
+            folds = _folds(target, order) if groups is None else _group_folds(target, order_groups(groups, self.seed_))
             calibrating, others = order, order.sort().values
         else:
             held_out = torch.zeros(len(table), dtype=torch.bool).index_fill_(0, order[:count], True)
-            if groups is not None:
-                held_out = hold_out_groups(groups, count, self.seed_)
+            if groups is not None:  # by number, not by rows: a choice by size would not be a random sample
+                places = order_groups(groups, self.seed_)
+                held_out = places < calibration_rows(int(places.max()) + 1)
             held_out = with_known_classes(held_out, target, groups)
             calibrating, others = held_out.nonzero().squeeze(1), (~held_out).nonzero().squeeze(1)
             folds = [calibrating.numpy()]
         self._kept = table, y, groups, folds
-        self._warn_of_few(count if groups is None else len(calibrating), len(table))
-        if groups is not None:
-            self._check_groups(groups[calibrating])
+        if groups is None:
+            self._warn_of_few(count, len(table))
+        elif not len(calibrating):
+            raise DataError("every group that could calibrate has all rows of a class; leave out groups, conformal and calibrate")
+        else:
+            self._warn_of_few(len(groups[calibrating].unique()), len(groups.unique()), "groups")
         return table.iloc[others.numpy()], _safe_indexing(y, others.numpy()), None if groups is None else groups[others]
 
-    def _check_groups(self, groups: Tensor) -> None:
-        """Check that groups calibrate, and warn of few: rows of a group are alike, so that the guarantee is one of groups."""
-        count = len(groups.unique())
-        if not count:
-            raise DataError("every group that could calibrate has all rows of a class; leave out groups, conformal and calibrate")
-        if self.conformal and count < _FEW_GROUPS:
+    def _warn_of_few(self, count: int, total: int, unit: str = "rows") -> None:
+        """Warn of fewer calibration rows, or groups, than intervals of the default level need."""
+        if self.conformal and count < (least := least_rows(_LEVEL)):
+            all_suffice = self.conformal != "cross" and total >= least
+            advice = f"conformal='cross' calibrates with all {total}" if all_suffice else f"add {unit}"
             warn(
-                f"conformal={self.conformal!r} calibrates with {count} groups: the coverage of rows of new groups may be lower "
-                f"than the level by level / {count + 1}, {_LEVEL / (count + 1):.2g} at level {_LEVEL:g}; add groups"
-            )
-
-    def _warn_of_few(self, count: int, rows: int) -> None:
-        """Warn of fewer calibration rows than intervals of the default level need."""
-        if self.conformal and count < least_rows(_LEVEL):
-            warn(
-                f"conformal={self.conformal!r} calibrates with {count} of {rows} rows, enough for levels up to "
-                f"{count / (count + 1):.3g}; level {_LEVEL:g} needs {least_rows(_LEVEL)}"
+                f"conformal={self.conformal!r} calibrates with {count} of {total} {unit}, enough for levels up to "
+                f"{count / (count + 1):.3g}; level {_LEVEL:g} needs {least}: {advice}"
             )
 
     def _keep_for_calibration(self, table: pd.DataFrame | None, y: Any = None, rows: int = 0) -> None:
@@ -142,6 +137,7 @@ class ConformalCalibration:
         self.conformal_ = self.calibration_type.calibrate(
             [model.predictive(_safe_indexing(X, rows)) for model, rows in zip(models, folds, strict=True)],
             [model._encode_target(_safe_indexing(y, rows)) for model, rows in zip(models, folds, strict=True)],
+            groups=None if groups is None else [groups[torch.from_numpy(rows)] for rows in folds],
         )
 
     def _take_kept(self) -> tuple[Any, Any]:
@@ -165,9 +161,9 @@ def _folds(target: Tensor, order: Tensor) -> list[np.ndarray]:
     return [order[fold::_FOLDS].sort().values.numpy() for fold in range(min(_FOLDS, len(order)))]
 
 
-def _group_folds(target: Tensor, groups: Tensor, seed: int) -> list[np.ndarray]:
-    """Return the rows of each fold, whole groups, sorted."""
-    folds = [rows.numpy() for rows in fold_groups(groups, _FOLDS, seed)]
+def _group_folds(target: Tensor, places: Tensor) -> list[np.ndarray]:
+    """Return the rows of each fold, sorted: equal numbers of groups, up to one, whose places in a random order are given by row."""
+    folds = [(places % _FOLDS == fold).nonzero().squeeze(1).numpy() for fold in range(min(_FOLDS, int(places.max()) + 1))]
     if not target.is_floating_point():
         single = sum(len(set(target.tolist()) - set(np.delete(target.numpy(), rows).tolist())) for rows in folds)
         if single:

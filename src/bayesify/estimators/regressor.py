@@ -79,7 +79,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             None trains all.
         conformal: True holds out a random 20 % of the rows, at most 2,000, to calibrate the intervals: they then have the stated
             coverage on average, however wrong the model is (`bayesify.conformal`). "cross" calibrates with all rows, and trains
-            five more models. `predictive` stays as it is. Here and above, `fit(groups=)` holds out whole groups.
+            five more models. `predictive` stays as it is. Here and above, `fit(groups=)` holds out whole groups; here it counts
+            groups in place of rows, and the coverage is that of rows of new groups.
         random_state: an integer makes training reproducible. Predictions of a fitted model are always the same in every call.
         accelerator: "cpu", "cuda" or "auto"; small networks train faster on the CPU.
         on: where models are trained: "local", or "ray", "ray://HOST:PORT" or a `bayesify.jobs.RayCluster` (see `fit_many`): members

@@ -105,6 +105,7 @@ _CLASSIFICATION = record(
     {"name": optional(text), "counts": _counts, "probability_map": optional(mapping_of(anything))},
 )
 _CLASSIFICATION_OF_BOOLEANS = record({"classes": listing_of(truth, 2), "dtype": text}, {"counts": _counts})
+_FOLDS_OF_ROWS = listing_of(listing_of(_either(number(), list, _numbers), 1), 1)
 _PART = record(
     {
         "task": choice("regression", "classification"),
@@ -121,7 +122,7 @@ _PART = record(
         "history": _HISTORY,
     },
     {
-        "conformal": optional(record({"scores": listing_of(listing_of(_either(number(), list, _numbers), 1), 1)})),
+        "conformal": optional(record({"scores": _FOLDS_OF_ROWS}, {"weights": optional(_FOLDS_OF_ROWS)})),
         "metrics": mapping_of(optional(number())),
         "reading": mapping_of(text),
         "updates": whole(0, _LARGEST),

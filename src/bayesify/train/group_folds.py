@@ -8,7 +8,7 @@ from torch import Tensor
 from bayesify.errors import DataError
 from bayesify.train.process_state import seed_for
 
-__all__ = ["fold_groups", "hold_out_groups"]
+__all__ = ["fold_groups", "hold_out_groups", "order_groups"]
 
 
 def fold_groups(groups: Tensor, folds: int, seed: int) -> list[Tensor]:
@@ -49,6 +49,22 @@ def hold_out_groups(groups: Tensor, rows: int, seed: int) -> Tensor:
     codes, sizes, order = _groups(groups, seed)
     count = int((sizes[order].cumsum(0)[:-1] - rows).abs().argmin()) + 1
     return torch.isin(codes, order[:count])
+
+
+def order_groups(groups: Tensor, seed: int) -> Tensor:
+    """Return, for every row, the place of its group in a random order of the groups, from 0, (N,).
+
+    Groups of the first places are a random sample, whatever their numbers of rows, unlike those of the other functions.
+
+    Raises:
+        DataError: there is a single group.
+
+    Example:
+        >>> sorted(set(order_groups(torch.tensor([5, 5, 5, 2, 2, 7]), seed=0).tolist()))
+        [0, 1, 2]
+    """
+    codes, _, order = _groups(groups, seed)
+    return order.argsort()[codes]
 
 
 def _groups(groups: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
