@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from bayesify import SWAG, VSD, DeepEnsemble, Deterministic, LinearWarmup, MCDropout, MeanField
+from bayesify.errors import BayesifyWarning, DataError
 from bayesify.estimators import BayesianClassifier, BayesianRegressor
 from bayesify.estimators.network import mlp
 from bayesify.persistence import load_model, save_model
@@ -138,6 +140,13 @@ class TestRegressor:
             BayesianRegressor().fit(X, np.full(80, 0.1))
         with pytest.raises(ValueError, match="same number in every row in column 1"):
             BayesianRegressor().fit(X, np.stack([y, np.ones(80)], 1))
+
+    def test_dates_are_no_targets(self):
+        days = pd.Series(pd.date_range("2020-01-01", periods=80))
+        table = pd.DataFrame({"first": y, "second": days})
+        for dates in (days, days.dt.tz_localize("UTC"), days.to_numpy(), days - days[0], table):
+            with pytest.raises(DataError, match="y has dates or durations, whose numbers depend on their resolution"):
+                BayesianRegressor().fit(X, dates)
 
 
 class TestClassifier:
@@ -348,6 +357,25 @@ class TestWeights:
         with pytest.raises(ValueError, match=r"[Ss]ample.weight|inconsistent numbers of samples"):
             BayesianRegressor().fit(np.arange(80.0).reshape(-1, 1), np.arange(80.0), sample_weight=weights)
 
+    def test_weights_that_single_precision_rounds_to_zero_are_zero(self, rng):
+        data, target = rng.normal(size=(80, 2)), rng.normal(size=80)
+        kept = np.arange(80) < 60
+        settings = {"method": DeepEnsemble(members=2), "epochs": 2, "random_state": 0}
+        given = [BayesianRegressor(**settings).fit(data, target, np.where(kept, 1.0, small)).predict(data) for small in (0, 1e-41)]
+        assert np.array_equal(*given)
+        with pytest.raises(DataError, match="sample_weight must have a weight of at least 1e-37, got at most 1e-41"):
+            BayesianRegressor(**settings).fit(data, target, np.full(80, 1e-41))
+
+    def test_a_mean_far_from_one_is_told(self, rng):
+        data, target = rng.normal(size=(80, 2)), rng.normal(size=80)
+        model = BayesianRegressor(method="Deterministic", epochs=1, random_state=0)
+        for weight, count in ((1 / 80, "1"), (1000.0, r"8e\+04")):
+            with pytest.warns(BayesifyWarning, match=f"80 rows count like {count}. If weights are relative"):
+                model.fit(data, target, np.full(80, weight))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", BayesifyWarning)
+            model.fit(data, target, rng.uniform(0, 10, 80))
+
     @pytest.mark.parametrize("calibration", [{"conformal": True}, {"calibrate": "temperature"}])
     def test_calibration_has_no_weights(self, calibration):
         with pytest.raises(ValueError, match="sample_weight cannot be combined with"):
@@ -355,6 +383,10 @@ class TestWeights:
 
 
 class TestTables:
+    def test_duplicate_names_are_refused(self, table):
+        with pytest.raises(DataError, match="X has duplicate column names: 'size'; rename or drop them"):
+            BayesianRegressor(**FAST).fit(pd.concat([table, table[["size"]]], axis=1), y)
+
     def test_columns_are_found_by_name(self, model, table):
         expected = model.predict(table)
         assert list(model.feature_names_in_) == list(table)

@@ -19,8 +19,9 @@ from bayesify.core.convert import bayesify
 from bayesify.core.generators import own_noise
 from bayesify.core.values import network_dtype
 from bayesify.data import as_table, conform, describe_columns, imputations, preprocessing, unknown_values, unusual_values
+from bayesify.data.columns import check_unique_names
 from bayesify.data.interchange import warn_of_other_order
-from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
+from bayesify.errors import ConfigurationError, DataError, MissingDependencyError, warn
 from bayesify.estimators.conformal import ConformalCalibration
 from bayesify.estimators.from_files import FileTraining
 from bayesify.estimators.groups import group_codes
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["BayesianEstimator"]
 
 _IMPUTATIONS = 16  # values for an unknown one
+_USUAL_WEIGHTS = 0.1, 100.0  # the mean of weights that are numbers of rows
 _ROWS, _DRAWS = 1024, 20  # per call in prediction; fixed, because the noise depends on the draws per call
 
 
@@ -105,8 +107,9 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             X: (N, columns), a DataFrame (pandas, polars, ...) of numbers, booleans, dates and categories, or an array of numbers,
                 also a sparse one if it is at most 1 GiB as a dense one; NaN is a missing value.
             y: (N,) targets; in regression also (N, D).
-            sample_weight: (N,) weights of the rows, at least 0: a row of weight 2 counts like two rows (`bayesify.train.Weighted`).
-                Not with `conformal` or `calibrate`, whose calibration rows count alike.
+            sample_weight: (N,) weights of the rows, at least 0: a row of weight 2 counts like two rows (`bayesify.train.Weighted`),
+                so that relative weights should have the mean 1. Not with `conformal` or `calibrate`, whose calibration rows count
+                alike.
             groups: (N,) labels of any kind, such as of patients or shops, for predictions of groups without training rows. Wherever
                 rows are held out (early stopping, the weights of "auto", `conformal`, `calibrate`), rows of a group stay together.
                 Otherwise networks that recognize a group are stopped too late, and intervals of new groups are too narrow.
@@ -185,6 +188,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         check_consistent_length(X, y, sample_weight, groups)
         warn_of_other_order(X, y)
         warn_of_other_order(X, groups, "groups")
+        warn_of_other_order(X, sample_weight, "sample_weight")
         sample_weight = self._row_weights(y, sample_weight)
         weights, codes = None, None if groups is None else group_codes(groups)
         if sample_weight is not None:
@@ -206,7 +210,15 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
             name = "conformal" if self.conformal else "calibrate"
             raise ConfigurationError(f"sample_weight cannot be combined with {name}={getattr(self, name)!r}; drop one of them")
         weights = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
-        rows = np.flatnonzero(weights)
+        rows = np.flatnonzero(weights >= np.finfo(np.float32).tiny)
+        if not len(rows):
+            raise DataError(f"sample_weight must have a weight of at least 1e-37, got at most {weights.max():g}")
+        low, high = _USUAL_WEIGHTS
+        if not low <= (mean := weights[rows].mean()) <= high:
+            warn(
+                f"the mean weight of rows is {mean:.3g}: {len(rows):,} rows count like {mean * len(rows):,.3g}. If weights are "
+                "relative, divide them by their mean; otherwise the prior has too much or too little effect"
+            )
         groups = None if groups is None else groups[torch.from_numpy(rows)]
         return table.iloc[rows], _safe_indexing(indexable(y)[0], rows), torch.from_numpy(weights[rows]).float(), groups
 
@@ -274,6 +286,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
 
     def log_score(self, X: ArrayLike | pd.DataFrame, y: ArrayLike) -> float:
         """Return the mean log predictive density or probability of the targets, in nats per row and in their units."""
+        warn_of_other_order(X, y)
         return float(self.predictive(X).log_prob(self._encode_target(y)).mean())
 
     def build(self, in_features: int, out_features: int, encoded: Sequence[int] = ()) -> None:
@@ -299,6 +312,7 @@ class BayesianEstimator(FileTraining, BayesianUpdating, ConformalCalibration, Sc
         X = as_table(X)
         if isinstance(X, pd.DataFrame) and (reset or self.named_columns_):
             if reset:
+                check_unique_names(X.columns, "X")
                 validate_data(self, X, skip_check_array=True)
                 self.named_columns_ = True
             if min(X.shape) == 0 or (reset and len(X) < 2):

@@ -16,6 +16,7 @@ from bayesify.calibration import HistogramBinning, IsotonicCalibration, Probabil
 from bayesify.conformal import ConformalSets
 from bayesify.core.method import Method
 from bayesify.data import read_target
+from bayesify.data.interchange import warn_of_other_order
 from bayesify.errors import ConfigurationError, DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.class_weights import row_weights
@@ -94,6 +95,11 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def predict_proba(self, X: ArrayLike | pd.DataFrame) -> np.ndarray:
         """Return the probability of each class, (N, K)."""
         return self.predictive(X).probs.numpy()
+
+    def score(self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the accuracy of `predict`, as scikit-learn's classifiers."""
+        warn_of_other_order(X, y)
+        return super().score(X, y, sample_weight)
 
     def predict_set(self, X: ArrayLike | pd.DataFrame, level: float = 0.9) -> np.ndarray:
         """Return which of `classes_` are in the set of each row, (N, K) booleans: the true label is, with probability `level`.

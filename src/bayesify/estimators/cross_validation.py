@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bayesify.data.interchange import warn_of_other_order
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
 from bayesify.estimators.together import train_together
@@ -113,6 +114,8 @@ def cross_validate(
     if not isinstance(estimator, BayesianEstimator):
         raise TypeError(f"estimator must be a BayesianRegressor or BayesianClassifier, got {type(estimator).__name__}")
     X, y, groups = indexable(X, y, groups)
+    warn_of_other_order(X, y)  # here, because the rows of a fold seldom have equal labels
+    warn_of_other_order(X, groups, "groups")
     splitter = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = [(np.asarray(train), np.asarray(test)) for train, test in splitter.split(X, y, groups)]
     estimators = [clone(estimator) for _ in splits]

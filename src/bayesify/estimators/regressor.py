@@ -16,6 +16,7 @@ from bayesify.conformal import ConformalIntervals
 from bayesify.core.checks import check_choice
 from bayesify.core.method import Method
 from bayesify.data.columns import SMALLEST_RANGE
+from bayesify.data.interchange import warn_of_other_order
 from bayesify.data.target import LARGEST_TARGET
 from bayesify.errors import DataError, MissingDependencyError
 from bayesify.estimators.base import BayesianEstimator
@@ -165,6 +166,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         mean = self._array(predictive.mean)
         return (mean, self._array(predictive.std)) if return_std else mean
 
+    def score(self, X: ArrayLike | pd.DataFrame, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return R squared of the predictive mean, as scikit-learn's regressors."""
+        warn_of_other_order(X, y)
+        return super().score(X, y, sample_weight)
+
     def predict_interval(self, X: ArrayLike | pd.DataFrame, level: float = 0.95) -> np.ndarray:
         """Return intervals of probability `level`, lower and upper bounds: (N, 2) or (N, D, 2).
 
@@ -244,6 +250,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return torch.tensor(self._check_targets(y))
 
     def _check_targets(self, y: Any) -> np.ndarray:
+        dtypes = y.dtypes if isinstance(y, pd.DataFrame) else [y.dtype if isinstance(y, pd.Series) else np.asarray(y).dtype]
+        if any(dtype.kind in "Mm" for dtype in dtypes):
+            raise DataError(
+                "y has dates or durations, whose numbers depend on their resolution; convert them to numbers in a unit of yours, "
+                "such as days: (y - pd.Timestamp('2020-01-01')) / pd.Timedelta(days=1)"
+            )
         return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
 
     def _array(self, values: Tensor) -> np.ndarray:

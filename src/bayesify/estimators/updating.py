@@ -9,6 +9,7 @@ import torch
 from bayesify.core.updating import update_prior
 from bayesify.core.values import network_dtype
 from bayesify.data import conform
+from bayesify.data.interchange import warn_of_other_order
 from bayesify.errors import ConfigurationError, MissingDependencyError
 from bayesify.train import History, Weighted, fit
 from bayesify.train.process_state import seed_for
@@ -70,6 +71,8 @@ class BayesianUpdating:
             raise ConfigurationError("partial_fit has no rows to calibrate with; fit without conformal and calibrate")
         table = self._table(X, reset=False)
         check_consistent_length(X, y, sample_weight)
+        warn_of_other_order(X, y)
+        warn_of_other_order(X, sample_weight, "sample_weight")
         sample_weight = self._row_weights(y, sample_weight)
         inputs = self._inputs(self.preprocessing_.transform(conform(table, self.columns_)))
         data = inputs.to(network_dtype(self.bnn_)), self._training_target(y)
