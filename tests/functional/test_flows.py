@@ -1,5 +1,6 @@
 """Planar and masked flows: log-determinants against the Jacobian of autograd, inverses, and invertibility for any parameters."""
 
+import mpmath
 import pytest
 import torch
 from torch.func import jacrev
@@ -60,6 +61,21 @@ def test_w_of_zero_is_a_shift():
     image.sum().backward()
     torch.testing.assert_close(u.grad, torch.full_like(u, 0.5).tanh())
     assert w.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("product", [-80.0, -20.0, -17.0, -10.0, 0.0, 5.0])
+@pytest.mark.parametrize("offset", [0.0, 1e-3, 0.7])
+def test_float32_has_log_determinants_of_maps_that_are_nearly_not_invertible(product, offset):
+    # u.w rounds to -1 from a product of -17 on
+    u, z = torch.tensor([product], requires_grad=True), torch.zeros(1)
+    log_det = planar_flow(z, u, torch.ones(1), torch.tensor(offset))[1]
+    with mpmath.workdps(50):
+        bend, p = mpmath.tanh(mpmath.mpf(float(torch.tensor(offset)))) ** 2, mpmath.mpf(product)
+        stretch = mpmath.log1p(mpmath.exp(p))
+        total = bend + stretch * (1 - bend)
+        slope = (1 - bend) / (1 + mpmath.exp(-p)) / total
+    assert log_det.item() == pytest.approx(float(mpmath.log(total)), rel=1e-5)
+    assert torch.autograd.grad(log_det, u)[0].item() == pytest.approx(float(slope), rel=1e-5)
 
 
 def test_gradients_and_vmap():

@@ -57,6 +57,16 @@ def test_gaussian_kl_agrees_with_torch_distributions() -> None:
     torch.testing.assert_close(gaussian_kl(mean, log_std, -0.3, 0.7), expected, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("log_std", [-1e-2, -1e-4, 3e-5, 1e-3])
+@pytest.mark.parametrize("mean", [0.0, 1e-3, 2e-5])
+def test_gaussian_kl_of_nearly_equal_distributions_has_its_digits_in_float32(mean: float, log_std: float) -> None:
+    mean, log_std = torch.tensor(mean), torch.tensor(log_std)
+    with mpmath.workdps(50):
+        m, r = mpmath.mpf(float(mean)), mpmath.mpf(float(log_std))
+        expected = float((mpmath.exp(2 * r) + m**2 - 1) / 2 - r)
+    assert float(gaussian_kl(mean, log_std)) == pytest.approx(expected, rel=5e-3)
+
+
 @pytest.mark.parametrize("rank", [1, 3, 7])
 def test_low_rank_gaussian_kl_agrees_with_dense_normals(rank: int) -> None:
     mean, log_std = torch.randn(2, 5, dtype=torch.float64)

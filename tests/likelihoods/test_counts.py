@@ -76,6 +76,20 @@ def test_log_prob_matches_scipy():
     np.testing.assert_allclose(CASES["per row"][0].log_prob(everything, y), expected.sum(-1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("count", [10, 10**4, 10**6, 10**8])
+@pytest.mark.parametrize("std", [1e-4, 1e-2])
+def test_expectation_of_poisson_has_its_digits_in_float32_for_large_counts(count, std):
+    inputs = torch.tensor([math.log(count), std], requires_grad=True)
+    found = Poisson().expected_log_prob(inputs[:1], inputs[1:], torch.tensor([count]))
+    with mpmath.workdps(50):
+        mean, spread = (mpmath.mpf(x) for x in inputs.tolist())
+        rate = mpmath.exp(mean + spread**2 / 2)
+        expected = count * mean - rate - mpmath.loggamma(count + 1)
+        slopes = float(count - rate), float(-rate * spread)
+    assert found.item() == pytest.approx(float(expected), rel=1e-6)
+    np.testing.assert_allclose(torch.autograd.grad(found, inputs)[0], slopes, rtol=1e-5)
+
+
 def test_negative_binomial_is_a_gamma_mixture_of_poissons():
     mean, dispersion, y = 3.0, 0.4, 5
     gamma = scipy.stats.gamma(1 / dispersion, scale=mean * dispersion)

@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.integrate
@@ -17,6 +18,8 @@ from bayesify.core.outputs import Draws
 from bayesify.likelihoods import EvidentialCategorical, EvidentialGaussian, Likelihood
 from bayesify.metrics import evaluate
 from bayesify.predictive import StudentTPredictive
+from bayesify.predictive.discrete import DirichletPredictive
+from bayesify.predictive.student import student_log_density
 from bayesify.train.batch import Batch
 from bayesify.train.objective import Objective
 
@@ -66,6 +69,65 @@ def test_penalty_is_the_kl_of_the_misleading_evidence():
     torch.testing.assert_close(likelihood.penalty(outputs, y), expected)
     single = likelihood.log_prob(outputs[:, :1, :3], y[:1, :3])
     torch.testing.assert_close(likelihood.log_prob(outputs[:, :1], y[:1]), single)
+
+
+@pytest.mark.parametrize("evidence", [-5.0, 1.0, 300.0, 1e4, 1e6])
+def test_float32_has_the_digits_of_large_concentrations(evidence):
+    outputs = torch.tensor([[[0.5, evidence, 0.7 * evidence]]], requires_grad=True)
+    likelihood, y = EvidentialCategorical(), torch.tensor([1])
+
+    def softplus(x):
+        return mpmath.log1p(mpmath.exp(x))
+
+    def penalty(*outputs):
+        a = [1 + softplus(outputs[0]), mpmath.mpf(1), 1 + softplus(outputs[2])]
+        kl = mpmath.loggamma(sum(a)) - mpmath.loggamma(3) - sum(map(mpmath.loggamma, a))
+        return kl + sum((x - 1) * (mpmath.digamma(x) - mpmath.digamma(sum(a))) for x in a)
+
+    def log_prob(*outputs):
+        a = [1 + softplus(x) for x in outputs]
+        return mpmath.log(a[1] / sum(a))
+
+    for function, found in ((penalty, likelihood.penalty(outputs, y)), (log_prob, likelihood.log_prob(outputs, y))):
+        slopes = torch.autograd.grad(found, outputs)[0].flatten().tolist()
+        with mpmath.workdps(50):
+            exact = [mpmath.mpf(x) for x in outputs.flatten().tolist()]
+            expected = [function(*exact)]
+            for i in range(3):
+                order = tuple(int(j == i) for j in range(3))
+                expected.append(mpmath.diff(function, tuple(exact), order, h=mpmath.mpf(10) ** -15))
+        np.testing.assert_allclose([found.item(), *slopes], [float(x) for x in expected], rtol=1e-4, atol=1e-30)
+
+
+def test_float32_has_the_digits_of_the_entropy_of_a_concentrated_dirichlet():
+    p = DirichletPredictive.from_concentrations(torch.tensor([[[1e5, 1.5, 1.0]]]))
+    with mpmath.workdps(50):
+        a = [mpmath.mpf(100_000), mpmath.mpf(1.5), mpmath.mpf(1)]
+        probs = [x / sum(a) for x in a]
+        within = mpmath.digamma(sum(a) + 1) - sum(q * mpmath.digamma(x + 1) for q, x in zip(probs, a, strict=True))
+        total = -sum(q * mpmath.log(q) for q in probs)
+    assert p.aleatoric.item() == pytest.approx(float(within), rel=1e-6)
+    assert p.entropy.item() == pytest.approx(float(total), rel=1e-6)
+    assert p.epistemic.item() == pytest.approx(float(total - within), rel=1e-4)
+
+
+@pytest.mark.parametrize("degrees", [1e-2, 2.5, 59.0, 61.0, 1e4, 1e6, 1e9])
+def test_float32_has_the_digits_of_t_distributions_with_many_degrees_of_freedom(degrees):
+    inputs = [torch.tensor(x, requires_grad=True) for x in (1.7, 0.2, 0.5, degrees)]
+
+    def exact(y, location, scale, degrees):
+        z, half = (y - location) / scale, degrees / 2
+        constant = mpmath.loggamma(half + 0.5) - mpmath.loggamma(half) - mpmath.log(degrees * mpmath.pi) / 2 - mpmath.log(scale)
+        return constant - (half + 0.5) * mpmath.log1p(z**2 / degrees)
+
+    found = student_log_density(*inputs)
+    slopes = [float(x) for x in torch.autograd.grad(found, inputs)]
+    with mpmath.workdps(50):
+        point = tuple(mpmath.mpf(x.item()) for x in inputs)
+        orders = [tuple(int(j == i) for j in range(4)) for i in range(4)]
+        expected = [float(mpmath.diff(exact, point, order, h=mpmath.mpf(10) ** -15)) for order in orders]
+        assert found.item() == pytest.approx(float(exact(*point)), rel=1e-9)
+    np.testing.assert_allclose(slopes, expected, rtol=1e-5)
 
 
 def test_student_density_is_the_mean_over_means_and_variances():

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from scipy import integrate, stats
@@ -99,6 +100,25 @@ def test_drop_connect_has_one_choice_per_weight() -> None:
     x = torch.randn(3, 4, dtype=F64)
     first = bnn(x.expand(2, 3, 4).flatten(0, 1)).outputs[0]
     torch.testing.assert_close(first[:3], first[3:], msg="the batch shares a draw")
+
+
+@pytest.mark.parametrize("logit", [-80.0, -20.0, -8.0, -0.5, 0.5, 5.0, 12.0, 17.0, 40.0])
+def test_the_kl_has_its_digits_in_float32_for_rates_near_zero_and_one(logit: float) -> None:
+    bnn = bayesify(nn.Linear(2, 1), ConcreteDropout())
+    with torch.no_grad():
+        bnn.net.posterior.logit.fill_(logit)
+    squares = [mpmath.mpf(float(parameter.square().sum())) for parameter in (bnn.net.weight, bnn.net.bias)]
+
+    def exact(x: mpmath.mpf) -> mpmath.mpf:
+        p, keep = 1 / (1 + mpmath.exp(-x)), 1 / (1 + mpmath.exp(x))
+        return (squares[0] / keep + squares[1]) / 2 + 2 * (mpmath.log(2) + p * mpmath.log(p) + keep * mpmath.log(keep))
+
+    kl = bnn.kl()
+    kl.backward()
+    with mpmath.workdps(50):
+        assert kl.item() == pytest.approx(float(exact(mpmath.mpf(logit))), rel=1e-5)
+        slope = float(mpmath.diff(exact, mpmath.mpf(logit), h=mpmath.mpf(10) ** -20))
+    assert bnn.net.posterior.logit.grad.item() == pytest.approx(slope, rel=1e-4)
 
 
 @pytest.mark.parametrize(("informative", "above"), [(True, False), (False, True)])

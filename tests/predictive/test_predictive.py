@@ -3,6 +3,7 @@
 import math
 import pickle
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.integrate
@@ -52,6 +53,31 @@ def test_categorical_log_prob_is_exact_in_the_tails():
     assert p.probs[0, 1] == 0
     assert p.log_prob(torch.tensor([1])).item() == -500
     assert p.mix(p).log_prob(torch.tensor([1])).item() == -500
+
+
+@pytest.mark.parametrize("lead", [5.0, 12.0, 16.0, 30.0])
+@pytest.mark.parametrize("kind", ["categorical", "bernoulli", "mix"])
+def test_uncertainty_of_confident_predictions_has_its_digits_in_float32(lead, kind):
+    logits = torch.stack([torch.zeros(12), lead + torch.randn(12, generator=torch.Generator().manual_seed(0))], -1)
+    if kind == "bernoulli":
+        p = BernoulliPredictive.from_logits(logits[:, 1:])
+    else:
+        p = CategoricalPredictive.from_logits(logits.unsqueeze(1))
+    if kind == "mix":
+        p = CategoricalPredictive.from_logits(logits[:3, None]).mix(
+            CategoricalPredictive.from_logits(logits[3:, None]), weights=[0.25, 0.75]
+        )
+    with mpmath.workdps(50):
+        others = [1 / (1 + mpmath.exp(mpmath.mpf(x))) for x in logits[:, 1].tolist()]
+        mean = mpmath.fsum(others) / 12
+        total, within = _binary_entropy(mean), mpmath.fsum(map(_binary_entropy, others)) / 12
+        expected = [float(x) for x in (mpmath.log1p(-mean), total, within, total - within)]
+    found = [float(x) for x in (p.log_probs.max(), p.entropy, p.aleatoric, p.epistemic)]
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def _binary_entropy(p):
+    return -p * mpmath.log(p) - (1 - p) * mpmath.log1p(-p)
 
 
 def test_token_level_classes():

@@ -38,10 +38,11 @@ def planar_flow(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Ten
         >>> z, log_det  # log softplus(2)
         (tensor([0., 0.]), tensor(0.7547))
     """
-    u, slope = _invertible(u, w)
+    u, stretch = _invertible(u, w)
     bend = torch.tanh((z * w).sum(-1) + b)
-    # positive, because 1 - tanh^2 is in [0, 1] and the slope above -1
-    return torch.addcmul(z, u, bend.unsqueeze(-1)), torch.log1p(slope * (1 - bend.square()))
+    square = bend.square()
+    # 1 + u.w (1 - tanh^2) as a sum of positive terms, as u.w may round to -1
+    return torch.addcmul(z, u, bend.unsqueeze(-1)), torch.log(square + stretch * (1 - square))
 
 
 def planar_flow_inverse(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -63,7 +64,8 @@ def planar_flow_inverse(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> Tensor:
         >>> planar_flow_inverse(z, u, w, b)
         tensor([ 0.3000, -0.2000])
     """
-    u, slope = _invertible(u, w)
+    u, stretch = _invertible(u, w)
+    slope = stretch - 1
     target = (z * w).sum(-1)
     width = slope.abs().expand_as(target)
     low, high = target - width, target + width
@@ -132,9 +134,8 @@ _SOFTPLUS_ONE = 0.541324854612918  # softplus(log(e - 1)) = 1
 
 
 def _invertible(u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """u-hat (..., n) and its product with w (...), which is above -1."""
-    product = (u * w).sum(-1)
-    slope = F.softplus(product) - 1
-    square = w.square().sum(-1)
-    share = (slope - product) / square.clamp_min(torch.finfo(w.dtype).tiny)
-    return u + w * share.unsqueeze(-1), torch.where(square > 0, slope, 0.0)  # w = 0 gives a shift
+    """u-hat (..., n), and 1 plus its product with w (...), which is positive."""
+    product, square = (u * w).sum(-1), w.square().sum(-1)
+    # softplus, which in PyTorch drops exp(-20); (softplus(x) - 1) - x = softplus(-x) - 1
+    share = (-F.logsigmoid(product) - 1) / square.clamp_min(torch.finfo(w.dtype).tiny)
+    return u + w * share.unsqueeze(-1), torch.where(square > 0, -F.logsigmoid(-product), 1.0)  # w = 0 gives a shift

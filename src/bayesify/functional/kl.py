@@ -57,7 +57,7 @@ def gaussian_kl(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 0.0,
         tensor(0.5000)
     """
     log_ratio = log_std - (prior_std.log() if isinstance(prior_std, Tensor) else math.log(prior_std))
-    return 0.5 * (torch.exp(2 * log_ratio) + ((mean - prior_mean) / prior_std) ** 2 - 1) - log_ratio
+    return 0.5 * (torch.expm1(2 * log_ratio) + ((mean - prior_mean) / prior_std) ** 2) - log_ratio
 
 
 def gaussian_kl_sum(mean: Tensor, log_std: Tensor, prior_mean: Tensor | float = 0.0, prior_std: float = 1.0) -> Tensor:

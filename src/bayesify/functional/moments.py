@@ -31,10 +31,12 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         >>> relu_moments(torch.tensor(0.0), torch.tensor(1.0))
         (tensor(0.3989), tensor(0.3408))
     """
-    std, alpha = _standardized(mean, variance)
-    density, above, below = _density(alpha), torch.special.ndtr(alpha), torch.special.ndtr(-alpha)
+    m = mean.double()  # terms cancel where the mean is several standard deviations below 0
+    std, alpha = _standardized(m, variance.double())
+    density, above, below = _density(alpha), _probability(alpha), _probability(-alpha)
     relative = above + alpha.square() * above * below + alpha * density * (below - above) - density.square()
-    return std * (density + alpha * above), std.square() * relative.clamp_min(0)
+    center, spread = m * above + std * density, std.square() * relative.clamp_min(0)
+    return center.to(mean.dtype), spread.to(variance.dtype)
 
 
 def relu_covariance(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +78,7 @@ def relu_covariance(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     scale = std.unsqueeze(-1) * std.unsqueeze(-2)
     own = torch.eye(mean.shape[-1], dtype=torch.bool, device=mean.device)
     rho = (covariance / scale).masked_fill(own, 0).clamp(-_LARGEST, _LARGEST)
-    above = torch.special.ndtr(alpha)
+    above = _probability(alpha)
     first, second = alpha.unsqueeze(-1), alpha.unsqueeze(-2)
     angle, gap, product = rho.asin(), (first - second).square(), first * second
     total = rho * above.unsqueeze(-1) * above.unsqueeze(-2)
@@ -92,13 +94,21 @@ _LARGEST = 1 - 1e-6  # the arcsine has an infinite slope at 1
 
 
 def _standardized(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """s and m / s; a point mass has a very small s."""
-    std = variance.clamp_min(1e-12).sqrt()
-    return std, mean / std
+    """s and m / s; a point mass has a very small s, and m / s is bounded where nothing depends on it any more."""
+    std = variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.5).sqrt()
+    return std, (mean / std).clamp(-_FAR, _FAR)
+
+
+_FAR = 1e3  # standard deviations
 
 
 def _density(x: Tensor) -> Tensor:
     return torch.exp(-0.5 * x.square()) / math.sqrt(2 * math.pi)
+
+
+def _probability(x: Tensor) -> Tensor:
+    """P(X <= x) of a standard normal X; `torch.special.ndtr` is 1 + erf, which has no digits in the lower tail."""
+    return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
 
 
 def _gauss_legendre(n: int) -> list[tuple[float, float]]:

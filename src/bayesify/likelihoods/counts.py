@@ -58,8 +58,8 @@ class Poisson(Likelihood):
 
     def expected_terms(self, mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
         r"""Of normal outputs with mean m and standard deviation s: $y (\log c + m) - c\,e^{m + s^2 / 2} - \log y!$."""
-        log_means = self._log_means(mean)
-        rate = at_most(log_means + 0.5 * std.square(), _MOST).exp()
+        log_means = self._log_means(mean.double())  # large rates cancel
+        rate = at_most(log_means + 0.5 * std.double().square(), _MOST).exp()
         return (count_log_prob(y, log_means, None) + log_means.exp() - rate).to(mean.dtype)
 
     def mixture(self, outputs: Tensor) -> CountPredictive:

@@ -81,7 +81,7 @@ class EvidentialCategorical(Likelihood):
         valid, labels = self._labels(y, outputs)
         alpha = _concentrations(outputs)
         log_prob = alpha.gather(-1, labels).squeeze(-1).log() - alpha.sum(-1).log()
-        return torch.where(valid, log_prob, 0)
+        return torch.where(valid, log_prob, 0).to(outputs.dtype)
 
     def penalty(self, outputs: Tensor, y: Tensor) -> Tensor:
         self._without_penalty = None
@@ -91,10 +91,10 @@ class EvidentialCategorical(Likelihood):
         total, classes = alpha.sum(-1), alpha.shape[-1]
         kl = torch.lgamma(total) - math.lgamma(classes) - torch.lgamma(alpha).sum(-1)
         kl = kl + ((alpha - 1) * (torch.digamma(alpha) - torch.digamma(total).unsqueeze(-1))).sum(-1)
-        return self.weight * sum_from(torch.where(valid, kl, 0), 2)
+        return self.weight * sum_from(torch.where(valid, kl, 0), 2).to(outputs.dtype)
 
     def mixture(self, outputs: Tensor) -> DirichletPredictive:
-        return DirichletPredictive.from_concentrations(_concentrations(outputs), self.ignore_index)
+        return DirichletPredictive.from_concentrations(_concentrations(outputs).to(outputs.dtype), self.ignore_index)
 
     def _labels(self, y: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Which targets count, (B, *), and indices of classes (S, B, *, 1)."""
@@ -148,8 +148,8 @@ class EvidentialGaussian(Likelihood):
         check_numbers(y)
 
     def terms(self, outputs: Tensor, y: Tensor) -> Tensor:
-        gamma, nu, alpha, beta = _normal_inverse_gamma(outputs)
-        return student_log_density(y.to(outputs.dtype), gamma, _scale(nu, alpha, beta), 2 * alpha)
+        gamma, nu, alpha, beta = _normal_inverse_gamma(outputs.double())
+        return student_log_density(y, gamma, _scale(nu, alpha, beta), 2 * alpha).to(outputs.dtype)
 
     def penalty(self, outputs: Tensor, y: Tensor) -> Tensor:
         self._without_penalty = None
@@ -164,7 +164,7 @@ class EvidentialGaussian(Likelihood):
 
 
 def _concentrations(outputs: Tensor) -> Tensor:
-    return 1 + F.softplus(outputs)
+    return 1 + F.softplus(outputs.double())  # functions of large ones cancel in float32
 
 
 def _normal_inverse_gamma(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

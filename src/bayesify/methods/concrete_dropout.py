@@ -102,7 +102,11 @@ class ConcreteDropoutPosterior(Posterior):
         return layer.op_of_scaled(x, mask, *self.mean(layer))
 
     def kl(self, layer: BayesianLayer) -> Tensor:
-        logit, p = at_least_float32(self.logit).squeeze(), self.probability()
-        entropy = F.softplus(logit) - p * logit
+        (weight, bias), logit = self.mean(layer), at_least_float32(self.logit).squeeze()
+        total = dropout_kl(weight, None, 0.0, self.method.prior_std) * (1 + logit.exp())  # 1 / (1 - p), also where p rounds to 1
+        if bias is not None:
+            total = total + dropout_kl(bias, None, 0.0, self.method.prior_std)
+        size = logit.abs()
+        entropy = F.softplus(-size) + size * torch.sigmoid(-size)  # a sum of positive terms
         choices = layer.input_channels if self.method.noise == "input" else math.prod(layer.weight_shape)
-        return dropout_kl(*self.mean(layer), p, self.method.prior_std) + choices * (math.log(2) - entropy)
+        return total + choices * (math.log(2) - entropy)

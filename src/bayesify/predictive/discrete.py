@@ -83,7 +83,7 @@ class _Discrete(Predictive):
         self._check_same(others, "rows")
         shares = self._check_weights(others, weights)
         parts = [(p, share) for p, share in zip((self, *others), shares, strict=True) if share]
-        log_probs = functools.reduce(torch.logaddexp, (p.log_probs + math.log(share) for p, share in parts))
+        log_probs = _normalized(functools.reduce(torch.logaddexp, (p.log_probs + math.log(share) for p, share in parts)))
         entropy = torch.stack([p.expected_entropy * share for p, share in parts]).sum(0)
         return dataclasses.replace(self, log_probs=log_probs, expected_entropy=entropy, draws=sum(p.draws for p in (self, *others)))
 
@@ -106,7 +106,7 @@ class _Discrete(Predictive):
 
     @classmethod
     def _of_draws(cls, log_probs: Tensor, **fields: Any) -> Self:  # (S, N, ..., K)
-        mean = torch.logsumexp(log_probs, 0) - math.log(log_probs.shape[0])
+        mean = _normalized(torch.logsumexp(log_probs, 0) - math.log(log_probs.shape[0]))
         return cls(log_probs=mean, expected_entropy=_entropy(log_probs).mean(0), draws=log_probs.shape[0], **fields)
 
     def _log_prob(self, labels: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class CategoricalPredictive(_Discrete):
     @classmethod
     def from_logits(cls, logits: Tensor, ignore_index: int = -100) -> Self:
         """Build it from logits (S, N, ..., K)."""
-        return cls._of_draws(F.log_softmax(at_least_float32(logits), -1), ignore_index=ignore_index)
+        return cls._of_draws(_log_softmax(at_least_float32(logits)), ignore_index=ignore_index)
 
     @property
     def probs(self) -> Tensor:
@@ -175,12 +175,13 @@ class DirichletPredictive(CategoricalPredictive):
     @classmethod
     def from_concentrations(cls, alpha: Tensor, ignore_index: int = -100) -> Self:
         """Build it from concentrations (S, N, ..., K), above 0."""
-        alpha = at_least_float32(alpha)
+        dtype, alpha = at_least_float32(alpha).dtype, alpha.double()  # digamma functions of large concentrations cancel
         total = alpha.sum(-1, keepdim=True)
         probs = alpha / total
         entropy = torch.digamma(total.squeeze(-1) + 1) - (probs * torch.digamma(alpha + 1)).sum(-1)
         vacuity = (alpha.shape[-1] / total).squeeze(-1).mean(0)
-        return cls(probs.mean(0).log(), entropy.mean(0), len(alpha), ignore_index, vacuity=vacuity)
+        log_probs, entropy, vacuity = (x.to(dtype) for x in (probs.mean(0).log(), entropy.mean(0), vacuity))
+        return cls(log_probs, entropy, len(alpha), ignore_index, vacuity=vacuity)
 
     def mix(self, *others: Any, weights: Sequence[float] | None = None) -> Self:
         mixed, shares = super().mix(*others, weights=weights), self._check_weights(others, weights)
@@ -225,6 +226,22 @@ class BernoulliPredictive(_Discrete):
         y = align_targets(y, tuple(self.log_probs.shape[:-1]))
         check_binary(y)
         return sum_from(self._log_prob(y.long()), 1)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """As PyTorch's, with the digits of a largest value near 0, because the sum of exponentials is that of the others."""
+    largest, top = logits.max(-1, keepdim=True)
+    shifted = logits - largest
+    others = shifted.exp().scatter(-1, top, 0).sum(-1, keepdim=True)
+    return shifted - others.log1p()
+
+
+def _normalized(log_probs: Tensor) -> Tensor:
+    """Log probabilities (..., K), the largest as that of 1 minus the others: sums of exponentials leave it no digits near 0."""
+    top = log_probs.argmax(-1, keepdim=True)
+    others = log_probs.exp().scatter(-1, top, 0).sum(-1, keepdim=True)
+    largest = torch.where(others < 0.5, torch.log1p(0 - others), log_probs.gather(-1, top))  # 0 - 0 is not -0
+    return log_probs.scatter(-1, top, largest)
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ __all__ = ["StudentTPredictive", "student_log_density"]
 
 _PER_DRAW, _NODES, _END = 32, 160, 6.0  # of the CRPS: nodes at location + scale sinh(u) of every draw, |u| <= 6
 _ELEMENTS = 2**21  # of a block of rows in the CRPS
+_FAR = 30.0  # half the degrees of freedom, from which on the series of the log density is exact
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -94,7 +95,7 @@ class StudentTPredictive(EqualDraws):
         """Log of the mean density of y (N,) or (N, D): (N,) nats, joint over the outputs."""
         y = align_targets(y, tuple(self.mean.shape))
         log_density = sum_from(student_log_density(y, self.locations, self.scales, self.degrees), 2)
-        return torch.logsumexp(log_density, 0) - math.log(self.samples)
+        return (torch.logsumexp(log_density, 0) - math.log(self.samples)).to(self.mean.dtype)
 
     def cdf(self, y: Tensor) -> Tensor:
         return self._cdf(align_targets(y, tuple(self.mean.shape)).double()).to(self.mean.dtype)
@@ -167,10 +168,17 @@ class StudentTPredictive(EqualDraws):
 
 
 def student_log_density(y: Tensor, location: Tensor, scale: Tensor, degrees: Tensor) -> Tensor:
-    """Log density of y under Student's t distributions, elementwise, nats."""
-    z = (y - location) / scale
-    constant = torch.lgamma((degrees + 1) / 2) - torch.lgamma(degrees / 2) - 0.5 * (degrees * math.pi).log() - scale.log()
-    return constant - 0.5 * (degrees + 1) * torch.log1p(z.square() / degrees)
+    """Log density of y under Student's t distributions, elementwise, nats, in float64: many degrees of freedom cancel."""
+    y, location, scale, degrees = (x.double() for x in (y, location, scale, degrees))
+    half = degrees / 2
+    far = half > _FAR
+    near, inverse = torch.where(far, 1, half), torch.where(far, half, _FAR).reciprocal()
+    square = inverse.square()
+    # log Gamma(h + 1/2) - log Gamma(h) - log(h) / 2: its asymptotic series (Tricomi & Erdelyi, 1951) has no large terms
+    series = inverse * (-1 / 8 + square * (1 / 192 + square * (-1 / 640 + square * (17 / 14336))))
+    ratio = torch.where(far, series, torch.lgamma(near + 0.5) - torch.lgamma(near) - 0.5 * near.log())
+    log_kernel = -0.5 * (degrees + 1) * torch.log1p(((y - location) / scale).square() / degrees)
+    return ratio - scale.log() - 0.5 * math.log(2 * math.pi) + log_kernel
 
 
 def _student_cdf(z: Tensor, degrees: Tensor) -> Tensor:
