@@ -31,12 +31,10 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         >>> relu_moments(torch.tensor(0.0), torch.tensor(1.0))
         (tensor(0.3989), tensor(0.3408))
     """
-    m = mean.double()  # terms cancel where the mean is several standard deviations below 0
-    std, alpha = _standardized(m, variance.double())
+    std, alpha = _standardized(mean, variance)
     density, above, below = _density(alpha), _probability(alpha), _probability(-alpha)
     relative = above + alpha.square() * above * below + alpha * density * (below - above) - density.square()
-    center, spread = m * above + std * density, std.square() * relative.clamp_min(0)
-    return center.to(mean.dtype), spread.to(variance.dtype)
+    return mean * above + std * density, std.square() * relative.clamp_min(0)
 
 
 def relu_covariance(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
