@@ -221,6 +221,11 @@ def test_a_kl_that_is_not_divided_by_the_examples_is_noticed_once(method: Method
     [text] = _train_with(bayesify(_net(), method).train(), lambda draws: _misfit(draws) + weight * draws.kl)
     assert f"the loss has `draws.kl` with the weight {weight:.2g}, beside a mean over 6 examples" in text
     assert not _train_with(bayesify(_net(), method).train(), lambda draws: len(X) * _misfit(draws) + weight * draws.kl)
+    some = slice(2)  # the examples with labels
+    assert not _train_with(
+        bayesify(_net(), method).train(),
+        lambda draws: nn.functional.cross_entropy(draws.outputs[0, some], Y[some]) + draws.kl / 2,
+    )
     assert not _train_with(bayesify(_net(), method).train(), lambda draws: draws.outputs.square().mean() + weight * draws.kl)
 
 

@@ -173,9 +173,10 @@ class FirstSteps:
         kl, outputs = self.kl_gradient, self.output_gradient
         if kl is None or outputs is None or outputs.dim() < 3 or not may_look_at(kl, outputs):
             return ""
-        weight, examples, size = float(kl), outputs.shape[1], float(outputs.abs().sum())
+        weight, size = float(kl), float(outputs.abs().sum())
+        examples = int(outputs.flatten(2).abs().sum((0, 2)).count_nonzero())  # not the nodes without a label
         is_softmax = any(float(outputs.sum(dim).abs().sum()) < 1e-3 * size for dim in {2, outputs.dim() - 1})
-        if not is_softmax or size > 2 or weight <= 2 / examples:
+        if not is_softmax or size > 2 or examples < 2 or weight <= 2 / examples:
             return ""
         return (
             f"the loss has `draws.kl` with the weight {weight:.2g}, beside a mean over {examples} examples: the posterior stays at "
