@@ -1,9 +1,7 @@
-"""Posteriors that an optimizer updates by natural gradients: their base class, and the optimizer.
+"""`NaturalPosterior`, the base class of posteriors that an optimizer updates by natural gradients, and what it gets for a step.
 
-The posterior is an ordinary one: means and spreads are parameters with the gradient of the loss, so drawing, KL, saving and copies
-need nothing else. The step of the optimizer, `bnn.optimizer(likelihood)`, calls `NaturalPosterior.update` for every layer. What an
-update needs besides gradients, the number of examples and the weight of the KL, `elbo` tells the optimizer by
-`Draws.observation`.
+The posterior is an ordinary one: means and spreads are parameters with the gradient of the loss, so that drawing, KL, saving and copies
+need nothing else. The step of the optimizer, `bnn.optimizer(likelihood)`, calls `NaturalPosterior.update` for every layer.
 """
 
 from __future__ import annotations

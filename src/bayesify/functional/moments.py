@@ -89,15 +89,13 @@ def relu_covariance(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _LARGEST = 1 - 1e-6  # the arcsine has an infinite slope at 1
+_FAR = 1e3  # standard deviations
 
 
 def _standardized(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """s and m / s; a point mass has a very small s, and m / s is bounded where nothing depends on it any more."""
     std = variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.5).sqrt()
     return std, (mean / std).clamp(-_FAR, _FAR)
-
-
-_FAR = 1e3  # standard deviations
 
 
 def _density(x: Tensor) -> Tensor:
