@@ -1,6 +1,6 @@
 """`NaturalPosterior`, the base class of posteriors that an optimizer updates by natural gradients, and what it gets for a step.
 
-The posterior is an ordinary one: means and spreads are parameters with the gradient of the loss, so that drawing, KL, saving and copies
+The posterior is an ordinary one: means and spreads are parameters with the gradient of the loss, so drawing, KL, saving and copies
 need nothing else. The step of the optimizer, `bnn.optimizer(likelihood)`, calls `NaturalPosterior.update` for every layer.
 """
 
